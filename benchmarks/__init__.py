@@ -1,1 +1,1 @@
-"""Benchmarks: each prints a table of ratios within one run; `results/` holds the last full figures."""
+"""Benchmarks: each prints a table of ratios within one run; `results/` contains the last full figures."""

@@ -1,12 +1,11 @@
-"""The trainer's work on a CPU against another commit's, in one run.
+"""CPU time of the trainer's work, compared with another commit in one run.
 
     python -m benchmarks.against_commit COMMIT [--cases gae] [--write NAME]
 
-The commit is checked out into a folder beside. Both versions run `benchmarks/cpu_cases.py` of this one, each in a process of its own, in
-turns, case by case, so that what else the machine does meets both alike; times are CPU seconds of one thread. Both have to compute the same
-numbers.
-A ratio is this version's time over the other's, with an interval over the pairs. `--write` keeps the table in
-benchmarks/results/NAME.md.
+The commit is checked out into another folder. Both versions run `benchmarks/cpu_cases.py` of this one, each in a
+separate process, alternating case by case, so that other load affects both equally; times are CPU seconds of one
+thread. Both have to compute the same numbers. A ratio is this version's time over the other's, with an interval over
+the pairs. `--write` writes the table to benchmarks/results/NAME.md.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from rlrun.local.preflight import free_port
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 SAME = 1e-4
-"""Largest relative difference of two digests: sums in another order."""
+"""Largest relative difference of two digests, which is that of sums in another order."""
 SLOWER = 1.03
-"""Ratio above which a version counts as slower; below it are differences of the machine."""
+"""Ratio above which a version counts as slower; smaller differences are those of the machine."""
 
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A folder with the files of a commit, gone at the end."""
+    """Provide a folder with the files of a commit, deleted at the end."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "files"
         subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(folder), commit], check=True, cwd=ROOT)
@@ -49,7 +48,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 
 class Cases:
-    """A process that runs cases with the product in `root`, where its imports are paid for once."""
+    """A process that runs cases with the product in `root`, where its imports happen only once."""
 
     def __init__(self, root: Path) -> None:
         path = os.pathsep.join(str(root / part) for part in ("operator", "workloads"))
@@ -61,7 +60,7 @@ class Cases:
         )
 
     def run(self, case: str) -> dict[str, float]:
-        """Seconds and digest of a case."""
+        """Return seconds and digest of a case."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{case}\n")
@@ -78,7 +77,7 @@ class Cases:
 
 
 def compare(other: Path, cases: Sequence[str], pairs: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of both versions by case, this one's first, pair by pair."""
+    """Return seconds of both versions by case, this one's first, pair by pair."""
     seconds: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
     order = turns(pairs)
     with closing(Cases(ROOT)) as own, closing(Cases(other)) as others:
@@ -94,7 +93,7 @@ def compare(other: Path, cases: Sequence[str], pairs: int) -> dict[str, list[tup
 
 
 def row(case: str, pairs: Sequence[tuple[float, float]]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     ratio: Estimate = estimate(pairs)
     ours, theirs = (statistics.median(one) for one in zip(*pairs, strict=True))
     about = (cpu_cases.CASES[case].__doc__ or "").partition("\n")[0].rstrip(".")
@@ -105,7 +104,7 @@ def row(case: str, pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def table(commit: str, seconds: dict[str, list[tuple[float, float]]]) -> str:
-    """All cases as Markdown."""
+    """Return all cases as Markdown."""
     show = ["git", "show", "--no-patch", "--format=%h (%cs, %s)", commit]
     named = subprocess.run(show, check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     here = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT)

@@ -1,9 +1,10 @@
-"""From `kubectl apply` to the first completed step, broken down, and what of it the operator causes.
+"""Time from `kubectl apply` to the first completed step, by phase, with the operator's share.
 
     python -m benchmarks.apply_to_first_step [--stub] [--repeat N] [--write]
 
-The operator's part is taken from the API server's audit log, to the microsecond: from the RLRun's creation to the last of the objects
-that its pods need. The pods' part has Kubernetes' resolution of a second. `--stub` shows the product's own waits without torch and vLLM.
+The operator's part is taken from the API server's audit log, in microseconds: from the RLRun's creation to the last
+object that its pods need. The pods' part has Kubernetes' resolution of a second. `--stub` measures the product's own
+waits without torch and vLLM.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _time(text: str) -> float:
 
 
 def audited(log: Path, since: float) -> Iterable[Mapping[str, Any]]:
-    """Writes that the API server has answered since a moment, in order."""
+    """Return writes that the API server has answered since a moment, in order."""
     for line in log.read_text().splitlines():
         entry = json.loads(line)
         if _time(entry["stageTimestamp"]) >= since:
@@ -43,7 +44,7 @@ def audited(log: Path, since: float) -> Iterable[Mapping[str, Any]]:
 
 
 def operator_seconds(entries: Iterable[Mapping[str, Any]], run: str) -> float:
-    """From the RLRun's creation to the answer to the last object that its pods need."""
+    """Return the time from the RLRun's creation to the answer to the last object that its pods need."""
     created, last = None, None
     for entry in entries:
         reference = entry.get("objectRef", {})
@@ -61,7 +62,7 @@ def operator_seconds(entries: Iterable[Mapping[str, Any]], run: str) -> float:
 
 
 def measure(cluster: Cluster, document: dict[str, Any], timeout: float) -> dict[str, float]:
-    """Seconds from `kubectl apply` to each milestone of one run, which is deleted afterwards."""
+    """Return seconds from `kubectl apply` to each milestone of one run, which is deleted afterwards."""
     run = KubeRun(cluster, document, NAMESPACE)
     since = time.time()
     run.apply()
@@ -97,7 +98,7 @@ def measure(cluster: Cluster, document: dict[str, Any], timeout: float) -> dict[
 
 
 def table(samples: Sequence[Mapping[str, float]], title: str) -> str:
-    """Median of each milestone, in order of time."""
+    """Return the median of each milestone, in order of time."""
     names = sorted(samples[0], key=lambda name: statistics.median(s[name] for s in samples if name in s))
     rows = [f"| {name} | {statistics.median(s[name] for s in samples if name in s):.1f} |" for name in names]
     return "\n".join(
@@ -112,11 +113,11 @@ def table(samples: Sequence[Mapping[str, float]], title: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure on a cluster of its own; returns the exit code."""
+    """Measure on a separate cluster; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.apply_to_first_step", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--stub", action="store_true", help="stub images: the product's own waits alone")
+    parser.add_argument("--stub", action="store_true", help="stub images: only the product's own waits")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--write", action="store_true", help=f"add the table to {RESULT.name}")
     arguments = parser.parse_args(argv)

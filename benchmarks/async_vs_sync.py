@@ -1,20 +1,24 @@
-"""Asynchronous against synchronous training on the same number of samples: `python -m benchmarks.async_vs_sync [--long-tail] [--real]`.
+"""Asynchronous against synchronous training on the same number of samples: `python -m benchmarks.async_vs_sync
+[--long-tail] [--real]`.
 
-Simulated: the real orchestrator and the real channel; an engine that has room for one batch of rollouts at a time, each of which takes a
-stated time, and a trainer that sleeps. Synchronous (`maxAsyncLevel: 0`) the two take turns; asynchronous (2) they overlap, so where both
-take the same time the ideal ratio of wall times is 2.
+Simulated: the real orchestrator and the real channel, an engine with room for one batch of rollouts at a time, each of
+which takes a given time, and a trainer that sleeps. Synchronous (`maxAsyncLevel: 0`), the two take turns; asynchronous
+(2), they overlap. If both take the same time, the ideal ratio of wall times is 2.
 
-With a long tail (`--long-tail`): the seconds of each rollout are lognormal and belong to its task and number, so that both settings
-answer equal samples. Synchronous, each step waits for its longest rollout while the engine runs empty. Whole runs are measured, from the
-first version to the last, the filling and the emptying of the pipeline included, each against the bound of `least_seconds`.
+With a long tail (`--long-tail`): the seconds of each rollout are lognormal and depend on its task and number, so that
+both settings process equal samples. Synchronous, each step waits for its longest rollout while the engine becomes idle.
+Whole runs are measured, from the first version to the last, including the time in which the pipeline fills and empties,
+each against the bound of `least_seconds`.
 
-Real (`--real`): the quickstart with one trainer rank and one engine, on this machine's cores, with both settings in turn.
+Real (`--real`): the quickstart with one trainer rank and one engine on this machine's cores, with both settings in
+turn.
 
-Both (`--long-tail --real`): the real orchestrator and channel and one real vLLM engine with as many places as a batch has rollouts, which
-gives each rollout of a task its own, always the same, number of tokens. The trainer sleeps: it would compete with the engine for the
-machine's cores, and what is measured is the scheduler. The bound is that of `least_seconds` for the batches that were trained, with the
-pace that vLLM itself has: a step costs `a + b * running` seconds, fitted before and after each run to one sequence by itself and to many
-that are all asked for at once. Hand-overs, prompts, HTTP and whatever else disturbs the machine are not in the bound.
+Both (`--long-tail --real`): the real orchestrator and channel and one real vLLM engine with one place for each rollout
+of a batch, which gives each rollout of a task a fixed number of tokens. The trainer sleeps, because it would compete
+with the engine for the machine's cores, and the subject is the scheduler. The bound is that of `least_seconds` for the
+trained batches, with the pace of vLLM itself: a step costs `a + b * running` seconds, fitted before and after each run
+to one single sequence and to many parallel ones. The bound does not include hand-overs, prompts, HTTP and other load of
+the machine.
 """
 
 from __future__ import annotations
@@ -51,14 +55,14 @@ BATCH = 32
 GROUP = 4
 LEVELS = (0, 2)
 LONG_TAIL_LEVEL = 4
-"""k of the long tail: what is in flight and what is buffered together fill the engine's places while the longest run."""
+"""k of the long tail: rollouts in flight and buffered ones together fill the engine's places while the longest run."""
 OFF_POLICY = 8
-"""M of the long tail: how old a group may be."""
+"""M of the long tail: largest age of a group."""
 
 
 @dataclass
 class TimedEngine(FakeEngine):
-    """Has room for `slots` rollouts; each holds its place for `seconds`."""
+    """Engine with room for `slots` rollouts; each uses its place for `seconds`."""
 
     seconds: float = 0.0
     slots: int = BATCH
@@ -80,10 +84,10 @@ class TimedEngine(FakeEngine):
 
 @dataclass
 class LongTailedEngine(TimedEngine):
-    """The seconds of a rollout are lognormal with mean `seconds`, drawn from its prompt and number."""
+    """Engine whose rollouts take lognormal seconds with mean `seconds`, drawn from prompt and number."""
 
     spent: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
-    """Seconds of each rollout of a prompt."""
+    """Seconds of each rollout by prompt."""
 
     async def generate(
         self, token_ids: Sequence[int], *, n: int, max_tokens: int, cache_salt: str | None, **rest: Any
@@ -101,25 +105,25 @@ class LongTailedEngine(TimedEngine):
 
 @dataclass(frozen=True)
 class LongTail:
-    """What a simulated run with long-tailed lengths did."""
+    """Result of a simulated run with long-tailed lengths."""
 
     seconds: float
-    """From the first version to the last."""
+    """Seconds from the first version to the last."""
     bound: float
-    """The least that a run which trains these batches can take."""
+    """Lower bound of the time of a run that trains these batches."""
     cancelled: float
-    """Groups that were cancelled for their age."""
+    """Number of groups that were cancelled for their age."""
     oldest: int
-    """Most versions between the dispatch of a trained group and the policy that was trained on it."""
+    """Largest number of versions between the dispatch of a trained group and the trained policy."""
 
     @property
     def share(self) -> float:
-        """Of the bound."""
+        """Share of the bound in the measured time."""
         return self.bound / self.seconds
 
 
 async def long_tailed(level: int, seconds: float, train_seconds: float, steps: int) -> LongTail:
-    """A simulated run whose rollouts take `seconds` on average, a few of them many times that."""
+    """Run a simulation whose rollouts take `seconds` on average, a few of them many times that."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         make_tokenizer().save_pretrained(tokenizer)
@@ -155,7 +159,7 @@ async def long_tailed(level: int, seconds: float, train_seconds: float, steps: i
 
 
 def long_tail_table(steps: int) -> str:
-    """Synchronous and asynchronous runs on equal rollouts, as Markdown."""
+    """Return synchronous and asynchronous runs on equal rollouts, as Markdown."""
     names = [
         "generation and training",
         "synchronous, s",
@@ -177,7 +181,7 @@ def long_tail_table(steps: int) -> str:
 
 
 async def simulated(level: int, generate_seconds: float, train_seconds: float, steps: int) -> float:
-    """Wall time of a simulated run, in seconds, from the first version to the last."""
+    """Return the wall time of a simulated run, in seconds, from the first version to the last."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         make_tokenizer().save_pretrained(tokenizer)
@@ -199,7 +203,7 @@ async def simulated(level: int, generate_seconds: float, train_seconds: float, s
 
 
 def real(level: int, steps: int) -> float:
-    """Wall time of a real run, in seconds, from the end of the first step to the end of the last."""
+    """Return the wall time of a real run, in seconds, from the end of the first step to the end of the last."""
     document = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
     spec = document["spec"]
     spec |= {"maxSteps": steps, "evaluation": None, "checkpoint": {"enabled": False}}
@@ -225,7 +229,7 @@ def real(level: int, steps: int) -> float:
 
 
 def table(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
-    """Rows of (what, synchronous s, asynchronous s, ratio, ideal) as Markdown."""
+    """Return rows of (case, synchronous s, asynchronous s, ratio, ideal) as Markdown."""
     head = ["| parts | synchronous, s | asynchronous, s | ratio | ideal |", "|---|---:|---:|---:|---:|"]
     return "\n".join(
         head
@@ -234,7 +238,7 @@ def table(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit code."""
+    """Print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="async_vs_sync", description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="steps of each simulated run")
     parser.add_argument("--long-tail", action="store_true", help="only the runs with long-tailed lengths")

@@ -1,18 +1,19 @@
-"""Side by side with verifiers' own runner, on the same work: `python -m benchmarks.beside_verifiers [--write]`.
+"""The orchestrator against verifiers' own runner, on the same work: `python -m benchmarks.beside_verifiers [--write]`.
 
-The task: a text to reverse, as an environment of our own protocol (`tasksets/turns.py`) and as a taskset of verifiers 0.4. On both
-sides each rollout sends each of its requests itself, one turn or four; answers have the same letters, with log-probs; as many rollouts
-are in flight; and the same engine answers at once, over HTTP, in a process of its own (`instant_engine`). What is measured is the CPU of
-all other processes, and rollouts per second:
+The task: a text to reverse, as an environment of our own protocol (`tasksets/turns.py`) and as a taskset of verifiers
+0.4. On both sides each rollout sends each of its requests separately, one turn or four; answers have the same letters,
+with log-probs; the number of rollouts in flight is the same; and the same engine answers at once, over HTTP, in a
+separate process (`instant_engine`). Measured are the CPU time of all other processes, and rollouts per second:
 
-- ours: the whole orchestrator with the environment in a process of its own, as in a run: journal, batches and traces on disk included;
+- ours: the whole orchestrator with the environment in a separate process, as in a run, including journal, batches and
+traces on disk;
 - verifiers' runner with its cheapest own agent (`null`): one program per rollout;
-- verifiers' runner with the cheapest agent that there can be (`tasksets/agent_in_process.py`): a loop in the runner's process, which
-  saves the program and keeps verifiers' interception server and client;
-- for information, ours where a group of a single turn shares its request, as it does in a run.
+- verifiers' runner with the cheapest possible agent (`tasksets/agent_in_process.py`): a loop in the runner's process,
+which saves the program and keeps verifiers' interception server and client;
+- for information, ours if a group of a single turn shares its request, as in a run.
 
-Each kind is measured in rounds in turn, in a process of its own, so that a disturbance meets all; the figures are medians of the rounds.
-What the orchestrator adds to a taskset of verifiers is in `taskset_overhead`.
+All kinds are measured alternately in rounds, each in a separate process, so that a disturbance affects all; the figures
+are medians of the rounds. `taskset_overhead` measures the cost that the orchestrator adds to a taskset of verifiers.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ RESULTS = Path(__file__).parent / "results" / "beside_verifiers.md"
 TASKSET = "vf_reverse"
 GROUP = 8
 STEPS = 4
-"""Batches of a run; the first warms up and is not measured."""
+"""Batches of a run; the first one warms up and is not measured."""
 BATCH, CONCURRENT = 480, 160
 TURNS = 4
 LOOK_SECONDS = 0.02
-"""Between two looks of the trainer for a batch: each costs as much as a tenth of a rollout."""
+"""Time between two polls of the trainer for a batch: each costs a tenth of a rollout."""
 GOAL_TIMES = 10.0
 Play = Callable[[int], Awaitable[None]]
-"""Plays the rollout of this number."""
+"""Function that plays the rollout with this number."""
 
 
 async def orchestrated(url: str, environment: dict[str, Any]) -> Cost:
-    """The real orchestrator and a trainer that trains at once: from its first batch to its last."""
+    """Run the real orchestrator and a trainer that trains at once, from its first batch to its last."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         make_tokenizer().save_pretrained(tokenizer)
@@ -77,7 +78,7 @@ async def orchestrated(url: str, environment: dict[str, Any]) -> Cost:
             batch_size=BATCH,
             max_concurrency=CONCURRENT,
             environments=[{"group_size": GROUP} | environment],
-            # So that nothing of a next step is under way where the measuring begins and ends.
+            # So that no work of a next step runs at the start and the end of the measurement.
             algorithm={"max_async_level": 0, "max_off_policy_steps": 0},
             checkpoint={"interval": STEPS},
         )
@@ -91,7 +92,7 @@ async def orchestrated(url: str, environment: dict[str, Any]) -> Cost:
         async with trainer:
             resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": [url]})
             assert await orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, loaded=heap.freeze_loaded) == 0
-        # A child's CPU is known once it has ended, so of that of all of them the measured steps have their share.
+        # A child's CPU time is known after its end, so the measured steps get their share of the total.
         children = (cpu() - time.process_time()) * (STEPS - 1) / STEPS
         seconds = trainer.published[STEPS] - trainer.published[1]  # it publishes as soon as it has a batch
         return Cost((STEPS - 1) * BATCH, seconds, used[STEPS - 1] - used[0] + children)
@@ -101,7 +102,7 @@ async def orchestrated(url: str, environment: dict[str, Any]) -> Cost:
 async def open_verifiers(
     agent: str, connections: aiohttp.ClientSession, url: str, gate: asyncio.Semaphore
 ) -> AsyncIterator[Play]:
-    """verifiers' own runner and client."""
+    """Open verifiers' own runner and client."""
     import verifiers.v1 as vf
     from agent_in_process import AgentInProcess
     from verifiers.v1.clients import EvalClientConfig, ModelContext
@@ -124,7 +125,7 @@ async def open_verifiers(
 
 
 async def by_verifiers(agent: str, url: str, rollouts: int, concurrent: int, turns: int = 1) -> Cost:
-    """`open_verifiers`: all of the rollouts, after a few that prepare what all need."""
+    """Play all rollouts with `open_verifiers`, after a few that prepare the shared state."""
     from agent_in_process import AgentInProcess
 
     AgentInProcess.turns = turns
@@ -145,7 +146,7 @@ class Kind:
     what: str
     concurrent: int
     measure: Callable[[str], Awaitable[Cost]]
-    """Of the engine's URL."""
+    """Function from the engine's URL to a cost."""
 
 
 def _turns(count: int) -> dict[str, Any]:
@@ -175,15 +176,17 @@ KINDS = {
 
 
 def in_own_process(name: str, url: str) -> Cost:
-    """One round of a kind."""
+    """Measure one round of a kind in a separate process."""
     command = [sys.executable, "-m", "benchmarks.beside_verifiers", "--measure", name, "--engine", url]
-    found = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "tasksets")}  # the environment's process looks there
+    found = os.environ | {
+        "PYTHONPATH": str(ROOT / "benchmarks" / "tasksets")
+    }  # search path of the environment's process
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env=found)
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Cost)
 
 
 def report(rounds: dict[str, list[Cost]]) -> str:
-    """Medians and what follows from them, as Markdown."""
+    """Return medians and their ratios as Markdown."""
     rate = {name: statistics.median(cost.per_second for cost in costs) for name, costs in rounds.items()}
     used = {name: statistics.median(cost.cpu_ms for cost in costs) for name, costs in rounds.items()}
     lines = [
@@ -209,7 +212,7 @@ def report(rounds: dict[str, list[Cost]]) -> str:
 
 
 def write(text: str, rounds: int) -> None:
-    """Keep the report."""
+    """Write the report."""
     head = [
         "# Side by side with verifiers' own runner",
         "",
@@ -238,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds: dict[str, list[Cost]] = {name: [] for name in KINDS}
         for number in range(options.rounds):
             for name, costs in rounds.items():
-                if name != "program" or number < 2:  # a minute each, and no two figures to tell apart
+                if name != "program" or number < 2:  # a minute each, and not necessary for two figures
                     costs.append(in_own_process(name, url))
     text_ = report(rounds)
     print(text_)

@@ -1,10 +1,11 @@
-"""The share of a version's elements that differ from those of the version before, in bfloat16, by learning rate.
+"""Share of a version's elements that differ from the version before, in bfloat16, by learning rate.
 
     python -m benchmarks.changed_elements [--steps 24] [--write]
 
-A small model with the weights' spread of large ones (0.02) is trained by the trainer's own step with AdamW, each step on other random
-sequences. A master in float32 moves by about the learning rate; its number in bfloat16 changes when it crosses the middle between two of
-them, which lie 2^-13 apart at 0.02. `--write` keeps the table in benchmarks/results/changed_elements.md.
+The trainer's own step with AdamW trains a small model whose weights have the spread of large ones (0.02), each step on
+other random sequences. A float32 master moves by about the learning rate; its bfloat16 value changes when it crosses
+the middle between two values, which are 2^-13 apart at 0.02. `--write` writes the table to
+benchmarks/results/changed_elements.md.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ RESULTS = Path(__file__).parent / "results" / "changed_elements.md"
 RATES = (1e-7, 1e-6, 1e-5, 1e-4)
 TOKENS, ROWS, VOCABULARY = 128, 4, 1024
 SETTLED = 8
-"""Steps after which AdamW's moments are no longer those of a single step."""
+"""Steps after which AdamW's moments do not depend on a single step any more."""
 ENTRY_BYTES, FULL_BYTES = 4, 2
-"""Bytes of a changed element (its distance from the one before in 16 bits, its number), and of an element of a full version."""
+"""Bytes of a changed element (its distance from the previous one in 16 bits, its value), and of an element of a full
+version."""
 
 
 def other_tokens(update: Update, step: int) -> Update:
-    """The same rows with other random tokens and advantages."""
+    """Return the same rows with other random tokens and advantages."""
     rng = np.random.default_rng(step)
     samples = [
         replace(
@@ -56,7 +58,7 @@ def other_tokens(update: Update, step: int) -> Update:
 
 
 def changed(bench: Bench, rate: float, steps: int) -> list[float]:
-    """Shares of changed elements, step by step."""
+    """Return the shares of changed elements, step by step."""
     update = bench.update(TOKENS, ROWS)
     found: list[float] = []
     before: list[torch.Tensor] = []
@@ -72,7 +74,7 @@ def changed(bench: Bench, rate: float, steps: int) -> list[float]:
 
 @contextmanager
 def small_bench(rate: float) -> Iterator[Bench]:
-    """The model, ready for steps."""
+    """Provide the model, ready for steps."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MASTER_PORT"] = str(free_port())
         config = TrainerConfig(
@@ -94,7 +96,7 @@ def small_bench(rate: float) -> Iterator[Bench]:
 
 
 def row(rate: float, steps: int) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     with small_bench(rate) as bench:
         shares = changed(bench, rate, steps)
     settled = statistics.mean(shares[SETTLED:])
@@ -102,7 +104,7 @@ def row(rate: float, steps: int) -> str:
 
 
 def table(steps: int) -> str:
-    """All rates as Markdown."""
+    """Return all rates as Markdown."""
     return "\n".join(
         [
             "# Elements of a version that differ from the version before, in bfloat16",

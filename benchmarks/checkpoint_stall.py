@@ -1,8 +1,10 @@
-"""How long training stands still for a checkpoint: `python -m benchmarks.checkpoint_stall [--ranks 2] [--hidden-size 512] [--steps 10]`.
+"""Time for which training waits for a checkpoint: `python -m benchmarks.checkpoint_stall [--ranks 2] [--hidden-size
+512] [--steps 10]`.
 
-A real group of ranks replays recorded batches in steps of two seconds or more, with a checkpoint after every second step: in one run the
-checkpoints are written beside training (`checkpoint.saveAsync`, the default), in the other training waits for the files. Both runs take
-turns with the same batches on the same disk; the first checkpoint of each, which allocates the buffers, is told apart.
+A real group of ranks replays recorded batches in steps of two seconds or more, with a checkpoint after every second
+step. In one run the checkpoints are written during training (`checkpoint.saveAsync`, the default), in the other
+training waits for the files. Both runs alternate with the same batches on the same disk. The first checkpoint of each,
+which allocates the buffers, is reported separately.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ INTERVAL = 2
 
 @dataclass(frozen=True)
 class Result:
-    """Of one run, seconds."""
+    """Result of one run, in seconds."""
 
     steps: list[float]
     first_stall: float
@@ -71,7 +73,7 @@ def record(folder: Path, *, steps: int, samples: int, vocabulary: int) -> None:
 
 
 def train(folder: Path, model: Path, replay: Path, *, ranks: int, steps: int, background: bool) -> Result:
-    """One run; its figures out of `metrics.jsonl`."""
+    """Run once; return the figures from `metrics.jsonl`."""
     paths = RunPaths(folder)
     config = TrainerConfig(
         name="stall",
@@ -98,7 +100,7 @@ def train(folder: Path, model: Path, replay: Path, *, ranks: int, steps: int, ba
     subprocess.run(command, env=env, check=True)
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
     stalls = [line["time/save_ckpt"] for line in lines if line["step"] % INTERVAL == 0]
-    # What the trainer does in a step of a real run; publishing weights is another part's time, and the same in both.
+    # The trainer's work in a step of a real run; the time for publishing weights is separate, and equal in both.
     seconds = [line["time/forward_backward"] + line["time/optimizer"] for line in lines]
     writes = [line["time/write_ckpt"] for line in lines if "time/write_ckpt" in line]
     [last] = [artifact.path for artifact in paths.checkpoints_on_disk() if artifact.step == steps]
@@ -107,7 +109,7 @@ def train(folder: Path, model: Path, replay: Path, *, ranks: int, steps: int, ba
 
 
 def row(name: str, result: Result) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     step, stall = statistics.median(result.steps), statistics.median(result.stalls)
     return (
         f"| {name} | {step:.2f} | {result.first_stall:.3f} | {stall:.3f} | {max(result.stalls):.3f} "
@@ -116,14 +118,14 @@ def row(name: str, result: Result) -> str:
 
 
 def main() -> None:
-    """Run both and print the table."""
+    """Run both kinds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden-size", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder to write to (default: the temporary folder)")
     options = parser.parse_args()
     from rlrun.trainer.modeling.tiny_model import make_tiny_model
 

@@ -1,4 +1,4 @@
-"""What rollouts cost, as all benchmarks of the orchestrator count it, and which functions take it."""
+"""CPU cost of rollouts, counted in the same way for all benchmarks of the orchestrator, and a profile by function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROFILE_LINES = 25
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a number of rollouts took."""
+    """Cost of a number of rollouts."""
 
     rollouts: int
     seconds: float
@@ -27,23 +27,23 @@ class Cost(msgspec.Struct, frozen=True):
 
     @property
     def cpu_ms(self) -> float:
-        """CPU of a rollout in milliseconds: other work on the machine disturbs it little."""
+        """CPU time of a rollout in milliseconds: other load of the machine affects it little."""
         return 1000 * self.cpu_seconds / self.rollouts
 
 
 def cpu() -> float:
-    """Seconds of CPU of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def profiler() -> cProfile.Profile:
-    """Counts the CPU of the thread that turns it on; waiting, for other work too, counts nothing."""
+    """Return a profiler of CPU time for the thread that turns it on; waiting counts nothing."""
     return cProfile.Profile(time.thread_time)
 
 
 def write_profile(profile: cProfile.Profile, path: Path, *, rollouts: int) -> None:
-    """The most expensive functions: by what they take themselves, then by what they take with all that they call."""
+    """Write the most expensive functions, by their own time and by their cumulative time."""
     text = io.StringIO()
     text.write(f"CPU seconds of the event loop's thread, with the profiler on, for {rollouts} rollouts.\n")
     stats = pstats.Stats(profile, stream=text).strip_dirs()

@@ -1,10 +1,10 @@
-"""Pieces of the trainer's work on a CPU, timed with whatever version of the product is on the path.
+"""Parts of the trainer's work on a CPU, timed with the version of the product on the import path.
 
     python benchmarks/cpu_cases.py PORT <<< CASE
 
-Reads names of cases, one a line, and answers each with a line of JSON: seconds of CPU of one thread (median of its repeats), and a digest
-of what it computed, which has to be that of the other version. The file imports nothing beside the product, so that it runs against commits
-that do not have it.
+Reads names of cases, one per line, and answers each with a line of JSON: seconds of CPU of one thread (median of its
+repeats), and a digest of the result, which has to equal the other version's. The file imports nothing but the product,
+so that it runs with commits that do not have it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 REPEATS, SECONDS = 3, 1.0
-"""A case is repeated until both are reached: short ones often, or a single turn of the scheduler is in their median."""
+"""A case is repeated until both are reached: short ones often, because one time slice of the scheduler would change
+their median."""
 TOKENS = 65_536
 STEP_TOKENS = 512
 Act = Callable[[], float]
@@ -105,7 +106,7 @@ def packing(folder: Path) -> Iterator[Act]:
 
 @contextmanager
 def gae(folder: Path) -> Iterator[Act]:
-    """Generalised advantages of one sequence of 65,536 tokens, a tenth of which are not sampled."""
+    """Generalized advantages of one sequence of 65,536 tokens, a tenth of which are not sampled."""
     import torch
 
     from rlrun.algorithms.returns import gae as estimate
@@ -187,7 +188,7 @@ CASES = {case.__name__: case for case in (step, head, packing, gae, load, checkp
 
 
 def measure(case: str) -> dict[str, float]:
-    """Seconds and digest of one case; the first run of it is not timed."""
+    """Return seconds and digest of one case; its first run is not timed."""
     with tempfile.TemporaryDirectory() as folder, CASES[case](Path(folder)) as act:
         digest = act()
         seconds: list[float] = []

@@ -1,9 +1,9 @@
-"""Fixed and elastic engines under a load that changes: `python -m benchmarks.elastic_engines [--write]`.
+"""Fixed and elastic engines under a changing load: `python -m benchmarks.elastic_engines [--write]`.
 
-The real orchestrator, a trainer that only keeps time, and engines in processes of their own, each of which answers one group after the
-other. How long an answer takes depends on the step alone, so that the load is the same for all: answers become four times as long, and
-short again. The operator's own function decides on what the orchestrator reports; an engine is started, or ended once it is drained, as a
-Deployment would.
+The real orchestrator, a trainer that only keeps time, and engines in separate processes, each of which answers one
+group after the other. The duration of an answer depends only on the step, so that the load is the same for all: answers
+become four times as long, and short again. The operator's own function decides on the orchestrator's reports. An engine
+is started, or ended once it is drained, as by a Deployment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOOK_SECONDS = 0.5
 
 
 class LoadedEngine(InstantEngine):
-    """Answers one request after the other, in a time that depends on the version that it holds."""
+    """Engine that answers one request after the other, in a time that depends on its version."""
 
     def __init__(self) -> None:
         super().__init__(gather=1)
@@ -73,7 +73,7 @@ class LoadedEngine(InstantEngine):
 
 
 async def serve(host: str, port: int) -> None:
-    """One engine, until killed."""
+    """Run one engine until it is killed."""
     runner = web.AppRunner(LoadedEngine().app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
@@ -82,24 +82,24 @@ async def serve(host: str, port: int) -> None:
 
 @dataclass
 class Fleet:
-    """Engines in processes, on addresses of their own with one port, as pods have them."""
+    """Engines in processes, on different addresses with one port, like pods."""
 
     port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     seconds: float = 0.0
-    """Time of all engines, all together."""
+    """Total time of all engines."""
     most: int = 0
     _made: int = 0
     _looked: float = field(default_factory=time.monotonic)
 
     async def look_up(self, host: str, port: int) -> list[str]:
-        """The name server."""
+        """Resolve a name to the live engines."""
         if not self.processes:
             raise OSError("no engine yet")
         return list(self.processes)
 
     def keep(self, wanted: int, drained: Sequence[str]) -> None:
-        """Start what is missing; end what is drained, beyond the wanted number."""
+        """Start missing engines; end drained ones above the wanted number."""
         now = time.monotonic()
         self.seconds += len(self.processes) * (now - self._looked)
         self._looked = now
@@ -119,7 +119,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def lives(self) -> Iterator[None]:
-        """All end with the block."""
+        """End all engines with the block."""
         try:
             yield
         finally:
@@ -156,15 +156,15 @@ class Outcome:
     waited: tuple[float, float, float]
     """Share of the time that the trainer waited: quiet, busy, and quiet again."""
     engines: float
-    """On average."""
+    """Average number of engines."""
     most: int
     moved: int
     lost: int
-    """Groups that had to be dispatched again, were dropped, or are missing."""
+    """Number of groups that were dispatched again, dropped, or are missing."""
 
 
 async def measure(name: str, rules: Rules, folder: Path, tokenizer: Path) -> Outcome:
-    """One run."""
+    """Measure one run."""
     fleet, wishes, paths, steps = Fleet(), Wishes(), RunPaths(folder), QUIET + BUSY + AFTER
     config = make_config(folder, tokenizer, max_steps=steps, batch_size=GROUPS * MEMBERS, checkpoint={"enabled": False})
     trainer = FakeTrainer(paths, begin(paths, 1), steps, steps, lambda: STEP_SECONDS)
@@ -208,7 +208,7 @@ def _outcome(name: str, lines: Sequence[dict[str, float]], trainer: FakeTrainer,
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """As Markdown."""
+    """Return the table as Markdown."""
     few, many = (factor * GROUPS * ANSWER_SECONDS / STEP_SECONDS for factor in (1, LONGER))
     lines = [
         "# Fixed and elastic engines",
@@ -234,7 +234,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", nargs=2, metavar=("HOST", "PORT"), help="be an engine")
     parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")

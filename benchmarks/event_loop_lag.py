@@ -1,12 +1,12 @@
-"""How long the orchestrator's event loop stands still with long answers: `python -m benchmarks.event_loop_lag [--write]`.
+"""Stalls of the orchestrator's event loop with long answers: `python -m benchmarks.event_loop_lag [--write]`.
 
-The whole orchestrator, 64 engines, 10,000 rollouts in flight, answers of 32,768 tokens. The engines are one process on 64 ports
-(`instant_engine`), which answers once all are in flight and then one group in so many seconds; the environment has a process of its own.
-The trainer takes batches without looking into them.
+The whole orchestrator, 64 engines, 10,000 rollouts in flight, answers of 32,768 tokens. The engines are one process on
+64 ports (`instant_engine`), which starts to answer when all rollouts are in flight, and then answers one group per
+interval; the environment has a separate process. The trainer takes batches without reading them.
 
-Two figures of each stretch between two looks of the loop for events, from the first answer to the last batch: its wall-clock time, which
-contains what other processes take of the cores and what other threads hold of the interpreter's lock, and the CPU of the loop's thread
-in it, which contains neither. The truth of an idle machine lies between them.
+Two figures describe each interval between two polls of the loop for events, from the first answer to the last batch.
+Its wall-clock time includes the core time of other processes and the time in which other threads hold the interpreter's
+lock. The CPU time of the loop's thread includes neither. The value for an idle machine is between them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STEPS = 3
 
 
 class Stretches(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Keeps wall-clock and CPU seconds of each stretch between two looks for events."""
+    """Wall-clock and CPU seconds of each interval between two polls for events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class Stretches(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
 
 
 class BlindTrainer(FakeTrainer):
-    """Trains at once on batches that it does not read: reading them would be work of this process."""
+    """Trainer that trains at once on batches without reading them, because reads would be work of this process."""
 
     batches_at: list[float]
-    """When each batch came (monotonic seconds)."""
+    """Arrival time of each batch (monotonic seconds)."""
 
     async def _train(self) -> None:
         self.channel.begin(0)
@@ -87,7 +87,7 @@ class BlindTrainer(FakeTrainer):
 
 
 async def played(urls: Sequence[str], selector: Stretches, options: argparse.Namespace) -> dict[str, float]:
-    """One run; its figures."""
+    """Run once; return the figures."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         tokenizer, root = Path(folder) / "tokenizer", Path(folder) / "run"
         make_tokenizer().save_pretrained(tokenizer)
@@ -141,7 +141,7 @@ async def played(urls: Sequence[str], selector: Stretches, options: argparse.Nam
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--flight", type=int, default=10_000, help="rollouts in flight")
@@ -149,10 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--every", type=float, default=0.5, help="seconds between the answers of two groups")
     parser.add_argument(
-        "--large-every", type=int, default=0, help="every so many episodes of half of the groups is a line of 60 MB"
+        "--large-every", type=int, default=0, help="distance of episodes with a line of 60 MB, in half of the groups"
     )
     parser.add_argument("--stock", action="store_true", help="engines without the packed route")
-    parser.add_argument("--folder", help="where the run is written; default: the system's folder for temporary files")
+    parser.add_argument("--folder", help="folder of the run; default: the system's folder for temporary files")
     parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
     options = parser.parse_args(argv)
     logger.remove()

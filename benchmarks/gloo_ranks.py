@@ -1,10 +1,11 @@
-"""Bytes of real ranks on gloo, 2 and 4: what they read and hold when a model is loaded, and of gradients between micro-batches.
+"""Memory of real ranks on gloo, 2 and 4: bytes read and allocated while a model is loaded, and gradients between
+micro-batches.
 
     python -m benchmarks.gloo_ranks [--write]
 
-Small models, by the programs whose figures tests bound (`tests/trainer/test_loading_memory.py`, `tests/trainer/test_gradient_memory.py`);
-of all ranks the largest figure. For many ranks and large models see `benchmarks.ranks`. `--write` keeps the tables in
-benchmarks/results/gloo_ranks.md.
+Small models, by the programs whose figures tests limit (`tests/trainer/test_loading_memory.py`,
+`tests/trainer/test_gradient_memory.py`); the largest figure of all ranks counts. For many ranks and large models see
+`benchmarks.ranks`. `--write` writes the tables to benchmarks/results/gloo_ranks.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ copies: `parallelism.dpReplicate`. Of many ranks and large models: [ranks](ranks
 
 
 def measured(program: str, ranks: int) -> dict[str, list[dict[str, Any]]]:
-    """Figures of each case, one for each rank."""
+    """Return figures of each case, one for each rank."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         place = folder if program == "loading_memory" else str(file)
@@ -41,7 +42,7 @@ def measured(program: str, ranks: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def loading(ranks: int) -> Iterator[tuple[str, ...]]:
-    """Rows of the table of loading."""
+    """Return rows of the table of loading."""
     for kind, each in measured("loading_memory", ranks).items():
         copies = 2 if kind.endswith("-hybrid") else 1
         sizes = (max(one[name] for one in each) for name in ("whole", "shard", "read", "peak", "largest"))
@@ -49,7 +50,7 @@ def loading(ranks: int) -> Iterator[tuple[str, ...]]:
 
 
 def gradients(ranks: int) -> Iterator[tuple[str, ...]]:
-    """Rows of the table of gradients."""
+    """Return rows of the table of gradients."""
     for case, each in measured("gradient_memory", ranks).items():
         model, _, mode = case.partition("-")
         copies = 2 if model in ("replicas", "hybrid") else 1
@@ -61,7 +62,7 @@ def gradients(ranks: int) -> Iterator[tuple[str, ...]]:
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Markdown."""
+    """Return Markdown."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

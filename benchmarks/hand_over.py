@@ -1,10 +1,11 @@
-"""Versions of large models as the trainer cuts them: buckets, bytes by root, and seconds by arithmetic for stated links.
+"""Versions of large models as the trainer divides them: buckets, bytes by root, and computed seconds for given links.
 
     python -m benchmarks.hand_over [--write]
 
-Tensors, buckets and estimate are those of the product (`weights.bucketing.bucket_layout`, `protocol.messages.buckets`), of models
-without memory. Nothing is sent and nothing measured; that each engine gets every bit is a test on gloo
-(`tests/trainer/test_weight_transfer.py`). `--write` keeps the table in benchmarks/results/hand_over.md.
+Tensors, buckets and estimate are those of the product (`weights.bucketing.bucket_layout`, `protocol.messages.buckets`),
+for models without memory. Nothing is sent and nothing is measured; a test on gloo
+(`tests/trainer/test_weight_transfer.py`) checks that each engine receives every bit. `--write` writes the table to
+benchmarks/results/hand_over.md.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ GB = 1e9
 LINKS = {"10 Gbit/s Ethernet": 1.25 * GB, "100 Gbit/s": 12.5 * GB, "400 Gbit/s": 50 * GB}
 """Bytes per second of one network card."""
 CARDS = 8
-"""Cards of an engine's machine; of the trainer's each root has one."""
+"""Network cards of an engine's machine; on the trainer's machines each root has one."""
 LATENCY = 1e-4
-"""Seconds of one broadcast beside its bytes."""
+"""Latency of one broadcast in seconds, without its bytes."""
 
 
 def config_of(shape: Architecture) -> Any:
-    """The transformers configuration of a known shape."""
+    """Return the transformers configuration of a known shape."""
     sizes: dict[str, Any] = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
@@ -56,7 +57,7 @@ def config_of(shape: Architecture) -> Any:
 
 
 def tensors_of(shape: Architecture) -> list[TensorInfo]:
-    """The tensors of a version of a model of this shape, in bfloat16, in their published order."""
+    """Return the tensors of a version of a model of this shape, in bfloat16, in their published order."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(shape))
     remember_names(model)
@@ -64,7 +65,7 @@ def tensors_of(shape: Architecture) -> list[TensorInfo]:
 
 
 def rows(name: str, shape: Architecture) -> Iterable[str]:
-    """Lines of one model's table, by ranks of the trainer."""
+    """Return lines of one model's table, by ranks of the trainer."""
     tensors = tensors_of(shape)
     for ranks in RANKS:
         roots = len(root_ranks(ranks))
@@ -87,7 +88,7 @@ def rows(name: str, shape: Architecture) -> Iterable[str]:
 
 
 def table() -> str:
-    """All models as Markdown."""
+    """Return all models as Markdown."""
     links = " | ".join(f"s at {link}" for link in LINKS)
     return "\n".join(
         [

@@ -1,11 +1,12 @@
-"""An engine that answers at once, in a process of its own: for benchmarks of what asks it. `python -m benchmarks.instant_engine`.
+"""An engine that answers at once, in a separate process, for benchmarks of its clients: `python -m
+benchmarks.instant_engine`.
 
-It prints its ports. Chat completions (streamed too) say `dcba`, with log-probs where they are asked for; the routes for tokens give as
-many continuations of the same tokens as are asked for, of the version that was handed over last. Its CPU is nobody's: whoever measures
-counts the processes that ask.
+It prints its ports. Chat completions (streamed too) contain `dcba`, with log-probs on request. The routes for tokens
+return the requested number of continuations with the same tokens, labelled with the version of the last hand-over. Its
+CPU time does not count: benchmarks measure only the client processes.
 
-With `--gather N --every SECONDS` it answers nothing until N continuations are asked for, and from then on one request in so many seconds,
-the oldest first: what is in flight stays N, as long as whoever asks goes on.
+With `--gather N --every SECONDS` it waits until N continuations are requested, and from then on answers one request per
+interval, the oldest first. The number in flight stays N as long as the client continues.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, MEDIA_TYPE,
 
 TEXT = "dcba"
 TOKENS = [81, 80, 79, 78, 2]
-"""As the tiny model's tokenizer writes a reply of four letters."""
+"""Token ids of a reply of four letters by the tiny model's tokenizer."""
 
 
 class InstantEngine:
-    """The routes that our client and verifiers' ask."""
+    """Routes for our client and for verifiers' client."""
 
     def __init__(self, *, tokens: int = len(TOKENS), gather: int = 0, every: float = 0.0, packs: bool = True) -> None:
         self.version: int | None = None
@@ -40,11 +41,11 @@ class InstantEngine:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._pacing: asyncio.Task[None] | None = None
         self.most = 0
-        """Most continuations that were asked for at once."""
+        """Largest number of continuations requested at the same time."""
         self._columns = array(INTEGERS, self.tokens), array(FLOATS, [-0.5]) * tokens
 
     def app(self) -> web.Application:
-        """All of them."""
+        """Return the app with all routes."""
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post(endpoints.ENGINE_GENERATE, self._generate)
@@ -108,7 +109,7 @@ class InstantEngine:
         while True:
             while self._waiting:
                 _, turn = self._waiting.popleft()
-                if not turn.done():  # else whoever asked has gone
+                if not turn.done():  # otherwise the client has disconnected
                     turn.set_result(None)
                     break
             await asyncio.sleep(self._every)
@@ -122,7 +123,7 @@ class InstantEngine:
 
 
 async def serve(engine: InstantEngine, ports: int) -> None:
-    """Until killed; all ports lead to the same engine."""
+    """Serve until killed; all ports belong to the same engine."""
     runner = web.AppRunner(engine.app(), access_log=None)
     await runner.setup()
     for _ in range(ports):
@@ -133,7 +134,7 @@ async def serve(engine: InstantEngine, ports: int) -> None:
 
 @contextlib.contextmanager
 def instant_engines(ports: int, *options: str) -> Iterator[list[str]]:
-    """The URLs of one engine that listens on several ports; it lives as long as the block."""
+    """Yield the URLs of one engine that listens on several ports, for the duration of the block."""
     command = [sys.executable, "-m", "benchmarks.instant_engine", "--ports", str(ports), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -145,7 +146,7 @@ def instant_engines(ports: int, *options: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def instant_engine() -> Iterator[str]:
-    """The URL of one that answers four letters at once."""
+    """Yield the URL of an engine that answers four letters at once."""
     with instant_engines(1) as urls:
         yield urls[0]
 
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=len(TOKENS), help="of each answer")
     parser.add_argument("--gather", type=int, default=0, help="continuations in flight before the first answer")
     parser.add_argument("--every", type=float, default=0.0, help="seconds between two answers")
-    parser.add_argument("--stock", action="store_true", help="have no packed route")
+    parser.add_argument("--stock", action="store_true", help="serve without the packed route")
     options = parser.parse_args(argv)
     engine = InstantEngine(tokens=options.tokens, gather=options.gather, every=options.every, packs=not options.stock)
     asyncio.run(serve(engine, options.ports))

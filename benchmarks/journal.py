@@ -1,9 +1,9 @@
-"""What the journal costs, and what it saves: `python -m benchmarks.journal [--kills 20] [--write]`.
+"""Cost and benefit of the journal: `python -m benchmarks.journal [--kills 20] [--write]`.
 
-The first table writes finished rollouts as the orchestrator does, many at once, and looks at the processor's time for each, at the flushes
-that they share, and at how long the event loop stood still. With `--kills` a run of stub processes follows whose orchestrator is killed
-(SIGKILL) that often, each time after a random while, in a synchronous and in an asynchronous run; then the same runs undisturbed.
-`--write` keeps the tables in benchmarks/results/journal.md.
+The first table writes many finished rollouts at once, as the orchestrator does, and has the CPU time of each, the
+flushes that they share, and the stalls of the event loop. With `--kills`, the orchestrator of a run of stub processes
+is killed that often (SIGKILL), each time after a random interval, in a synchronous and in an asynchronous run; then the
+same runs are repeated without kills. `--write` writes the tables to benchmarks/results/journal.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlrun.orchestrator.journal.journal_writer import Journal, SegmentWriter
 from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
-from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, changes
+from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, make_changes
 from tests.processes.stub.harness.stub_run import stub_run
 
 RESULTS = Path(__file__).parent / "results" / "journal.md"
@@ -33,12 +33,12 @@ CONCURRENCY = 2000
 ASYNCHRONOUS = {"max_async_level": 2, "max_off_policy_steps": 8}
 RUNS = {"synchronous": SYNCHRONOUS, "asynchronous": ASYNCHRONOUS}
 STEPS = {"synchronous": 60, "asynchronous": 140}
-"""Enough for the kills: an asynchronous run gets further before each."""
+"""Steps that are enough for the kills: an asynchronous run advances further before each."""
 LONGEST_LIFE_SECONDS = 1.5
 
 
 def finished(number: int, tokens: int) -> RolloutEntry:
-    """A rollout of one turn with a text of about four characters per token."""
+    """Return a rollout of one turn with a text of about four characters per token."""
     mask = np.arange(tokens) >= tokens // 8
     column = np.linspace(-2, 0, tokens, dtype=np.float32) * mask
     sequence = Recorded(np.arange(tokens, dtype=np.int32), mask, column, np.where(mask, 3, -1).astype(np.int32))
@@ -71,7 +71,7 @@ async def _write_all(folder: Path, count: int, tokens: int) -> tuple[float, floa
 
 
 def cost() -> list[str]:
-    """The first table."""
+    """Return the first table."""
     lines = [
         "| tokens | rollouts | MB | rollouts/s | CPU per rollout (ms) | flushes | worst lag (ms) | read again (s) |",
         "|---|---|---|---|---|---|---|---|",
@@ -93,16 +93,16 @@ def cost() -> list[str]:
 
 
 def _killed(folder: Path, steps: int, algorithm: dict[str, int], kills: int, rng: random.Random) -> KilledRun:
-    with stub_run(folder, **changes(steps, algorithm)) as run:
+    with stub_run(folder, **make_changes(steps, algorithm)) as run:
         killed = KilledRun(run)
         killed.begin()
         for _ in range(kills):
             killed.start()
             asked = len(killed.requests())
-            killed.until(lambda asked=asked: len(killed.requests()) > asked, "it asks for rollouts")  # type: ignore[misc]
+            killed.until(lambda asked=asked: len(killed.requests()) > asked, "it requests rollouts")  # type: ignore[misc]
             time.sleep(rng.uniform(0, LONGEST_LIFE_SECONDS))
             if killed.orchestrator.poll() is not None:
-                break  # it was faster than the kills: all is done
+                break  # it completed before the kills
             killed.kill()
             print(f"killed {len(killed.kills)} times, step {killed.kills[-1].attempt.base_step}", flush=True)
         if len(killed.kills) == kills:
@@ -112,7 +112,7 @@ def _killed(folder: Path, steps: int, algorithm: dict[str, int], kills: int, rng
 
 
 def saved(kills: int, labels: Sequence[str]) -> list[str]:
-    """The second table, of the runs with these labels."""
+    """Return the second table, of the runs with these labels."""
     lines = [
         "Again: rollouts that were finished and of use before a kill, and were asked for again. Twice: groups that were trained in two",
         "steps. Missing: groups that were trained in none although the undisturbed run trained them, or with another task; in brackets",
@@ -137,7 +137,8 @@ def saved(kills: int, labels: Sequence[str]) -> list[str]:
             found = {group: task for groups in trained.values() for group, task in groups.items()}
             asked = sum(request["n"] for request in killed.requests())
             wanted = sum(request["n"] for request in whole.requests())
-            # At the end of an asynchronous run groups beyond those that are trained are in flight; which ones are left is chance.
+            # At the end of an asynchronous run, groups beyond the trained ones are in flight; which of them remain is
+            # random.
             last = max(reference)
             missing = [group for group, task in reference.items() if found.get(group) != task]
             tail = sum(group > last - steps // 10 for group in missing)

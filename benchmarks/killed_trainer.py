@@ -1,8 +1,9 @@
-"""A trainer that is killed ten times ends as the undisturbed one: `python -m benchmarks.killed_trainer [--kills 10] [--seed 0] [--write]`.
+"""Proof that a trainer killed ten times ends like an undisturbed one: `python -m benchmarks.killed_trainer [--kills 10]
+[--seed 0] [--write]`.
 
-A real trainer (tiny model, CPU, groups of one and of two ranks) replays the same recorded batches twice: undisturbed, and killed with
-SIGKILL again and again in a random phase of a random step, saves among them. Compared are the metrics of all steps and the files of the
-last version, bit for bit.
+A real trainer (tiny model, CPU, groups of one and of two ranks) replays the same recorded batches twice: undisturbed,
+and killed with SIGKILL several times in a random phase of a random step, saves included. The metrics of all steps and
+the files of the last version are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "killed_trainer.md"
 
 
 def measure(folder: Path, zygote: Zygote, *, ranks: int, kills: int, seed: int) -> tuple[list[Blow], bool, bool, int]:
-    """The blows; whether the curve, and whether the weights are those of the undisturbed run; the number of steps."""
+    """Return the kills, whether curve and weights equal those of the undisturbed run, and the number of steps."""
     steps = longest(kills)
     batches = record(folder / "recorded", steps)
     make_tiny_model(folder / "model", TinyModelConfig(hidden_size=32, layers=2))
@@ -34,7 +35,7 @@ def measure(folder: Path, zygote: Zygote, *, ranks: int, kills: int, seed: int) 
 
 
 def table(kills: int, seed: int) -> str:
-    """All runs as Markdown."""
+    """Return all runs as Markdown."""
     lines = [
         "# A trainer that is killed ten times ends as the undisturbed one",
         "",

@@ -1,11 +1,12 @@
-"""The fused LM head against the general path and against full logits: memory and time of a forward and backward pass, vocabulary 150,000.
+"""The fused LM head against the general path and against full logits: memory and time of a forward and backward pass,
+vocabulary 150,000.
 
     python -m benchmarks.lm_head [--shapes 256x512 256x2048 1024x512] [--repeats 2] [--write]
 
-All run on the same inputs in one run, each measurement in a process of its own, one after the other, so that a peak of memory is that
-of one of them alone. `general` is the path that every head took before it was fused, and that a bias, a soft cap and an entropy's gradient
-still take; `known` has its coefficients before the forward pass (SFT); `frozen` has a weight without a gradient (LoRA). `--write` keeps
-the table in benchmarks/results/lm_head.md.
+All variants run on the same inputs, each measurement in a separate process, one after the other, so that a peak of
+memory belongs to one of them only. `general` is the path of every head before the fused one, still used for a bias, a
+soft cap and an entropy's gradient; `known` has its coefficients before the forward pass (SFT); `frozen` has a weight
+without a gradient (LoRA). `--write` writes the table to benchmarks/results/lm_head.md.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "lm_head.md"
 VOCABULARY = 150_000
-"""About that of Qwen3."""
+"""Vocabulary size, close to that of Qwen3."""
 SHAPES = ("256x512", "256x2048", "1024x512")
 """Hidden size x tokens."""
 KINDS = ("full", "general", "fused", "known", "frozen")
 
 
 def measure(kind: str, hidden_size: int, tokens: int, repeats: int) -> dict[str, float]:
-    """CPU seconds of one thread (median) and peak memory above the inputs (bytes) of one kind; a digest of its results."""
+    """Return CPU seconds of one thread (median), peak memory above the inputs (bytes), and a digest of the results of
+    one kind."""
     import torch
 
     from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics, weighted_logprobs
@@ -71,7 +73,7 @@ def measure(kind: str, hidden_size: int, tokens: int, repeats: int) -> dict[str,
 
 
 def table(shapes: list[str], repeats: int) -> str:
-    """All measurements as Markdown."""
+    """Return all measurements as Markdown."""
     rows = []
     for shape in shapes:
         found = {}

@@ -31,14 +31,14 @@ RESULTS = Path(__file__).parent / "results" / "long_run.md"
 ROOT = Path(__file__).parents[1]
 STUB = "tests.support.stub"
 MORE_STEPS = 200
-"""Steps of the second attempt."""
+"""Number of steps of the second attempt."""
 ROLES = {
     "--launch": "launcher",
     "rlrun.orchestrator": "orchestrator",
     f"{STUB}.trainer": "trainer",
     f"{STUB}.inference": "engine",
 }
-"""Word of a command line -> name of the process in the table."""
+"""Name of the process in the table, by a word of its command line."""
 FOLDERS = ("traces", "rollouts", "journal", "weights", "checkpoints", "attempts", "logs")
 MANIFEST = """\
 apiVersion: rlrun.io/v1alpha1
@@ -77,14 +77,14 @@ class Sample:
 
     step: int
     seconds: float
-    """Since the start."""
+    """Seconds since the start."""
     uses: Mapping[str, Use]
     files: Mapping[str, int]
     """Number of files below each folder of the run."""
 
 
 def read_use(pid: int) -> Use:
-    """Resources of a process.
+    """Return resources of a process.
 
     Raises:
         OSError: it has ended.
@@ -96,7 +96,7 @@ def read_use(pid: int) -> Use:
 
 
 def peak(pid: int) -> int:
-    """Highest resident memory of a process so far, in KiB."""
+    """Return the highest resident memory of a process so far, in KiB."""
     return int(_fields(Path(f"/proc/{pid}/status").read_text())["VmHWM"])
 
 
@@ -106,7 +106,7 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def processes_of(launcher: int) -> dict[str, int]:
-    """Process of each role, and the launcher, by name."""
+    """Return the process of each role, and the launcher, by name."""
     found = {"launcher": launcher}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
@@ -118,18 +118,18 @@ def processes_of(launcher: int) -> dict[str, int]:
 
 
 def count_files(paths: RunPaths) -> dict[str, int]:
-    """Number of files below each folder of a run."""
+    """Return the number of files below each folder of a run."""
     return {name: sum(len(files) for _, _, files in os.walk(paths.root / name)) for name in FOLDERS}
 
 
 class LineCount:
-    """Number of whole lines of a growing file, read once."""
+    """Number of complete lines of a growing file, read once."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self.lines = path, 0, 0
 
     def update(self) -> int:
-        """The number now."""
+        """Return the present number."""
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._offset)
             while chunk := file.read(1 << 20):
@@ -139,7 +139,7 @@ class LineCount:
 
 
 def follow(process: subprocess.Popen[bytes], paths: RunPaths, every: int) -> Iterator[Sample]:
-    """A sample each `every` steps, until the launcher ends."""
+    """Return a sample every `every` steps, until the launcher ends."""
     began, count, due = time.monotonic(), LineCount(paths.metrics), min(100, every)
     while process.poll() is None:
         if (step := count.update()) >= due:
@@ -172,7 +172,7 @@ def start(manifest: Path, folder: Path, *options: str) -> subprocess.Popen[bytes
 
 
 def launch(argv: Sequence[str]) -> int:
-    """`rlrun local` in this process, with the commands of the stubs."""
+    """Run `rlrun local` in this process, with the commands of the stubs."""
     real = process_plan.module_command
 
     def with_stub(module: str, arguments: list[str]) -> list[str]:
@@ -193,7 +193,8 @@ def launch(argv: Sequence[str]) -> int:
 
 
 def measure(folder: Path, steps: int, every: int) -> tuple[list[Sample], dict[str, int], dict[str, int]]:
-    """Samples of the first attempt; highest memory of each process at the start of the first and of the second attempt, in KiB."""
+    """Return samples of the first attempt, and the highest memory of each process at the start of the first and of the
+    second attempt, in KiB."""
     manifest, root = folder / "run.yaml", folder / "run"
     manifest.write_text(MANIFEST % (steps, max(1, steps // 20)))
     samples: list[Sample] = []
@@ -226,7 +227,7 @@ def _peaks(launcher: int) -> dict[str, int]:
 
 
 def growth(samples: Sequence[Sample], name: str) -> float:
-    """Least-squares slope of a process's PSS over the second half of the samples, in bytes per step."""
+    """Return the least-squares slope of a process's PSS over the second half of the samples, in bytes per step."""
     half = [s for s in samples[len(samples) // 2 :] if name in s.uses]
     if len(half) < 2:
         return math.nan
@@ -238,7 +239,7 @@ def growth(samples: Sequence[Sample], name: str) -> float:
 
 
 def table(samples: Sequence[Sample], first: Mapping[str, int], second: Mapping[str, int], steps: int) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     names = list(ROLES.values())
     lines = [
         "# Memory, descriptors and files over many steps",

@@ -1,4 +1,4 @@
-"""Rollouts with long-tailed lengths, and the least time in which any scheduler could train them. Pure."""
+"""Rollouts with long-tailed lengths, and a lower bound of the training time for any scheduler. Pure."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIGMA = 1.2
-"""Of the logarithm of a rollout's length."""
+"""Sigma of the logarithm of a rollout's length."""
 LONGEST = 6.0
-"""What `maxTokens` cuts off, as a multiple of the mean before it."""
+"""Length at which `maxTokens` cuts, as a multiple of the mean before the cut."""
 
 
 def lengths(prompt: Sequence[int], n: int, mean: float) -> list[float]:
-    """Lognormal lengths of a prompt's `n` rollouts: the same each time that they are asked for."""
+    """Return lognormal lengths of a prompt's `n` rollouts, which are equal in each call."""
     rng = random.Random(hash(tuple(prompt)))
     return [mean * min(LONGEST, rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA)) for _ in range(n)]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How quickly an engine computes: a step, which gives each running sequence one unit of length, takes `step + running * sequence`.
+    """Speed of an engine: a step, which gives each running sequence one unit of length, takes `step + running *
+    sequence`.
 
-    The default is an engine that counts length in seconds and is not slowed down by what runs beside.
+    The default is an engine that counts length in seconds and does not become slower with more sequences.
     """
 
     step: float = 1.0
-    """Seconds that a step takes by itself."""
+    """Seconds of a step without sequences."""
     sequence: float = 0.0
     """Seconds that each running sequence adds to a step."""
 
     def seconds(self, steps: float, units: float) -> float:
-        """Of so many steps that give so many units of length."""
+        """Return the seconds of a number of steps that produce a number of units of length."""
         return self.step * steps + self.sequence * units
 
 
 def steps_when_full(lengths: Sequence[int], slots: int) -> int:
-    """Steps of an engine with `slots` places that gets all sequences at once and takes them in order."""
+    """Return steps of an engine with `slots` places that gets all sequences at once and takes them in order."""
     places = [0] * slots
     for length in lengths:
         heapq.heapreplace(places, places[0] + length)
@@ -45,11 +46,11 @@ def steps_when_full(lengths: Sequence[int], slots: int) -> int:
 
 
 def fit(alone: tuple[int, float], full: tuple[int, int, float]) -> Pace:
-    """The pace of an engine, from two measurements.
+    """Fit the pace of an engine to two measurements.
 
     Args:
-        alone: units and seconds of one sequence by itself.
-        full: steps, units and seconds of many.
+        alone: units and seconds of one single sequence.
+        full: steps, units and seconds of many sequences.
     """
     steps, units, seconds = full
     one = alone[1] / alone[0]
@@ -65,18 +66,20 @@ def least_seconds(
     max_off_policy_steps: int,
     pace: Pace | None = None,
 ) -> float:
-    """No schedule trains these batches in this order in less time, from the first version to the last.
+    """Return a lower bound of the time from the first version to the last, for any schedule that trains these batches
+    in this order.
 
-    With `T(n)` for the end of step n, which takes `train_seconds` beyond each of: the end of the step before; the work of all batches so
-    far on `slots` places that are never empty; and, because nothing of batch n is dispatched before version n - 1 - M is published, the
-    longest rollout of batch n and its work, from then on. Hand-overs, prompts and all that is not generating or training cost nothing.
+    `T(n)` is the end of step n. It is `train_seconds` after each of: the end of the previous step; the work of all
+    batches so far on `slots` places that are never empty; and, because no rollout of batch n is dispatched before
+    version n - 1 - M is published, the longest rollout of batch n and its work, from then on. Hand-overs, prompts and
+    all other work cost nothing.
 
     Args:
         batches: length of each rollout, by step.
         slots: places of the engine.
-        train_seconds: of a step.
+        train_seconds: seconds of a training step.
         max_off_policy_steps: M; 0 is synchronous.
-        pace: of the engine; default: lengths are seconds.
+        pace: pace of the engine. Default: lengths are seconds.
     """
     pace = pace or Pace()
     ends, done = [0.0], 0.0

@@ -37,13 +37,13 @@ CPU = torch.device("cpu")
 
 
 def skewed_lengths(count: int) -> list[int]:
-    """Log-normal lengths, as replies of a language model have: many short, few long."""
+    """Return log-normal lengths, like replies of a language model: many short, few long."""
     drawn = np.random.default_rng(0).lognormal(math.log(120), 0.9, count)
     return [int(length) for length in drawn.clip(16, LONGEST)]
 
 
 def make_model(implementation: str) -> nn.Module:
-    """Two layers, wide enough that matrix products take most of the time."""
+    """Return a model with two layers, wide enough that matrix products take most of the time."""
     packed_attention.register_attention()
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -60,12 +60,13 @@ def make_model(implementation: str) -> nn.Module:
 
 
 def packed_loss(model: nn.Module, samples: list[Sample], row: tuple[int, ...]) -> Any:
-    """Sum of the log-probabilities of a packed row's loss tokens."""
+    """Return the sum of the log-probabilities of a packed row's loss tokens."""
     return token_statistics(model, micro_batch([samples[index] for index in row], CPU)).logprobs.sum()
 
 
 def padded_loss(model: nn.Module, samples: list[Sample], row: tuple[int, ...]) -> Any:
-    """The same of a batch `[S, L]` filled up with zeros at the end, by transformers' own forward pass with SDPA."""
+    """Return the same sum for a batch `[S, L]` padded with zeros at the end, by transformers' own forward pass with
+    SDPA."""
     longest = max(len(samples[index]) for index in row)
     ids, mask = torch.zeros(len(row), longest, dtype=torch.long), torch.zeros(len(row), longest, dtype=torch.bool)
     for at, index in enumerate(row):
@@ -78,7 +79,7 @@ def padded_loss(model: nn.Module, samples: list[Sample], row: tuple[int, ...]) -
 
 
 def measure(loss: Any, model: nn.Module, samples: list[Sample], rows: list[tuple[int, ...]]) -> tuple[float, float]:
-    """CPU seconds of all rows, and the loss."""
+    """Return CPU seconds of all rows, and the loss."""
     total = 0.0
     began = time.process_time()
     for row in rows:
@@ -91,7 +92,7 @@ def measure(loss: Any, model: nn.Module, samples: list[Sample], rows: list[tuple
 
 
 def table(count: int, repeats: int) -> str:
-    """Both ways, one after the other in turns, as Markdown."""
+    """Return both ways, measured alternately, as Markdown."""
     torch.set_num_threads(1)
     lengths = skewed_lengths(count)
     samples = [fake_batch(length, 1, VOCABULARY).samples[0] for length in lengths]

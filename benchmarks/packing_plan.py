@@ -1,13 +1,15 @@
-"""How well and how fast samples are dealt to ranks, against the plan that packs first and then deals whole rows.
+"""Quality and speed of the distribution of samples to ranks, against a plan that packs first and then distributes whole
+rows.
 
     python -m benchmarks.packing_plan [--write]
 
-Log-normal lengths up to 8192 tokens, rows of 8192 tokens, work as of Qwen3-0.6B (attention's part is 9.6e-5 per pair of tokens). "Most
-work" is that of the rank with the most, over the mean: 1 is perfect. "In step" is the sum over the micro-batches of the most work that a
-rank has in it, over the mean: the time of a step whose ranks wait for each other in every micro-batch, as those of FSDP nearly do.
-For 13 to 39 samples, too many for an exact search, the product's plan is compared with a lower bound that no deal can beat.
+Log-normal lengths up to 8192 tokens, rows of 8192 tokens, work as of Qwen3-0.6B (attention's part is 9.6e-5 per pair of
+tokens). "Most work" is the largest work of a rank over the mean: 1 is perfect. "In step" is the sum over the
+micro-batches of the largest work of a rank, over the mean: the time of a step whose ranks wait for each other in every
+micro-batch, as those of FSDP nearly do. For 13 to 39 samples, too many for an exact search, the product's plan is
+compared with a lower bound of all plans.
 
-`--write` keeps the table in benchmarks/results/packing_plan.md.
+`--write` writes the table to benchmarks/results/packing_plan.md.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ Ranks = Sequence[Sequence[Sequence[int]]]
 
 
 def skewed_lengths(count: int) -> list[int]:
-    """Log-normal lengths, as replies of a reasoning model have: many short, few as long as may be."""
+    """Return log-normal lengths, like replies of a reasoning model: many short, few with the maximum."""
     drawn = np.random.default_rng(0).lognormal(math.log(900), 1.0, count)
     return [int(length) for length in drawn.clip(16, ROW_TOKENS)]
 
 
 def rows_first(lengths: Sequence[int], ranks: int) -> Ranks:
-    """The plan to compare with: first-fit-decreasing rows, dealt whole."""
+    """Return the reference plan: first-fit-decreasing rows, distributed whole."""
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -55,12 +57,12 @@ def rows_first(lengths: Sequence[int], ranks: int) -> Ranks:
 
 
 def by_work(lengths: Sequence[int], ranks: int) -> Ranks:
-    """The product's plan."""
+    """Return the product's plan."""
     return plan(lengths, row_tokens=ROW_TOKENS, ranks=ranks, quadratic=QUADRATIC).ranks
 
 
 def measure(lengths: Sequence[int], ranks: int, planner: Callable[[Sequence[int], int], Ranks]) -> str:
-    """CPU seconds, micro-batches per rank, most work, work in step."""
+    """Return CPU seconds, micro-batches per rank, most work, work in step."""
     began = time.process_time()
     dealt = planner(lengths, ranks)
     seconds = time.process_time() - began
@@ -71,7 +73,7 @@ def measure(lengths: Sequence[int], ranks: int, planner: Callable[[Sequence[int]
 
 
 def above_bound(count: int, ranks: int, seed: int) -> tuple[float, float]:
-    """By what share the rank with the most work has more than the lower bound, and CPU seconds."""
+    """Return by what share the largest work of a rank exceeds the lower bound, and CPU seconds."""
     drawn = np.random.default_rng((count, ranks, seed)).lognormal(math.log(900), 1.0, count)
     lengths = [int(length) for length in drawn.clip(16, ROW_TOKENS)]
     began = time.process_time()
@@ -84,7 +86,7 @@ def above_bound(count: int, ranks: int, seed: int) -> tuple[float, float]:
 
 
 def few_samples() -> list[str]:
-    """13 to 39 samples, as Markdown."""
+    """Return 13 to 39 samples, as Markdown."""
     lines = [
         "| ranks | plans | above the bound, mean % | most % | plans above by 0.1 % | most ms |",
         "|---|---|---|---|---|---|",
@@ -101,7 +103,7 @@ def few_samples() -> list[str]:
 
 
 def table() -> str:
-    """Both plans as Markdown."""
+    """Return both plans as Markdown."""
     lines = [
         "# Plans of micro-batches: samples dealt by work, against rows packed first and dealt whole",
         "",

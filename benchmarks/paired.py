@@ -1,4 +1,5 @@
-"""Measures of two ways of one thing that take turns: ratios of neighbours with an interval, and CPU of processes. Linux only (/proc)."""
+"""Alternating measurements of two variants: ratios of neighbors with an interval, and CPU time of processes. Linux only
+(/proc)."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from typing import Literal
 RESAMPLES = 2000
 LEVEL = 0.95
 MIN_PAIRS = 5
-"""With fewer an interval says nothing."""
+"""Smallest number of pairs with a meaningful interval."""
 Verdict = Literal["shown", "missed", "undecided"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio, and the interval that holds it with probability `LEVEL`."""
+    """A ratio, and the interval that contains it with probability `LEVEL`."""
 
     median: float
     low: float
@@ -29,7 +30,7 @@ class Estimate:
     pairs: int
 
     def verdict(self, goal: float) -> Verdict:
-        """Judge whether the ratio is at most `goal`: decided only where the whole interval lies on one side."""
+        """Compare the ratio with `goal`; the result is decided only if the whole interval is on one side."""
         if self.pairs < MIN_PAIRS or self.low <= goal < self.high:
             return "undecided"
         return "shown" if self.high <= goal else "missed"
@@ -39,11 +40,11 @@ class Estimate:
 
 
 def estimate(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate:
-    """Median over pairs of the first over the second, with a percentile bootstrap over pairs (Efron 1979).
+    """Return the median over pairs of the first over the second, with a percentile bootstrap over pairs (Efron 1979).
 
     Args:
-        pairs: positive values of neighbours.
-        seed: of the resampling.
+        pairs: positive values of neighbors.
+        seed: seed of the resampling.
     """
     ratios = [own / other for own, other in pairs if own > 0 and other > 0]
     if not ratios:
@@ -55,12 +56,13 @@ def estimate(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate
 
 
 def turns(pairs: int) -> list[bool]:
-    """States of a switch between two ways, turn by turn: on, off, off, on, ...; a drift meets both alike. Pair i: turns 2i and 2i + 1."""
+    """Return states of a switch between two variants, turn by turn: on, off, off, on, ...; a drift affects both
+    equally. Pair i: turns 2i and 2i + 1."""
     return [turn for pair in range(pairs) for turn in ((True, False) if pair % 2 == 0 else (False, True))]
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it has started, which live."""
+    """Return a process and its live descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -73,7 +75,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def cpu_by_thread(pids: Iterable[int]) -> dict[int, float]:
-    """CPU seconds of each thread of the processes, to the nanosecond."""
+    """Return CPU seconds of each thread of the processes, with a resolution of a nanosecond."""
     found = {}
     for pid in pids:
         with suppress(OSError):
@@ -84,12 +86,12 @@ def cpu_by_thread(pids: Iterable[int]) -> dict[int, float]:
 
 
 def used(before: Mapping[int, float], after: Mapping[int, float]) -> float:
-    """CPU seconds between two times; the last ones of a thread that has ended are missing."""
+    """Return CPU seconds between two times; the last ones of an ended thread are missing."""
     return sum(seconds - before.get(thread, 0.0) for thread, seconds in after.items())
 
 
 def cpu_seconds_with_ended(pids: Iterable[int]) -> float:
-    """CPU seconds of processes, of their ended threads and of children that they have waited for; in ticks of the system."""
+    """Return CPU seconds of processes, of their ended threads and of reaped children, in ticks of the system."""
     total = 0
     for pid in pids:
         with suppress(OSError):
@@ -98,5 +100,5 @@ def cpu_seconds_with_ended(pids: Iterable[int]) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the name, which may hold anything."""
+    """Return fields of /proc/PID/stat after the name, which may contain any characters."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

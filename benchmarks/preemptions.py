@@ -1,10 +1,10 @@
-"""Concurrency on an engine whose KV cache is too small for what it is asked: `python -m benchmarks.preemptions [--rounds N]`.
+"""Concurrency on an engine with a small KV cache: `python -m benchmarks.preemptions [--rounds N]`.
 
-A real vLLM engine on the CPU has places for many sequences and a KV cache for few of them. Groups of four with long-tailed lengths are
-asked for by the orchestrator's own pool: with a fixed `maxConcurrency` and no look at the engine's metrics, and with one that binds nobody
-and the metrics that steer. Tokens that the engine sampled are counted by itself, so that what it computes a second time counts nothing,
-from the time on at which the run has settled. Tokens per CPU second of the engine's processes, which never wait here, are the figure that
-other work on the machine disturbs least.
+A real vLLM engine on the CPU has places for many sequences and a KV cache for few of them. The orchestrator's own pool
+requests groups of four with long-tailed lengths: with a fixed `maxConcurrency` without the engine's metrics, and with
+an unreachable one and control by the metrics. The engine itself counts its sampled tokens, so recomputed ones count
+nothing, from the moment at which the run is steady. Other load of the machine affects least the tokens per CPU second
+of the engine's processes, which never wait here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from rlrun.orchestrator.rollouts.engine_session import Session
 GROUP = 4
 MEAN_TOKENS = 64
 PLACES = 64
-"""Of the engine."""
+"""Places of the engine."""
 BLOCKS, BLOCK_TOKENS = 64, 32
-"""Of the KV cache: room for some 16 sequences, or for five of the longest."""
+"""KV cache: room for some 16 sequences, or for five of the longest."""
 FIXED = (16, 32, 48, 128)
 """`maxConcurrency`, in rollouts."""
 UNBOUND = 256
@@ -48,26 +48,26 @@ MEASURE_SECONDS = 12.0
 
 @dataclass(frozen=True)
 class Throughput:
-    """What an engine did for a while."""
+    """Measures of an engine over a period."""
 
     per_second: float
-    """Tokens."""
+    """Tokens per second."""
     per_cpu_second: float
     running: float
     waiting: float
     preemptions: int
     limit: int
-    """Rollouts that may be in flight, at the end."""
+    """Limit of rollouts in flight at the end."""
 
 
 def generated(text: str) -> float:
-    """Tokens that the engine has sampled since its start, from its metrics."""
+    """Return the number of tokens that the engine has sampled since its start, from its metrics."""
     lines = [line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and those that it has begun and that still run."""
+    """Return CPU seconds of a process and its live descendants."""
     folder = Path(f"/proc/{pid}")
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     children = [int(child) for task in folder.glob("task/*/children") for child in task.read_text().split()]
@@ -75,7 +75,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def measure(engine: RealEngine, concurrency: int, *, steered: bool, settle: float) -> Throughput:
-    """Ask for as much as the pool lets through."""
+    """Request as much as the pool allows."""
     client: Any = engine.client(long_tailed(MEAN_TOKENS))
     signal, rng = Signal(), random.Random(concurrency)
     pool = EnginePool([], signal, max_concurrency=concurrency)
@@ -113,14 +113,14 @@ async def measure(engine: RealEngine, concurrency: int, *, steered: bool, settle
 
 
 def mean(found: Sequence[Throughput]) -> Throughput:
-    """Of the rounds."""
+    """Return the mean of the rounds."""
     columns = zip(*[vars(one).values() for one in found], strict=True)
     per_second, per_cpu_second, running, waiting, preemptions, limit = (sum(c) / len(found) for c in columns)
     return Throughput(per_second, per_cpu_second, running, waiting, round(preemptions), round(limit))
 
 
 def table(fixed: dict[int, Throughput], steered: Throughput) -> str:
-    """As Markdown; the best fixed concurrency is 1."""
+    """Return the table as Markdown; the best fixed concurrency is 1."""
     best, best_cpu = (max(getattr(one, name) for one in fixed.values()) for name in ("per_second", "per_cpu_second"))
     names = ["maxConcurrency", "limit", "tokens/s", "of the best", "tokens per CPU s", "of the best"]
     rows = [f"| {' | '.join([*names, 'running', 'waiting', 'preemptions'])} |", "|---" + "|---:" * 8 + "|"]
@@ -133,7 +133,7 @@ def table(fixed: dict[int, Throughput], steered: Throughput) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit code."""
+    """Print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="preemptions", description=__doc__)
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it is measured, in turn")
     options = parser.parse_args(argv)
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory() as root,
         real_engine(Path(root), max_num_seqs=PLACES, max_model_len=512, extra_args=small) as engine,
     ):
-        asyncio.run(measure(engine, FIXED[0], steered=False, settle=0))  # what is loaded late
+        asyncio.run(measure(engine, FIXED[0], steered=False, settle=0))  # warms up late imports
         for _ in range(options.rounds):
             for concurrency, found in fixed.items():
                 found.append(asyncio.run(measure(engine, concurrency, steered=False, settle=SETTLE_SECONDS)))

@@ -1,11 +1,11 @@
-"""Mean reward over the steps of every preset, on a tiny policy: the curves of the pages of algorithms.
+"""Mean reward over the steps of every preset, on a tiny policy: the curves on the pages of algorithms.
 
     python -m benchmarks.preset_curves [--steps 40] [--seeds 2] [--presets NAME ...] [--write]
 
-A policy of 64 channels that answers `reverse-text` (three letters out of two) right in about half of its answers, 8 groups of
-8 rollouts a step, two updates on each, the product's own advantages and losses. The curves show that a preset learns and how
-steadily; they rank nothing: one learning rate for all, one small task. `--write` keeps them in
-benchmarks/results/preset_curves.json, beside presets that are not measured again.
+A policy of 64 channels that answers `reverse-text` (three letters out of two) correctly in about half of its answers, 8
+groups of 8 rollouts a step, two updates on each, the product's own advantages and losses. The curves show that a preset
+learns and how steadily; they rank nothing: one learning rate for all, one small task. `--write` writes them to
+benchmarks/results/preset_curves.json, where presets without a new measurement are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STUDENT, TEACHER = 0.6, 0.9
 
 
 def measure(presets: list[str], steps: int, seeds: int) -> dict[str, list[list[float]]]:
-    """Rewards `[seeds][steps + 1]` by preset; of the step before any update first."""
+    """Return rewards `[seeds][steps + 1]` by preset; the first is that before any update."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         student, teacher = make_policy(Path(folder) / "s", STUDENT), make_policy(Path(folder) / "t", TEACHER)
@@ -42,7 +42,7 @@ def measure(presets: list[str], steps: int, seeds: int) -> dict[str, list[list[f
 
 
 def main() -> None:
-    """Measure the presets that are named, or all."""
+    """Measure the named presets, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=2)

@@ -1,10 +1,12 @@
-"""Share of a large model that one of many ranks holds: gradients between micro-batches, parameters, and the largest slice that it reads.
+"""Share of a large model in one of many ranks: gradients between micro-batches, parameters, and the largest slice that
+it reads.
 
     python -m benchmarks.ranks [--models Qwen/Qwen3-30B-A3B] [--ranks 8 128 512] [--write]
 
-The model is without memory and divided by the product's `shard_model` over a group of ranks of which only rank 0 is there. Beside it what
-`rlrun fit` says. Bytes of real ranks are counted by tests on gloo (`tests/trainer/test_gradient_memory.py`,
-`tests/trainer/test_loading_memory.py`). `--write` keeps the table in benchmarks/results/ranks.md.
+The model has no memory, and the product's `shard_model` divides it over a group of ranks of which only rank 0 exists.
+The table compares the result with `rlrun fit`. Tests on gloo count bytes of real ranks
+(`tests/trainer/test_gradient_memory.py`, `tests/trainer/test_loading_memory.py`). `--write` writes the table to
+benchmarks/results/ranks.md.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ RANKS = (8, 32, 128, 512)
 PER_MACHINE = 8
 GB = 1e9
 FILE_BYTES = 2
-"""Bytes of a number in the model's files: bfloat16."""
+"""Bytes of a value in the model's files: bfloat16."""
 
 
-def held(shape: Architecture, ranks: int, copies: int) -> tuple[int, int]:
-    """Bytes of rank 0's part in float32, which its gradient has as well, and of the largest slice that it reads."""
+def measure_rank_memory(shape: Architecture, ranks: int, copies: int) -> tuple[int, int]:
+    """Return bytes of rank 0's part in float32, which is also the size of its gradient, and of the largest slice that
+    it reads."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     meshes = Meshes(ParallelDims.from_config(ParallelismConfig(dp_replicate=copies), ranks), "cpu")
     group = Group(0, ranks, torch.device("cpu"), meshes.layers, meshes)
@@ -53,7 +56,7 @@ def held(shape: Architecture, ranks: int, copies: int) -> tuple[int, int]:
 
 
 def by_fit(name: str, ranks: int, copies: int) -> float:
-    """Bytes of gradients by `rlrun fit`."""
+    """Return bytes of gradients by `rlrun fit`."""
     config = TrainerConfig(
         name="ranks",
         uid="ranks",
@@ -74,8 +77,8 @@ def by_fit(name: str, ranks: int, copies: int) -> float:
 
 
 def line(name: str, ranks: int, copies: int) -> str:
-    """One row of the table."""
-    part, largest = held(KNOWN[name], ranks, copies)
+    """Return one row of the table."""
+    part, largest = measure_rank_memory(KNOWN[name], ranks, copies)
     fit = by_fit(name, ranks, copies)
     return (
         f"| {name} | {ranks} | {copies} | {part / GB:.3f} | {fit / GB:.3f} | {part / fit:.3f} | {largest / 2**20:.1f} |"
@@ -83,7 +86,7 @@ def line(name: str, ranks: int, copies: int) -> str:
 
 
 def table(models: list[str], ranks: list[int]) -> str:
-    """All models as Markdown."""
+    """Return all models as Markdown."""
     rows = [line(name, count, copies) for name in models for copies in (1, 2) for count in ranks if count > copies]
     return "\n".join(
         [

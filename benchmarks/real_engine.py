@@ -1,4 +1,4 @@
-"""A real vLLM engine on the CPU with a tiny random model, whose answers have the lengths that a benchmark says."""
+"""A real vLLM engine on the CPU with a tiny random model, whose answers have lengths chosen by a benchmark."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ START_SECONDS = 240.0
 LOOK_SECONDS = 0.25
 ALONE_TOKENS = 192
 Lengths = Callable[[Sequence[int], int], list[int]]
-"""Tokens of each of a prompt's continuations."""
+"""Function from a prompt to the tokens of each of its continuations."""
 
 
 def long_tailed(mean: int) -> Lengths:
-    """Lognormal with this mean, and always the same for a prompt."""
+    """Return lognormal lengths with this mean, fixed for each prompt."""
     return lambda prompt, n: [max(1, round(length)) for length in lengths(prompt, n, mean)]
 
 
 class LengthyClient(EngineClient):
-    """Asks for each continuation with its own length, whatever the policy says; answers when the longest is there, as one request does.
+    """Client that requests each continuation with a separate length and answers when the longest is complete, as one
+    request does.
 
-    Published folders are filled with the engine's own weights: who keeps time instead of training publishes empty ones.
+    Published folders are filled with the engine's own weights, because a trainer that only keeps time publishes empty
+    ones.
     """
 
     def __init__(self, url: str, model: Path, wanted: Lengths) -> None:
@@ -58,7 +60,7 @@ class LengthyClient(EngineClient):
         return completions
 
     async def metrics_text(self) -> str:
-        """All of the engine's metrics, as it gives them."""
+        """Return all of the engine's metrics in their text form."""
         return (await self._request("GET", ENGINE_METRICS, 30.0, None))[1]
 
     def _fill(self, folder: Path) -> None:
@@ -76,26 +78,26 @@ class LengthyClient(EngineClient):
 
 @dataclass(frozen=True)
 class RealEngine:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     model: Path
     root: Path
-    """The folder below which weights may lie."""
+    """Folder that contains all folders of weights."""
     pid: int
 
     def client(self, wanted: Lengths) -> LengthyClient:
-        """One of its own for each run: a run closes it."""
+        """Return a separate client for each run, because a run closes it."""
         return LengthyClient(self.url, self.model, wanted)
 
 
 @contextlib.contextmanager
 def real_engine(root: Path, **settings: Any) -> Iterator[RealEngine]:
-    """A server that lives as long as the block.
+    """Provide a server for the duration of the block.
 
     Args:
-        root: an empty folder for the model and for what is handed over.
-        settings: of `InferenceSettings`, beside those that all benchmarks share.
+        root: an empty folder for the model and for weights of hand-overs.
+        settings: fields of `InferenceSettings`, in addition to those shared by all benchmarks.
     """
     model, port = root / "model", free_port()
     make_tiny_model(model, TinyModelConfig(max_length=2048))
@@ -137,7 +139,7 @@ async def _until_it_answers(engine: RealEngine, process: subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class Load:
-    """What the engine said of itself, on average over a time."""
+    """Averages of the engine's own reports over a period."""
 
     running: float
     waiting: float
@@ -146,7 +148,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def watched(client: EngineClient) -> AsyncIterator[Callable[[], Load]]:
-    """Looks at the engine's metrics during the block."""
+    """Poll the engine's metrics during the block."""
     looks: list[EngineMetrics] = []
 
     async def look() -> None:
@@ -174,10 +176,10 @@ OPTIONS: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "s
 async def measure_pace(
     engine: RealEngine, prompts: Sequence[Sequence[int]], n: int, wanted: Lengths, slots: int
 ) -> Pace:
-    """From one sequence by itself, and from `n` continuations of each prompt that are all asked for at once.
+    """Measure the pace with one single sequence, and with `n` continuations of each prompt requested at once.
 
     Args:
-        engine: has `slots` places, and nothing else to do.
+        engine: engine with `slots` places and without other work.
         prompts: token ids.
         n: continuations of each.
         wanted: their lengths.

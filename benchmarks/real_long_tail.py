@@ -29,27 +29,28 @@ MEAN_TOKENS = 160
 MOST_TOKENS = 6 * MEAN_TOKENS
 MODEL_TOKENS = 1024
 TRAINING = 0.5
-"""Of a training step, beside the time that a full engine needs for a batch: so the ratio does not depend on the machine."""
+"""Training time of a step, relative to a full engine's time for a batch, so that the ratio does not depend on the
+machine."""
 PACE_BATCHES = 3
 DEADLINE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class RealRun:
-    """What a run did."""
+    """Result of a run."""
 
     seconds: float
-    """From the first version to the last."""
+    """Seconds from the first version to the last."""
     batches: Sequence[Sequence[int]]
     """Tokens of each trained rollout, by step."""
     load: Load
     cancelled: float
     """Groups that were cancelled for their age."""
     update_seconds: float
-    """Of all hand-overs together."""
+    """Total seconds of all hand-overs."""
 
     def share(self, pace: Pace, *, train_seconds: float, max_off_policy_steps: int) -> float:
-        """Of the least time that these batches can take."""
+        """Share of the least time for these batches."""
         bound = least_seconds(
             self.batches,
             slots=BATCH,
@@ -61,7 +62,7 @@ class RealRun:
 
 
 async def play(engine: RealEngine, folder: Path, *, level: int, steps: int, train_seconds: float) -> RealRun:
-    """A run whose trainer sleeps for `train_seconds` in each step: it and the engine compete for no core."""
+    """Play a run whose trainer sleeps for `train_seconds` in each step: it and the engine compete for no core."""
     client: Any = engine.client(long_tailed(MEAN_TOKENS))
     config = make_config(
         folder,
@@ -94,7 +95,7 @@ async def play(engine: RealEngine, folder: Path, *, level: int, steps: int, trai
 
 
 def some_prompts(count: int) -> list[list[int]]:
-    """Such as a run's, but of no task."""
+    """Return prompts like those of a run, without a task."""
     rng = random.Random(count)
     return [[1, *(rng.randrange(20, 90) for _ in range(10))] for _ in range(count)]
 
@@ -103,7 +104,7 @@ COLUMNS = ("s", "share of its bound", "pace, ms", "running", "waiting", "preempt
 
 
 def row(what: str, run: RealRun, share: float, pace: Pace) -> str:
-    """Of the table."""
+    """Return a row of the table."""
     cells = [
         what,
         f"{run.seconds:.1f}",
@@ -119,7 +120,8 @@ def row(what: str, run: RealRun, share: float, pace: Pace) -> str:
 
 
 def real_long_tail_table(steps: int, rounds: int) -> str:
-    """Synchronous and asynchronous in turn, as Markdown. The engine's pace is measured before and after each run."""
+    """Return synchronous and asynchronous runs in turn, as Markdown. The engine's pace is measured before and after
+    each run."""
     orch_simulation.DEADLINE_SECONDS = DEADLINE_SECONDS
     rows = [f"| {' | '.join(['setting', *COLUMNS])} |", "|---" + "|---:" * len(COLUMNS) + "|"]
     ratios = []
@@ -132,7 +134,7 @@ def real_long_tail_table(steps: int, rounds: int) -> str:
         def measured() -> Pace:
             return asyncio.run(measure_pace(engine, prompts, GROUP, wanted, BATCH))
 
-        measured()  # the first requests pay for what is loaded late
+        measured()  # the first requests include late imports
         before = measured()
         train_seconds = round(TRAINING * MEAN_TOKENS * (before.step + before.sequence * BATCH), 2)
         for number in range(rounds):

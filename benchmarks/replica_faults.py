@@ -1,8 +1,9 @@
-"""What one of two bad engines costs a run: `python -m benchmarks.replica_faults [--write]`.
+"""Cost of a bad engine among two in a run: `python -m benchmarks.replica_faults [--write]`.
 
-Whole runs of processes: trainer, orchestrator and two engines without a model, which sample a token in 20 ms and have room for all that is
-asked. After ten steps the second engine is disturbed. Lost: the seconds from step 10 to the last step beyond those of the undisturbed run.
-Wrong tokens: whose log-prob is not that of the version that they are labelled with, or that were too old or too new to be trained on.
+Whole runs of processes: trainer, orchestrator and two engines without a model, which sample a token in 20 ms and have
+room for all requests. After ten steps the second engine is disturbed. Lost: the seconds from step 10 to the last step
+in excess of those of the undisturbed run. Wrong tokens: their log-prob is not that of their labelled version, or they
+were too old or too new to be trained on.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ OUTAGE_SECONDS = 10.0
 
 
 def nothing(run: TwoEngines) -> None:
-    """Undisturbed."""
+    """Do not disturb."""
 
 
 def killed(run: TwoEngines) -> None:
-    """Another process takes its place after a while."""
+    """Kill it; another process replaces it after a while."""
     run.second.kill()
     run.second.wait()
     time.sleep(OUTAGE_SECONDS)
@@ -41,21 +42,21 @@ def killed(run: TwoEngines) -> None:
 
 
 def old_weights(run: TwoEngines) -> None:
-    """A new process at once, which holds the weights that it was started with; nobody tells the orchestrator."""
+    """Restart it at once with its first weights, without notice to the orchestrator."""
     run.second.kill()
     run.second.wait()
     run.start_second()
 
 
 def stopped(run: TwoEngines) -> None:
-    """It stands still, and goes on after a while."""
+    """Suspend it, and resume it after a while."""
     run.second.send_signal(signal.SIGSTOP)
     time.sleep(3 * OUTAGE_SECONDS)
     run.second.send_signal(signal.SIGCONT)
 
 
 def scripted(action: str) -> list[dict[str, Any]]:
-    """A fault of the engine's own, from the tenth version on."""
+    """Return a fault of the engine's own, from the tenth version on."""
     return [{"version": FROM, "action": action, "seconds": OUTAGE_SECONDS}]
 
 
@@ -80,19 +81,19 @@ FAULTS = [
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took."""
+    """Measures of a run."""
 
     seconds: float
     longest_step: float
     moved: int
-    """Requests that were asked of the other engine."""
+    """Number of requests that moved to the other engine."""
     longest_moved: float
-    """Seconds of a moved request until then."""
+    """Longest time until a request moved, in seconds."""
     wrong: int
 
 
 def measure(fault: Fault, steps: int) -> Cost:
-    """One run."""
+    """Measure one run."""
     with tempfile.TemporaryDirectory() as folder, two_engines(Path(folder), steps) as run:
         run.begin(*fault.faults)
         run.until(FROM)
@@ -110,7 +111,7 @@ def measure(fault: Fault, steps: int) -> Cost:
 
 
 def table(costs: Sequence[Cost], steps: int) -> str:
-    """As Markdown; the first is the undisturbed run."""
+    """Return the table as Markdown; the first row is the undisturbed run."""
     lines = [
         "# One of two engines is bad",
         "",
@@ -131,7 +132,7 @@ def table(costs: Sequence[Cost], steps: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")

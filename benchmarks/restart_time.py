@@ -1,11 +1,12 @@
-"""Where the time of a restart goes on one machine: `python -m benchmarks.restart_time [--kills 5] [--write]`.
+"""Phases of a restart on one machine: `python -m benchmarks.restart_time [--kills 5] [--write]`.
 
-`rlrun local` trains a tiny model with two ranks on recorded batches, so that no engine takes part. Again and again one rank is killed with
-SIGKILL once an attempt has trained a step, the launcher ends, and the same command goes on with `--resume`. Phases are those of
-`status.lastRestart`: the trainer's own come from the metrics of each attempt's first step, the rest is seen from outside.
+`rlrun local` trains a tiny model with two ranks on recorded batches, so that no engine takes part. Repeatedly, one rank
+is killed with SIGKILL after an attempt has trained a step, the launcher ends, and the same command continues with
+`--resume`. Phases are those of `status.lastRestart`: the trainer's own come from the metrics of each attempt's first
+step, the others are measured from outside.
 
-A second table reads a checkpoint of several ranks for its checksums as a restart did before, by one process alone, and as it does now, by
-one process per rank; each time with the files out of the page cache.
+A second table reads a checkpoint of several ranks for its checksums as earlier restarts did, by one process, and as
+present ones do, by one process per rank; each time with the files out of the page cache.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from tests.trainer.conftest import record
 
 RESULTS = Path(__file__).parent / "results" / "restart_time.md"
 OUTSIDE = ("ending", "launcher")
-"""Until the killed run's processes are gone; until torchrun is started again: the launcher's own start and its checks."""
+"""Phases until the killed run's processes are gone, and until torchrun is started again: the launcher's own start and
+its checks."""
 STEPS = 400
 SHARDS, SHARD_BYTES = 4, 64 << 20
 DEADLINE_SECONDS = 600.0
 
 
 def manifest(model: Path) -> dict[str, object]:
-    """A run of two ranks that saves every step."""
+    """Return a run of two ranks that saves every step."""
     spec = {
         "model": {"path": str(model), "dtype": "float32"},
         "maxSteps": STEPS,
@@ -72,7 +74,7 @@ def until(condition: Callable[[], object], launcher: subprocess.Popen[bytes], lo
 
 
 def first_steps(metrics: Path) -> dict[int, dict[str, float]]:
-    """Seconds of each attempt's start by phase, of those that have trained a step."""
+    """Return seconds of each attempt's start by phase, for attempts that have trained a step."""
     found: dict[int, dict[str, float]] = {}
     whole = metrics.read_text().rpartition("\n")[0] if metrics.exists() else ""
     for text in whole.splitlines():
@@ -90,7 +92,7 @@ def kill_a_rank(folder: Path) -> None:
 
 
 def restarts(folder: Path, kills: int) -> list[dict[str, float]]:
-    """Seconds by phase of each restart, the whole under `total`."""
+    """Return seconds by phase of each restart, the total under `total`."""
     make_tiny_model(folder / "model", TinyModelConfig(hidden_size=32, layers=2))
     (folder / "run.yaml").write_text(yaml.safe_dump(manifest(folder / "model")))
     run, log = folder / "run", folder / "launcher.log"
@@ -134,14 +136,14 @@ def _check(work: tuple[Path, list[FileEntry]]) -> float:
 
 
 def checks(folder: Path) -> dict[str, float]:
-    """Seconds of a checkpoint's check by one process alone, by all ranks at once, and of one rank's share."""
+    """Return seconds of a checkpoint's check by one process, by all ranks at once, and of one rank's share."""
     (folder / "trainer").mkdir()
     files = [folder / f"trainer/__{rank}_0.distcp" for rank in range(SHARDS)]
     for path in files:
         path.write_bytes(os.urandom(SHARD_BYTES))
     entries = [FileEntry(f"trainer/{path.name}", SHARD_BYTES, file_checksum(path)) for path in files]
     with ProcessPoolExecutor(SHARDS) as ranks:
-        list(ranks.map(_check, [(folder, [])] * SHARDS))  # the processes are there
+        list(ranks.map(_check, [(folder, [])] * SHARDS))  # the processes are ready
         cold(files)
         alone = _check((folder, entries))
         cold(files)
@@ -152,7 +154,7 @@ def checks(folder: Path) -> dict[str, float]:
 
 
 def table(kills: int) -> str:
-    """Both tables as Markdown."""
+    """Return both tables as Markdown."""
     with TemporaryDirectory() as name:
         found = restarts(Path(name), kills)
     with TemporaryDirectory() as name:

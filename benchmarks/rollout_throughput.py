@@ -1,11 +1,13 @@
-"""What a rollout costs beside the model: `python -m benchmarks.rollout_throughput [--profile FILE]`.
+"""CPU cost of a rollout without the model: `python -m benchmarks.rollout_throughput [--profile FILE]`.
 
-The whole orchestrator (dispatcher, sessions, conversations, batches on disk) against a trainer that trains at once and an engine that
-answers one request after the other once 2,000 rollouts are in flight, or after a second. Environments run in this process (`in process`),
-or in one of their own as in a real run (`own process`). CPU is that of the orchestrator and its children, from the first request on. The
-worst lag is how much later than asked the event loop woke a task that sleeps 5 ms again and again.
+The whole orchestrator (dispatcher, sessions, conversations, batches on disk) against a trainer that trains at once and
+an engine that answers one request after the other once 2,000 rollouts are in flight, or after a second. Environments
+run in this process (`in process`), or in a separate one as in a real run (`own process`). CPU time is that of the
+orchestrator and its children, from the first request on. The worst lag is the largest delay of a task that sleeps 5 ms
+in a loop.
 
-See `beside_verifiers` and `taskset_overhead` for the same task as a taskset of verifiers 0.4, by verifiers' own runner and in ours.
+See `beside_verifiers` and `taskset_overhead` for the same task as a taskset of verifiers 0.4, by verifiers' own runner
+and in ours.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ PATIENCE_SECONDS = 1.0
 
 
 class Lag:
-    """The worst lag of the event loop inside of the block, in milliseconds."""
+    """Worst lag of the event loop inside of the block, in milliseconds."""
 
     def __init__(self) -> None:
         self.worst = 0.0
@@ -64,14 +66,15 @@ class Lag:
 
 @dataclass
 class InstantEngine(FakeEngine):
-    """Always answers the same four letters, and all at once: when as many are in flight as may be, or none has come for a while."""
+    """Engine that always answers the same four letters, and all at once: when the limit is in flight, or no request has
+    come for a while."""
 
     places: int = CONCURRENT
     lag: Lag = field(default_factory=lambda: Lag())
     most: int = 0
-    """Most continuations that were asked for at once."""
+    """Largest number of continuations requested at the same time."""
     began: float = 0.0
-    """CPU at the first request."""
+    """CPU time at the first request."""
     _waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
     _answering: asyncio.Task[None] | None = None
 
@@ -98,7 +101,7 @@ class InstantEngine(FakeEngine):
         self._answering = asyncio.create_task(self._answer(waiting))
 
     async def _answer(self, waiting: Sequence[tuple[int, asyncio.Future[None]]]) -> None:
-        """One after the other, as answers come from sockets."""
+        """Answer one after the other, as answers come from sockets."""
         for _, answer in waiting:
             if not answer.done():
                 answer.set_result(None)
@@ -126,7 +129,7 @@ async def ours(
     profile: cProfile.Profile | None = None,
     concurrent: int = CONCURRENT,
 ) -> Measured:
-    """A simulated run of `steps` batches of so many rollouts."""
+    """Run a simulation of `steps` batches of `concurrent` rollouts."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         make_tokenizer().save_pretrained(tokenizer)
@@ -156,7 +159,7 @@ async def ours(
 
 
 def table(measured: Sequence[Measured]) -> str:
-    """As Markdown."""
+    """Return the table as Markdown."""
     lines = [
         "| what | rollouts | in flight | rollouts/s | CPU per rollout, ms | worst lag, ms |",
         "|---|---:|---:|---:|---:|---:|",
@@ -169,7 +172,7 @@ def table(measured: Sequence[Measured]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit code."""
+    """Print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="rollout_throughput", description=__doc__)
     parser.add_argument("--steps", type=int, default=4, help="batches of 2,000 rollouts")
     parser.add_argument("--profile", type=Path, help="write the 25 most expensive functions of the run in process here")

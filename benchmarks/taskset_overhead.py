@@ -1,16 +1,19 @@
-"""What the orchestrator adds to a taskset of verifiers: `python -m benchmarks.taskset_overhead [--write] [--profile FOLDER]`.
+"""Cost that the orchestrator adds to a taskset of verifiers: `python -m benchmarks.taskset_overhead [--write]
+[--profile FOLDER]`.
 
-One process, in which runners take turns with the same taskset, task after task, and the same engine (`instant_engine`, HTTP, a
-process of its own whose CPU is nobody's):
+In one process, runners alternate on the same taskset, task after task, with the same engine (`instant_engine`, HTTP, a
+separate process whose CPU time does not count):
 
-- ours: the orchestrator as in a run, the environment in a process of its own; a step's batch, from the published weights to the files
-  of the batch and its trace. While the trainer "trains", it has nothing to do, and the others have their turn;
-- runner: the least that a runner in one process can be: `Env.run` by our adapter in a loop, and a client that asks the engine;
-- spared: the same, with the garbage collector spared what is loaded, as our processes do it;
-- theirs: verifiers' own runner with the cheapest agent that there can be (`tasksets/agent_in_process.py`).
+- ours: the orchestrator as in a run, with the environment in a separate process; one step's batch, from the published
+weights to the files of the batch and its trace. While the trainer "trains", it is idle, and the others have their turn;
+- runner: the smallest possible runner in one process: `Env.run` by our adapter in a loop, and a client that calls the
+engine;
+- spared: the same, with loaded objects excluded from garbage collection, as in our processes;
+- theirs: verifiers' own runner with the cheapest possible agent (`tasksets/agent_in_process.py`).
 
-What is compared is CPU (of the process, and of the environment's) in the same round, so that what disturbs the machine meets all alike;
-the figures are medians of the rounds. What the orchestrator uses while it waits, per second, is taken off the others' turns.
+The CPU time (of the process, and of the environment's) is compared within a round, so that disturbances affect all
+equally; the figures are medians of the rounds. The CPU time per second that the orchestrator uses while it waits is
+subtracted from the others' turns.
 """
 
 from __future__ import annotations
@@ -52,10 +55,10 @@ from rlrun.protocol.files.paths import RunPaths  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 TASKSETS = str(ROOT / "benchmarks" / "tasksets")
-"""For the environment's process to find."""
+"""Search path of the environment's process."""
 RESULTS = Path(__file__).parent / "results" / "taskset_overhead.md"
 ROLLOUTS = 160
-"""Of a turn, all in flight at once."""
+"""Rollouts of a turn, all in flight at once."""
 IDLE_SECONDS = 1.0
 SPARED = ("ours", "spared")
 GOAL = 0.05
@@ -64,19 +67,19 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def cpu(pids: Sequence[int]) -> float:
-    """Seconds of CPU of this process, and of others that live."""
+    """Return CPU seconds of this process, and of other live processes."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     used = own.ru_utime + own.ru_stime
     for pid in pids:
         with suppress(OSError):  # it has ended
-            # The name, in parentheses, may hold anything: the fields follow the last one.
+            # The name, in parentheses, may contain any characters: the fields follow the last parenthesis.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             used += (int(fields[11]) + int(fields[12])) / _TICK
     return used
 
 
 def children() -> list[int]:
-    """This process's."""
+    """Return this process's children."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
@@ -86,7 +89,7 @@ def children() -> list[int]:
 
 
 class PlainModel:
-    """A model client that asks the engine, and does nothing else: what any runner in one process pays for a reply."""
+    """Model client that only calls the engine, which is the minimal cost of a reply in one process."""
 
     def __init__(self, connections: aiohttp.ClientSession, url: str) -> None:
         self._connections, self._url = connections, url + API
@@ -106,7 +109,8 @@ class PlainModel:
 
 
 def open_runner(connections: aiohttp.ClientSession, url: str, gate: asyncio.Semaphore) -> Play:
-    """verifiers' `Env.run`, limits, hooks and rewards through our adapter, and the engine, without an orchestrator."""
+    """Open verifiers' `Env.run`, limits, hooks and rewards through our adapter, and the engine, without an
+    orchestrator."""
     stage, model = InProcessStage(load_environment(f"verifiers:{TASKSET}", {})), PlainModel(connections, url)
     tasks = stage.tasks("train")
 
@@ -129,7 +133,7 @@ class Turns(FakeTrainer):
         self.channel.begin(0)
         self.channel.phase("publishing")
         self.costs = {name: [] for name in ["ours", *self.others, "idle"]}
-        engine = set(children())  # the environment's process is not there yet
+        engine = set(children())  # the environment's process has not started yet
         for step in range(1, self.max_steps + 1):
             await self._turn("ours", partial(self._batch, step), engine)
             for name, play in self.others.items():
@@ -148,12 +152,13 @@ class Turns(FakeTrainer):
         self._publish(step - 1)
         self.channel.phase("waiting_for_batch")
         await self._next()
-        await eventually(self.paths.trace(step).exists)  # written beside, after the batch
+        await eventually(self.paths.trace(step).exists)  # written in the background, after the batch
         self.channel.phase("training")
 
     async def _turn(self, name: str, act: Callable[[], Awaitable[None]], engine: set[int]) -> None:
         profile = self.profiles.get(name)
-        # In its own process the orchestrator spares what is loaded (`rlrun.diagnostics.heap`), the other runners look through all of it.
+        # In its own process the orchestrator excludes loaded objects (`rlrun.diagnostics.heap`); the other runners scan
+        # all of them.
         gc.unfreeze()
         if name in SPARED:
             gc.freeze()
@@ -175,7 +180,7 @@ async def _all(play: Play, numbers: Sequence[int]) -> None:
 async def measure(
     url: str, rounds: int, *, own_process: bool, profiles: dict[str, cProfile.Profile]
 ) -> dict[str, list[Cost]]:
-    """Costs of each runner's rounds, without the first."""
+    """Return costs of each runner's rounds, without the first."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         make_tokenizer().save_pretrained(tokenizer)
@@ -188,7 +193,7 @@ async def measure(
             batch_size=ROLLOUTS,
             max_concurrency=ROLLOUTS,
             environments=[{"id": f"verifiers:{TASKSET}", "group_size": GROUP}],
-            # So that it has nothing to do while the others have their turn.
+            # So that it is idle while the others have their turn.
             algorithm={"max_async_level": 0, "max_off_policy_steps": 0},
             checkpoint={"interval": steps},
         )
@@ -208,7 +213,7 @@ async def measure(
             await stack.enter_async_context(trainer)
             resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": [url]})
             outside = Outside(open_environments=open_arenas if own_process else in_process)
-            loaded = gc.collect  # spared with each of our turns
+            loaded = gc.collect  # excluded from collection with each of our turns
             assert await orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, outside=outside, loaded=loaded) == 0
         return {name: costs[1:] for name, costs in trainer.costs.items()}
 
@@ -222,7 +227,7 @@ WORDS = {
 
 
 def without_idle(costs: dict[str, list[Cost]]) -> dict[str, list[float]]:
-    """Milliseconds of CPU of a rollout in each round."""
+    """Return milliseconds of CPU time of a rollout in each round, without idle cost."""
     idle = statistics.median(cost.cpu_seconds / cost.seconds for cost in costs["idle"])
     return {
         name: [
@@ -234,7 +239,7 @@ def without_idle(costs: dict[str, list[Cost]]) -> dict[str, list[float]]:
 
 
 def report(costs: dict[str, list[Cost]], what: str) -> list[str]:
-    """Medians, and ratios within a round."""
+    """Return medians, and ratios within a round."""
     used = without_idle(costs)
     lines = [
         f"| {what} | CPU per rollout, ms | least to most | ours is more by | least to most |",
@@ -253,7 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--in-process", action="store_true", help="no process for the environment: what that costs")
+    parser.add_argument(
+        "--in-process", action="store_true", help="no process for the environment, which shows its cost"
+    )
     parser.add_argument("--profile", type=Path, help="folder for a profile of each runner; nothing else is measured")
     parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
     options = parser.parse_args(argv)

@@ -1,17 +1,20 @@
-"""Measure of how much a run notices its trackers: `python -m benchmarks.tracking [--write] [--pairs N] [--steps N]`.
+"""Effect of trackers on a run: `python -m benchmarks.tracking [--write] [--pairs N] [--steps N]`.
 
-One run (supervised, of a tiny model, real torchrun ranks and orchestrator) on this machine, with a sink beside it. The sink and its
-workers are stopped (SIGSTOP) and continued every few steps, in turns whose order alternates, so that what else the machine does meets
-both alike. Meanwhile the tracker is well, refuses, hangs, dies or is full, one after the other. Three answers, by what they depend on:
+One run (supervised, of a tiny model, real torchrun ranks and orchestrator) on this machine, with a sink process. The
+sink and its workers are suspended (SIGSTOP) and resumed every few steps, in turns whose order alternates, so that other
+load affects both equally. The tracker works, refuses, hangs, dies or is full, one after the other. There are three
+results, by their sensitivity to other load:
 
-1. Bytes that the run's own processes write for trackers: none, by design. Each of them notes what it opens in `tracking/` and whom it
-   connects to (`probe/sitecustomize.py`); the run fails the benchmark with the first such note. It depends on no other load.
-2. CPU of the roles, per step, beside a live sink over beside a stopped one: what they compute more. Other load moves it little.
-3. Time of a step, likewise: what a user notices. Medians of turns, compared in pairs of neighbours.
+1. Bytes that the run's own processes write for trackers: zero, by design. Each of them records its opened files in
+`tracking/` and its connections (`probe/sitecustomize.py`); the first such record fails the benchmark. Other load has no
+effect on it.
+2. CPU time of the roles per step, with a live sink over with a suspended one: their additional work. Other load changes
+it little.
+3. Time of a step, likewise, which a user notices. Medians of turns, compared in pairs of neighbors.
 
-A ratio is shown where all of its 95 % interval is below the goal, missed where all is above, and else undecided: more pairs, or a
-quieter machine, decide it. A live sink also sends what a stopped one has left, so the ratios are rather too high. In the end the curve
-has to be whole.
+A ratio is shown if all of its 95 % interval is below the goal, missed if all is above, and otherwise undecided: more
+pairs, or an idle machine, decide it. A live sink also sends the backlog of a suspended one, so the ratios are rather
+too high. In the end the curve must be complete.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class Plan:
     steps: int = 6
     """Steps of a turn."""
     settle: int = SETTLE
-    """Steps at the beginning of each state that do not count: the first attempts at a tracker follow each other closely."""
+    """Uncounted steps at the start of each state, because the first attempts at a tracker follow each other closely."""
 
     @property
     def all_steps(self) -> int:
@@ -72,12 +75,12 @@ class Plan:
 
 
 class Run:
-    """The run under measurement, and sinks beside it.
+    """The run under measurement, and its sinks.
 
     Args:
-        folder: for all of its files.
-        url: of the tracker.
-        plan: how many steps.
+        folder: folder for all of its files.
+        url: URL of the tracker.
+        plan: extent of the measurement.
     """
 
     def __init__(self, folder: Path, url: str, plan: Plan) -> None:
@@ -109,7 +112,7 @@ class Run:
         self._seen = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """Lines of the run's metrics so far."""
+        """Return lines of the run's metrics so far."""
         try:
             whole = (self.root / "metrics.jsonl").read_text().rpartition("\n")[0]
         except FileNotFoundError:
@@ -118,7 +121,7 @@ class Run:
 
     @property
     def count(self) -> int:
-        """Steps that are done; cheap to ask."""
+        """Number of finished steps; a cheap call."""
         try:
             self._seen += self._open().read().count(b"\n")
         except FileNotFoundError:
@@ -131,28 +134,30 @@ class Run:
         return self._metrics
 
     def _probed(self, notes: Path) -> dict[str, str]:
-        """Variables of a process that notes what it has to do with trackers."""
+        """Return variables of a process that records its contact with trackers."""
         path = os.pathsep.join([str(_PROBE), *filter(None, [os.environ.get("PYTHONPATH")])])
         port = self._url.rpartition(":")[2].rstrip("/")
         probe = {"PROBE_NOTES": str(notes), "PROBE_FOLDER": str(self.root / "tracking"), "PROBE_PORT": port}
         return {**os.environ, **probe, "PYTHONPATH": path}
 
     def noted(self) -> tuple[list[str], list[str]]:
-        """Things of trackers that the run's own processes have opened or asked for, and the same of the sink and its workers."""
+        """Return files and connections of trackers that the run's own processes have used, and those of the sink and
+        its workers."""
         files = (self.notes, self._sink_notes)
         roles, sink = ([] if not file.exists() else file.read_text().splitlines() for file in files)
         return roles, sink
 
     def sink_cpu(self) -> float:
-        """CPU seconds of the sink, its workers, and those that have ended."""
+        """Return CPU seconds of the sink, its workers, and ended ones."""
         return cpu_seconds_with_ended(processes_with(_MARK, str(self.root)))
 
     def roles_cpu(self) -> dict[int, float]:
-        """CPU seconds of each thread of the run's own processes: the launcher, the orchestrator and the trainer's ranks."""
+        """Return CPU seconds of each thread of the run's own processes: the launcher, the orchestrator and the
+        trainer's ranks."""
         return cpu_by_thread(descendants(self.process.pid))
 
     def wait_for(self, step: int) -> None:
-        """Wait until a step is done."""
+        """Wait until a step is finished."""
         while self.count < step:
             assert self.process.poll() is None, "the run has ended early"
             time.sleep(0.02)
@@ -171,7 +176,7 @@ class Run:
             os.kill(pid, number)
 
     def drain(self) -> None:
-        """Have the tracker get the rest."""
+        """Let the sink send the rest to the tracker."""
         self.start_sink("--once")
         assert self._sink is not None
         assert self._sink.wait(timeout=120) == 0
@@ -179,11 +184,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Turn:
-    """Some steps beside a sink that is alive, or stopped."""
+    """Some steps with a live or a suspended sink."""
 
     alive: bool
     first: int
-    """The first step that counts; the one that was under way belongs to no turn."""
+    """First step that counts; a step in progress at the start belongs to no turn."""
     last: int
     cpu: float
     """CPU seconds of the run's own processes, per step."""
@@ -194,14 +199,14 @@ class State:
     """Measures of the run in one state of the tracker."""
 
     turns: list[Turn] = field(default_factory=list)
-    """Two for each pair."""
+    """Turns, two for each pair."""
     sink_cpu: float = 0.0
     """CPU seconds of the sink and its workers."""
     alive: float = 0.0
-    """Seconds for which they were not stopped."""
+    """Seconds in which the sink was not suspended."""
 
     def pairs(self, of: Callable[[Turn], float]) -> list[tuple[float, float]]:
-        """A measure of each pair: beside a live sink, and beside a stopped one."""
+        """Return a measure of each pair: with a live sink, and with a suspended one."""
         found = zip(self.turns[::2], self.turns[1::2], strict=False)
         return [(of(own), of(other)) if own.alive else (of(other), of(own)) for own, other in found]
 
@@ -214,22 +219,23 @@ class Result:
     seconds: list[float]
     """Time of each step."""
     sink_notes: int
-    """Files and connections of the sink that the probe has seen: that it works."""
+    """Files and connections of the sink in the probe's records, which prove that the probe works."""
 
     def step_time(self, turn: Turn) -> float:
-        """Median step of a turn, in seconds."""
+        """Return the median step of a turn, in seconds."""
         return statistics.median(self.seconds[turn.first - 1 : turn.last])
 
     def ratio(self, of: Callable[[Turn], float], states: Sequence[State] | None = None) -> Estimate:
-        """Ratio of a measure over the pairs of some states; default: of all."""
+        """Return the ratio of a measure over the pairs of some states. Default: all."""
         return estimate([pair for state in states or self.states.values() for pair in state.pairs(of)])
 
 
 def measure(folder: Path, plan: Plan) -> Result:
-    """Run it all.
+    """Run everything.
 
     Raises:
-        AssertionError: one of the run's own processes had to do with a tracker, or the curve is not whole in the end.
+        AssertionError: one of the run's own processes had contact with a tracker, or the curve is incomplete in the
+            end.
     """
     states = {name: State() for name in STATES}
     with Server() as server:
@@ -262,7 +268,7 @@ def measure(folder: Path, plan: Plan) -> Result:
 
 
 def _take_turns(run: Run, state: State, plan: Plan, step: int) -> int:
-    """Measure one state of the tracker from a step on; returns the step at its end."""
+    """Measure one state of the tracker from a step on; return the step at its end."""
     sink = run.sink_cpu()
     for alive in turns(plan.pairs):
         run.signal_sink(signal.SIGCONT if alive else signal.SIGSTOP)
@@ -278,7 +284,7 @@ def _take_turns(run: Run, state: State, plan: Plan, step: int) -> int:
 
 
 def verdicts(result: Result) -> dict[str, Verdict]:
-    """Each ratio over all states against the goal."""
+    """Compare each ratio over all states with the goal."""
     return {"step": result.ratio(result.step_time).verdict(GOAL), "CPU": result.ratio(_cpu).verdict(GOAL)}
 
 
@@ -287,7 +293,7 @@ def _cpu(turn: Turn) -> float:
 
 
 def page(result: Result, plan: Plan) -> str:
-    """The result's page."""
+    """Return the result's page."""
 
     def row(name: str, states: list[State], without: str) -> str:
         cores = sum(state.sink_cpu for state in states) / sum(state.alive for state in states)
@@ -317,7 +323,7 @@ the same probe saw {result.sink_notes} such acts of the sink and its workers. Th
 
 
 def main() -> int:
-    """Run the benchmark; 1 if a goal is missed, 2 if one is undecided."""
+    """Run the benchmark; return 1 if a goal is missed, 2 if one is undecided."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
     parser.add_argument(

@@ -1,12 +1,12 @@
-"""Versions as what differs from the one before: bytes and seconds, over training steps of a small model in bfloat16.
+"""Versions as differences from the previous one: bytes and seconds, over training steps of a small model in bfloat16.
 
     python -m benchmarks.version_deltas [--steps 24] [--write]
 
-The model and its steps are those of `benchmarks.changed_elements`; comparing, its codings and rebuilding are the product's
-(`weights.differences.compare_buckets`, `protocol.messages.sparse`). Every rebuilt version is compared with the original. Seconds are
-of one bucket of 256 MiB, in which the measured share of elements changes, in one thread. The last table multiplies by the bytes of
-Qwen3-30B-A3B.
-`--write` keeps the tables in benchmarks/results/version_deltas.md.
+The model and its steps are those of `benchmarks.changed_elements`; comparison, codings and rebuilding are the product's
+(`weights.differences.compare_buckets`, `protocol.messages.sparse`). Every rebuilt version is compared with the
+original. Seconds are those of one bucket of 256 MiB, in which the measured share of elements changes, in one thread.
+The last table multiplies by the bytes of Qwen3-30B-A3B. `--write` writes the tables to
+benchmarks/results/version_deltas.md.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ RESULTS = Path(__file__).parent / "results" / "version_deltas.md"
 RATES = (1e-7, 1e-6, 1e-5)
 GB = 1e9
 LARGE = ("Qwen3-30B-A3B", 61.06)
-"""A model and the GB of a version of it, of benchmarks/results/hand_over.md."""
+"""A model and the GB of one of its versions, from benchmarks/results/hand_over.md."""
 LINKS = {"1 Gbit/s": 0.125, "10 Gbit/s": 1.25, "25 GB/s": 25.0}
-"""GB per second."""
+"""Links in GB per second."""
 ROOTS, THREADS = 8, 4
-"""Ranks that compare at the same time, and threads of each; an engine has one machine and as many threads."""
+"""Ranks that compare at the same time, and threads of each; an engine has one machine with the same number of threads."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Found:
     """Means of a rate's settled steps."""
 
     share: float
-    """Part of the elements that changed."""
+    """Share of the elements that changed."""
     sent: float
-    """Bytes of what differs, by those of the version."""
+    """Bytes of the differences over those of the version."""
     first: float
-    """The same of the first step."""
+    """The same for the first step."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Speed:
 
     compared: float
     applied: float
-    """The copy of the bucket before is a part of it."""
+    """Speed of applying, which includes the copy of the previous bucket."""
     checked: float
-    """CRC-32."""
+    """Speed of CRC-32."""
 
 
 def measure(rate: float, steps: int) -> Found:
-    """Train, and take each version as what differs from the one before."""
+    """Train, and measure each version as differences from the previous one."""
     shares, sent = [], []
     with small_bench(rate) as bench:
         module, update = bench.learner.model, bench.update(TOKENS, ROWS)
@@ -97,7 +97,7 @@ def measure(rate: float, steps: int) -> Found:
 
 
 def speed(share: float) -> Speed:
-    """One bucket, with a share of its elements changed at random."""
+    """Measure one bucket, with a share of its elements changed at random."""
     rng = np.random.default_rng(0)
     base: Bytes = rng.integers(0, 256, BUCKET_BYTES, np.uint8)
     new = base.copy()
@@ -116,7 +116,7 @@ def speed(share: float) -> Speed:
 
 
 def best(act: Callable[[], object]) -> float:
-    """Least seconds of three."""
+    """Return the shortest time of three tries, in seconds."""
     found = []
     for _ in range(3):
         began = time.perf_counter()
@@ -126,7 +126,7 @@ def best(act: Callable[[], object]) -> float:
 
 
 def table(steps: int) -> str:
-    """All tables as Markdown."""
+    """Return all tables as Markdown."""
     found = {rate: measure(rate, steps) for rate in RATES}
     speeds = {rate: speed(one.share) for rate, one in found.items()}
     name, size = LARGE

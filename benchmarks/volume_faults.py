@@ -1,7 +1,8 @@
-"""Faults of the volume at every operation of every durable write: `python -m benchmarks.volume_faults [--writers NAME,...] [--write]`.
+"""Faults of the volume at every operation of every durable write: `python -m benchmarks.volume_faults [--writers
+NAME,...] [--write]`.
 
-Each write runs as its role does it, in a process whose file system fails on command (`tests/support/failing_volume`): with each of six
-errors, from each operation on, for 1, 4 and 40 operations, and with a kill at each operation.
+Each write runs as in its role, in a process whose file system fails on command (`tests/support/failing_volume`): with
+each of six errors, from each operation on, for 1, 4 and 40 operations, and with a kill at each operation.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ WRITERS: Mapping[str, str] = {
     "real-checkpoint": "a checkpoint with the real shards, by torch's writer, the manifest and retention (trainer)",
     "real-resume": "the load of the checkpoint that an attempt starts from, which writes nothing (trainer)",
 }
-"""Writes, as `tests.support.failing_volume.play` names them, with what they are."""
+"""Descriptions of the writes by their names in `tests.support.failing_volume.play`."""
 
 EVERY = {"real-version": 3}
-"""Distance of the operations that are tried, if it is not 1."""
+"""Distance of the tested operations, if it is not 1."""
 KILLS = {"real-checkpoint": 6}
 """Distance of the operations with a kill, if it is not 1: each kill starts two ranks of the trainer."""
 
 
 def play(writer: str, folder: Path, *, counts: Sequence[int] = COUNTS, every: int | None = None) -> list[Result]:
-    """Results at the operations of one write, from a process of its own.
+    """Return results at the operations of one write, from a separate process.
 
     Args:
         writer: its name.
-        folder: existing and empty.
-        counts: numbers of operations in a row that fail.
-        every: distance of the operations that are tried; default: `EVERY`.
+        folder: existing and empty folder.
+        counts: numbers of consecutive operations that fail.
+        every: distance of the tested operations. Default: `EVERY`.
     """
     every = every or EVERY.get(writer, 1)
     module, numbers = "tests.support.failing_volume.play", ",".join(map(str, counts))
@@ -58,7 +59,7 @@ def play(writer: str, folder: Path, *, counts: Sequence[int] = COUNTS, every: in
 
 
 def rows(results: Sequence[Result]) -> list[str]:
-    """Rows of a write's table; operations in a row with the same results share one."""
+    """Return rows of a write's table; consecutive operations with the same results share one."""
     found: list[tuple[list[Result], tuple[object, ...]]] = []
     for result in results:
         key = (result.operation, result.faults, result.went_on, bool(result.lost), result.killed)
@@ -79,7 +80,7 @@ def _row(group: Sequence[Result]) -> str:
 
 
 def table(results: Mapping[str, Sequence[Result]]) -> str:
-    """All results as Markdown."""
+    """Return all results as Markdown."""
     lines = [
         "# Faults of the volume at every operation of a durable write",
         "",
@@ -111,7 +112,7 @@ def table(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play all, and print or write the table."""
+    """Play all writes, and print or write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.volume_faults", description=__doc__)
     parser.add_argument("--writers", default=",".join(WRITERS), help="names, separated by commas")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")

@@ -1,7 +1,8 @@
 """The numeric tests with the kernels of other processors: `python -m tests.capabilities [--only NAME...] [FILE...]`.
 
-torch, oneDNN and MKL choose kernels by the processor's vector instructions, and kernels add up in different orders. Each combination is one
-pytest with the variables that choose the kernels; the processes that it starts inherit them. Prints a table in Markdown.
+torch, oneDNN and MKL choose kernels by the processor's vector instructions, and kernels sum in different orders. Each
+combination is one pytest with the variables that choose the kernels; the processes that it starts inherit them. Prints
+a table in Markdown.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LOWEST = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-"""MKL_ENABLE_INSTRUCTIONS has no effect on processors of AMD; MKL_CBWR has."""
+"""MKL_ENABLE_INSTRUCTIONS has no effect on AMD processors; MKL_CBWR has."""
 PERMUTED = "tests.support.permuted_sums"
 _COMPARES = re.compile(
     r"assert_close|allclose|torch\.equal|array_equal|approx\(|parameter_checksum|find_fault|EXACT|_error\b"
@@ -42,7 +43,8 @@ class Combination:
 
     @property
     def environment(self) -> dict[str, str]:
-        """More threads than cores need MKL_DYNAMIC, and must not spin while they wait for each other."""
+        """Variables of a combination. More threads than cores need MKL_DYNAMIC, and must not spin while they
+        wait for each other."""
         threads = {"OMP_NUM_THREADS": str(self.threads), "MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "PASSIVE"}
         return os.environ | threads | self.variables
 
@@ -67,13 +69,13 @@ class Outcome:
 
 
 def numeric_files(folder: Path) -> list[str]:
-    """Test files that compare numbers of tensors or arrays."""
+    """Return test files that compare numbers of tensors or arrays."""
     found = [file for file in sorted(folder.rglob("test_*.py")) if _COMPARES.search(file.read_text())]
     return [str(file.relative_to(ROOT)) for file in found]
 
 
 def reported(combination: Combination) -> str:
-    """Capability and threads as torch itself reports them: a misspelled variable has no effect, and no error."""
+    """Return capability and threads as torch reports them: a misspelled variable has no effect and no error."""
     code = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
     done = subprocess.run(
         [sys.executable, "-c", code], env=combination.environment, capture_output=True, text=True, check=True
@@ -82,7 +84,7 @@ def reported(combination: Combination) -> str:
 
 
 def run(combination: Combination, files: Sequence[str]) -> Outcome:
-    """Run pytest with a combination; its output appears as it comes."""
+    """Run pytest with a combination; its output is printed at once."""
     capability = reported(combination)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     failures, summary = [], ""
@@ -104,7 +106,7 @@ def run(combination: Combination, files: Sequence[str]) -> Outcome:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown: one row for each combination, then the failed tests."""
+    """Return Markdown: one row for each combination, then the failed tests."""
     head = ["| combination | torch reports | CPU seconds | result |", "|---|---|---|---|"]
     rows = [
         f"| {one.combination.name} | {one.capability} | {one.cpu_seconds:.0f} | {one.summary} |" for one in outcomes
@@ -114,7 +116,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the wanted combinations; 1 if a test failed."""
+    """Run the wanted combinations; return 1 if a test failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.capabilities", description="numeric tests, other kernels")
     names = [one.name for one in COMBINATIONS]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))

@@ -1,4 +1,4 @@
-"""For every tier."""
+"""Configuration of every tier."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of all later collections: it stays, and tests of programs make garbage by the million."""
+    """Exclude imported and collected objects from all later garbage collections: they stay, and tests of programs make
+    garbage by the million."""
     gc.collect()
     gc.freeze()

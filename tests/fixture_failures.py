@@ -1,7 +1,7 @@
-"""A whole run that many tests look at fails one of them: the others are skipped, and what it left stays to be looked at.
+"""Plugin for pytest: a failed fixture fails one test, skips the other tests that need it, and its folders are kept.
 
-A plugin of pytest. The first test whose fixture fails fails with it, so a session with a failure stays red. Fixtures of one test alone are
-left as they are.
+The first test whose fixture fails fails with it, so a session with a failure stays red. Fixtures of a single test are
+not affected.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 
 KEPT = Path(__file__).resolve().parents[1] / "build" / "failed-runs"
-"""Not among pytest's own temporary folders: those of a tier may lie in memory, and are gone with it."""
+"""Folder outside of pytest's own temporary folders, because those of a tier may be in memory and are deleted with it."""
 KEPT_FOLDERS = 10
-"""More than this, and the oldest make room."""
+"""Number of kept folders; the oldest ones are deleted."""
 CAUSES: dict[str, str] = {}
-"""Node id of the test that failed, by the reason for which others were skipped."""
+"""Node id of the test that failed, by the reason with which others were skipped."""
 _LEFT_OUT = shutil.ignore_patterns("*.safetensors", "*.distcp", "*.bin", "*.pt", "*.sock", "*.so")
-"""Most of a run's bytes, and none of what tells why it failed."""
+"""Names of files that are not kept: most of a run's bytes, without information about the failure."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Set up a fixture; after a failure, skip the tests that want it too, and keep the folders that were made for it."""
+    """Set up a fixture. After a failure, skip the other tests that need it, and keep its folders."""
     before = _folders(request)
     try:
         return (yield)
@@ -39,7 +39,7 @@ def pytest_fixture_setup(
             test = request._pyfuncitem
             _keep(fixturedef.argname, _folders(request) - before)
             cached = fixturedef.cached_result
-            if cached is not None and test.get_closest_marker("xfail") is None:  # else nothing would be red
+            if cached is not None and test.get_closest_marker("xfail") is None:  # otherwise no test would be red
                 why = f"{fixturedef.argname} failed in {test.nodeid}: {type(error).__name__}"
                 CAUSES[why] = test.nodeid
                 skipped = pytest.skip.Exception(why, _use_item_location=True)
@@ -53,13 +53,13 @@ def _folders(request: pytest.FixtureRequest) -> set[Path]:
 
 
 def _keep(fixture: str, folders: set[Path]) -> None:
-    """Copy what a failed fixture left, and say where; in the test's captured output."""
+    """Copy the folders of a failed fixture, and print the location in the test's captured output."""
     if not folders:
         return
     kept = KEPT / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}-{fixture}"
     for folder in sorted(folders):
         if folder.is_dir() and not folder.is_symlink():
-            # Its processes may still write: what cannot be copied is left out.
+            # Its processes may still write, so files that cannot be copied are left out.
             try:
                 shutil.copytree(folder, kept / folder.name, symlinks=True, ignore=_LEFT_OUT)
             except (shutil.Error, OSError) as error:

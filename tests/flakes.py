@@ -1,7 +1,7 @@
 """The list of flaky tests, `tests/flakes.md`: tests that failed next to other tiers and passed in isolation.
 
-Such a test does not fail a run, but it takes a row of the list until somebody has found the cause. The list is short by force:
-`make test` fails if it has more than five open rows, or if a row has been open for more than a week.
+Such a test does not fail a run, but it has a row in the list until its cause is found. The list must stay short: `make
+test` fails if it has more than five open rows, or if a row has been open for more than a week.
 """
 
 from __future__ import annotations

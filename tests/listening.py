@@ -1,4 +1,4 @@
-"""Addresses at which processes take connections."""
+"""Addresses at which processes accept connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LISTEN = "0A"
 
 
 def listening(pids: Iterable[int]) -> set[str]:
-    """Addresses, without ports, at which the processes listen for TCP connections; a process that has ended meanwhile has none."""
+    """Return addresses, without ports, at which the processes listen for TCP connections; an ended process has none."""
     found: set[str] = set()
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -31,7 +31,7 @@ def _addresses(pid: int) -> Iterator[str]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Inodes of a process's sockets."""
+    """Return inodes of a process's sockets."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(descriptor.readlink())
@@ -42,7 +42,7 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """As /proc/net writes it: words of 32 bits in the machine's order."""
+    """Parse an address of /proc/net: words of 32 bits in the machine's order."""
     raw = b"".join(struct.pack("<I", int(text[i : i + 8], 16)) for i in range(0, len(text), 8))
     address = ipaddress.ip_address(socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw))
     return getattr(address, "ipv4_mapped", None) or address

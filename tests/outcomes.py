@@ -1,7 +1,7 @@
-"""Pytest plugin: append one JSON line per failed test to the file given by `--outcomes`.
+"""Plugin for pytest: append one JSON line per failed test to the file given by `--outcomes`.
 
-The runner of tiers reads the file to run failed tests again in isolation. Pytest's short summary is no source for it: it contains no
-durations, and a test that prints similar lines changes it.
+The runner of tiers reads the file to run failed tests again in isolation. Pytest's short summary is not a reliable
+source: it contains no durations, and a test that prints similar lines changes it.
 """
 
 from __future__ import annotations

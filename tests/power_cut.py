@@ -1,7 +1,7 @@
-"""A disk that forgets, when the power is cut, what was not flushed: content of files, and names in folders.
+"""A disk that loses unflushed data at a power cut: content of files, and names in folders.
 
-A name that is made visible may reach the disk at any moment from then on. So what it promises has to be durable before: a renamed file its
-content, a renamed folder everything in it, a marker (`COMPLETE`, `manifest.json`) everything in its folder.
+A new name may reach the disk at any later moment. So everything that it promises has to be durable before: the content
+of a renamed file, everything in a renamed folder, everything in the folder of a marker (`COMPLETE`, `manifest.json`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX
 
 
 class Disk:
-    """What is durable below `root`, from the flushes of this process."""
+    """Durable content below `root`, computed from the flushes of this process."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.promised: list[str] = []
-        """Names that were made visible for readers, in order."""
+        """Names that became visible to readers, in order."""
         self.broken: list[str] = []
-        """What such a name promised that was not durable at that moment."""
+        """For such a name, promised content that was not durable at that moment."""
         self._content: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
         for flush in ("fsync", "fdatasync"):
@@ -38,7 +38,7 @@ class Disk:
             self._note(root)
 
     def keeps(self, path: Path) -> bool:
-        """Whether a file, or a folder with everything in it, is there after a power cut now."""
+        """Return whether a file, or a folder with everything in it, would exist after a power cut now."""
         parts = [path, *(parent for parent in path.parents if self.root in parent.parents or parent == self.root)]
         named = all(self._has_name(part) for part in parts if part != self.root)
         return named and not self._lost(path)
@@ -76,7 +76,7 @@ class Disk:
         if self.root not in target.parents:
             return
         hidden = [part.endswith(TMP_SUFFIX) for part in target.relative_to(self.root).parts]
-        if hidden[-1] or (any(hidden) and target.name != COMPLETE):  # nobody looks there
+        if hidden[-1] or (any(hidden) and target.name != COMPLETE):  # not read by anything
             return
         self.promised.append(target.name)
         lost = self._lost(source)
@@ -85,7 +85,7 @@ class Disk:
         self.broken += [f"{target.name} before {name}" for name in lost]
 
     def _lost(self, path: Path) -> list[str]:
-        """What of a file or of a folder is not durable."""
+        """Return the parts of a file or folder that are not durable."""
         if path.is_file():
             return [] if self._content.get(path.stat().st_ino, b"") == path.read_bytes() else [path.name]
         lost = []

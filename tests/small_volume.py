@@ -1,4 +1,4 @@
-"""A small volume of its own, that can be filled and made read-only. Nothing stays mounted, whatever becomes of the test."""
+"""A small volume that a test can fill and make read-only. Nothing stays mounted, whatever the result of the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class SmallVolume:
-    """A tmpfs in a mount namespace of its own, which lives as long as the process that holds it."""
+    """A tmpfs in a separate mount namespace, which exists as long as the process that holds it."""
 
     def __init__(self, folder: Path, size: str) -> None:
         self._folder = folder
@@ -24,12 +24,12 @@ class SmallVolume:
         assert self._holder.stdout.readline() == b"mounted\n", "a tmpfs cannot be mounted in a namespace of its own"
         rights = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         self.enter = ["nsenter", "--target", str(self._holder.pid), *rights, "--mount"]
-        """Before a command that is to see the volume at `folder`."""
+        """Prefix of a command that has to see the volume at `folder`."""
         self.root = Path(f"/proc/{self._holder.pid}/root{folder}")
-        """Where the test finds it."""
+        """Path of the volume for the test."""
 
     def fill(self, *, leave: int = 0) -> None:
-        """Leave no space but `leave` bytes."""
+        """Fill the volume except for `leave` bytes."""
         with (self.root / "ballast").open("wb", buffering=0) as file:
             with suppress(OSError):
                 while True:
@@ -37,11 +37,11 @@ class SmallVolume:
             file.truncate(file.tell() - leave)
 
     def empty(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         (self.root / "ballast").unlink()
 
     def remount(self, options: str, seconds: float = 60.0) -> None:
-        """Change the mount, as soon as no file is open for writing."""
+        """Change the mount, after all files are closed for writing."""
         command = [*self.enter, "mount", "-o", f"remount,{options}", str(self._folder)]
         deadline = time.monotonic() + seconds
         while True:
@@ -52,7 +52,7 @@ class SmallVolume:
             time.sleep(0.05)
 
     def _writers(self) -> list[str]:
-        """Who has a file open for writing there."""
+        """Return processes that have a file of the volume open for writing."""
         device, found = self.root.stat().st_dev, []
         for entry in Path("/proc").glob("[0-9]*/fd/*"):
             with suppress(OSError):
@@ -63,7 +63,7 @@ class SmallVolume:
         return found
 
     def close(self) -> None:
-        """Forget it."""
+        """Remove the volume."""
         assert self._holder.stdin is not None
         self._holder.stdin.close()
         self._holder.wait()
@@ -71,7 +71,7 @@ class SmallVolume:
 
 @contextmanager
 def small_volume(folder: Path, size: str) -> Iterator[SmallVolume]:
-    """A volume of `size`, as mount has it, for the block; `folder` is made."""
+    """Provide a volume of `size`, in the syntax of mount, for the block; `folder` is created."""
     folder.mkdir()
     volume = SmallVolume(folder, size)
     try:

@@ -1,9 +1,9 @@
-"""A command with interruptions: `python -m tests.stutter [--most 2] pytest FILE...` stops its processes at random, again and again.
+"""A command with interruptions: `python -m tests.stutter [--most 2] pytest FILE...` suspends its processes at random.
 
-Each process is stopped and goes on by itself, some of them while others run, so that the order in which they do things changes and every
-one of them is late at times. Tests that hope for a moment or for an order fail soon, on an idle machine too. What a stop by itself changes
-is no fault: who asks for stopped processes sees them, an unbuffered `print` of more than a pipe holds may be cut, and a signal that comes
-during a stop may reach a thread that does not handle it.
+Each process is suspended and resumed separately while others run, so that the order of their actions changes and each
+of them is late at times. Tests that depend on timing or order fail soon, also on an idle machine. Effects of the
+suspension itself are not faults: a caller that asks for suspended processes sees them, an unbuffered `print` of more
+than a pipe's capacity may be cut, and a signal during a suspension may reach a thread that does not handle it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "TESTS_STUTTER"
-"""Environment variable of all processes of one command, as long as they hand their environment on."""
+"""Environment variable of all processes of one command that pass on their environment."""
 LOOK_SECONDS = 0.06
 
 
 class Processes:
-    """All processes of a command: those with its mark in their environment, and whatever these have started."""
+    """All processes of a command: those with its mark in their environment, and their descendants."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._known = f"{VARIABLE}={mark}".encode(), set[int]()
 
     def look(self) -> set[int]:
-        """Pids of those that live, zombies left out."""
+        """Return pids of live processes, without zombies."""
         parents: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
-            with suppress(OSError, ValueError):  # gone meanwhile, or no process
+            with suppress(OSError, ValueError):  # it has ended, or is not a process
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state != "Z":
                     parents[int(entry.name)] = int(parent)
@@ -52,17 +52,17 @@ class Processes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command to its end; its exit code."""
+    """Run a command to its end; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stutter", description="run a command with interruptions")
     parser.add_argument("--most", type=float, default=2.0, metavar="SECONDS", help="the longest stop of a process")
     parser.add_argument("--share", type=float, default=0.06, help="probability of a stop, 16 times a second")
-    parser.add_argument("--seed", type=int, default=None, help="of what is random")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the random suspensions")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     mark, chance = uuid.uuid4().hex, random.Random(options.seed)
     command = subprocess.Popen(options.command, env=os.environ | {VARIABLE: mark})
     processes, stopped = Processes(mark), dict[int, float]()
-    signal.signal(signal.SIGTERM, lambda *_: command.terminate())  # to end by it would leave processes stopped
+    signal.signal(signal.SIGTERM, lambda *_: command.terminate())  # ending by it would leave processes suspended
     try:
         while command.poll() is None:
             now = time.monotonic()
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _go_on(stopped: dict[int, float], now: float) -> None:
-    """Let those run on whose stop is over."""
+    """Resume the processes whose suspension is over."""
     for pid in [pid for pid, until in stopped.items() if until <= now]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

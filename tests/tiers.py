@@ -1,12 +1,13 @@
-"""Run the tiers of tests next to each other: `python -m tests.tiers [--full] [--seed N] [TIER ...]`.
+"""Runner of the test tiers, next to each other: `python -m tests.tiers [--full] [--seed N] [TIER ...]`.
 
-Each tier is one pytest. Its output appears line by line behind its name, and its summary is repeated at the end, with the tests that
-failed. All tiers run, even after a failure.
+Each tier is one pytest. Its output is printed line by line with its name, and its summary is repeated at the end, with
+the failed tests. All tiers run, even after a failure.
 
-The default is the gate: all tests without the marker `full` (docs/development.md). `--full` runs all of them.
+The default is the gate: all tests without the marker `full` (docs/development.md). `--full` runs all tests.
 
-A failed test runs twice more in isolation, after all tiers have ended. If it passes both times, it is flaky: it does not fail the run, but
-takes a row of `tests/flakes.md`, and that list makes later runs fail if it grows or ages. There is no other retry.
+A failed test runs twice more in isolation, after all tiers have ended. If it passes both times, it is flaky: it does
+not fail the run, but gets a row in `tests/flakes.md`, and that list makes later runs fail if it grows or ages. There is
+no other retry.
 """
 
 from __future__ import annotations
@@ -46,42 +47,45 @@ TIERS: Mapping[str, Sequence[str]] = {
     "cluster": ("tests/cluster/selftest", "tests/e2e/cluster", f"--ignore={REAL_IMAGES}"),
     "real": (REAL_IMAGES,),
 }
-"""Arguments of pytest."""
+"""Arguments of pytest by tier."""
 LANES: Sequence[Sequence[str]] = (("parts",), ("cluster",))
 """Two lanes of tiers that compute run next to each other, one for each of two cores."""
 WAITING: Sequence[str] = ("controlplane",)
 """A third lane, which waits for controllers and stubs most of the time."""
 THEN: Sequence[str] = ("processes", "thorough", "browser", "unit", "sim", "tensors")
-"""A lane that has finished takes the next of these tiers, the longest first, so that both lanes end at about the same time."""
+"""Tiers for a lane that has finished, the longest first, so that both lanes end at about the same time."""
 PATIENT = frozenset({"unit", "sim", "tensors"})
-"""Tiers of `THEN` that also start at once, from the end of the list, with the least priority: they compute, and no process waits for
-them that could time out."""
+"""Tiers of `THEN` that also start at once, from the end of the list, with the least priority: they compute, and no
+process that could time out waits for them."""
 LEAST_PRIORITY = 19
 """Niceness: 1/70 of the share of a process of normal priority."""
 PATIENT_TIMEOUT = "--timeout=1800"
 """Option of pytest for patient tiers: next to tiers that compute without a pause, a test takes many times as long."""
 AT_LAST: Sequence[str] = ("real",)
-"""Tiers that run after all others: real engines and trainers in pods, next to those of `parts`, need more than two cores."""
+"""Tiers that run after all others: real engines and trainers in pods, together with those of `parts`, need more than
+two cores."""
 
 LOWEST_CAPABILITY = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-"""Variables for the oldest kernels of PyTorch, MKL and oneDNN, which every processor has. `python -m tests.capabilities` tries others."""
+"""Variables for the oldest kernels of PyTorch, MKL and oneDNN, which every processor has. `python -m
+tests.capabilities` tests others."""
 NUMERIC = frozenset({"tensors"})
 """Tiers that run with these kernels: a test that compares floats gives the same result on all machines."""
 
 GATE = ("-m", "not full")
-"""Options of pytest that leave out tests of the full set."""
+"""Options of pytest that exclude tests of the full set."""
 GATE_SEED = 0
 """Seed of the gate: each run draws the same examples, so a run fails only because of a change. The full set draws others each time."""
 ISOLATED_RUNS = 2
 TESTS_FAILED = 1
 """Exit code of pytest: tests ran, and some failed."""
 IN_MEMORY = frozenset({"unit", "thorough", "tensors", "processes", "browser", "parts"})
-"""Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that receives images
-and clusters at the same time one such call may take longer than a test waits."""
+"""Tiers with temporary files in memory: their processes make files durable every few milliseconds, and on a disk that
+receives images and clusters at the same time one such call may take longer than a test waits."""
 MEMORY = Path("/dev/shm")
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-"""Variable of Python that no tier gets: tests start thousands of programs, and each of them would compile the modules that it imports.
-That is a fifth of the CPU time of an orchestrator's start and of `rlrun validate` (1.3 s instead of 1.6 s)."""
+"""Variable of Python that no tier gets: tests start thousands of programs, and each of them would compile the modules
+that it imports. That is a fifth of the CPU time of an orchestrator's start and of `rlrun validate` (1.3 s instead of
+1.6 s)."""
 ENOUGH_BYTES = 4 << 30
 
 
@@ -175,7 +179,7 @@ class Tier:
             start_new_session=patient,
         )
         if patient:
-            with suppress(OSError):  # it has ended already, or sessions have no share here
+            with suppress(OSError):  # it has ended already, or sessions have no share on this machine
                 os.setpriority(os.PRIO_PROCESS, process.pid, LEAST_PRIORITY)
                 Path(f"/proc/{process.pid}/autogroup").write_text(str(LEAST_PRIORITY))
         return cls(name, process, time.monotonic(), Path(outcomes))
@@ -254,14 +258,14 @@ class Run:
                 self.done.append(tier)
 
     def _take_next(self) -> str | None:
-        """Return a tier that belongs to no lane and has not started."""
+        """Return an unstarted tier that belongs to no lane."""
         with suppress(IndexError):
             return self._then.popleft()
         return None
 
     def _take_patient(self) -> str | None:
-        """Return the last tier that has not started, if it is patient and both lanes have a tier of their own."""
-        with suppress(IndexError):  # the lanes take from the other end, at the same time
+        """Return the last unstarted tier, if it is patient and both lanes have a tier of their own."""
+        with suppress(IndexError):  # the lanes take tiers from the other end at the same time
             if all(self._lanes) and self._then[-1] in PATIENT:
                 return self._then.pop()
         return None
@@ -292,7 +296,7 @@ class Run:
             tier.is_isolated = True
 
     def _passes_alone(self, name: str, failure: Failure) -> bool:
-        """Run a failed test, and the tests that were skipped because of it, in a pytest of their own."""
+        """Run a failed test, and the tests that were skipped because of it, in a separate pytest."""
         again = self._run_tier(name, (failure.test, *failure.dependents))
         return again is not None and again.passed
 
@@ -357,7 +361,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     print(f"{'full set' if options.full else 'gate'}, seed {options.seed}", flush=True)
     started, busy = time.monotonic(), busy_seconds()
-    os.sync()  # images that were just built: no test shall wait until they are on the disk
+    os.sync()  # images that were just built: no test has to wait until they are on the disk
     with scratch() as memory, tempfile.TemporaryDirectory(prefix="rlrun-outcomes-") as logs:
         run = Run(options.tiers, Settings(Path(logs), memory, options.seed, options.full))
         accepted = run()

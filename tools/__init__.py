@@ -1,1 +1,1 @@
-"""Programs for those who change this repository; no wheel and no image holds them."""
+"""Programs for maintainers of this repository; no wheel and no image contains them."""

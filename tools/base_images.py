@@ -1,4 +1,4 @@
-"""Base images by digest: what a Dockerfile begins with, and what a registry calls it today. Pure but for what is passed in."""
+"""Base images by digest: the default base of a Dockerfile, and its present digest in a registry. Pure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 from dataclasses import dataclass
 
 SCANNER = "docker/buildkit-syft-scanner:stable-1"
-"""What buildx lists the packages of an image with; it runs on the image's files while they are built."""
+"""Image with which buildx lists the packages of an image; it runs on the image's files during the build."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Base:
-    """An image that a build starts from, and the digest that the registry gave for its tag."""
+    """Base image of a build, and the digest that the registry returned for its tag."""
 
     name: str
     digest: str
 
     @property
     def pinned(self) -> str:
-        """The reference by digest alone, which docker and buildah both accept."""
+        """Reference by digest only, which docker and buildah both accept."""
         return f"{_without_tag(self.name)}@{self.digest}"
 
     @property
     def full_name(self) -> str:
-        """The reference with registry and tag, as `org.opencontainers.image.base.name` asks for it."""
+        """Reference with registry and tag, as `org.opencontainers.image.base.name` requires."""
         first, slash, _ = self.name.partition("/")
         if not slash:
             name = f"docker.io/library/{self.name}"
@@ -36,39 +36,39 @@ class Base:
         return name if _without_tag(name) != name else f"{name}:latest"
 
     def labels(self) -> dict[str, str]:
-        """Labels of what is built from it."""
+        """Return labels of images with this base."""
         return {
             "org.opencontainers.image.base.name": self.full_name,
             "org.opencontainers.image.base.digest": self.digest,
         }
 
     def recorded(self) -> dict[str, str]:
-        """The entry of base-images.json."""
+        """Return the entry of base-images.json."""
         return {"name": self.full_name, "digest": self.digest}
 
 
 def default_base(dockerfile: str) -> str:
-    """What a Dockerfile begins with unless BASE_IMAGE is given.
+    """Return the default base image of a Dockerfile, its BASE_IMAGE.
 
     Raises:
         ValueError: it has no such argument.
     """
     found = re.search(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, re.MULTILINE)
     if found is None:
-        raise ValueError("the Dockerfile has no line ARG BASE_IMAGE=NAME")
+        raise ValueError("the Dockerfile lacks the line ARG BASE_IMAGE=NAME")
     return found[1]
 
 
 def inspect_command(name: str) -> list[str]:
-    """The command that asks a registry for an image's manifest, without its layers."""
+    """Return the command that reads an image's manifest from a registry, without its layers."""
     return ["docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest}}", name]
 
 
 def manifest_digest(name: str, printed: str) -> str:
-    """The digest in the output of `inspect_command`, or in buildx's metadata file.
+    """Return the digest in the output of `inspect_command`, or in buildx's metadata file.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text has no digest.
     """
     try:
         content = json.loads(printed)
@@ -81,12 +81,12 @@ def manifest_digest(name: str, printed: str) -> str:
 
 
 def attested_command(build: list[str], scanner: Base, metadata: str) -> list[str]:
-    """A `docker build` as the build of a release: pushed, with provenance and an SBOM beside it, its digest in a file.
+    """Return the `docker build` of a release: pushed, with provenance and an SBOM, and with its digest in a file.
 
     Args:
         build: `docker build ...`.
-        scanner: what lists the packages.
-        metadata: the file that gets the digest.
+        scanner: image that lists the packages.
+        metadata: file for the digest.
     """
     attestations = ["--provenance=mode=max", f"--sbom=generator={scanner.pinned}"]
     return ["docker", "buildx", "build", "--push", *attestations, "--metadata-file", metadata, *build[2:]]

@@ -1,4 +1,4 @@
-"""Keys and values of other projects' example files (tests/unit/convert/corpus), and what `rlrun convert` makes of each."""
+"""Keys and values of other projects' example files (tests/unit/convert/corpus), and their results with `rlrun convert`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BRACES = re.compile(r"\{([\w.,]+)\}")
 
 
 def corpus(name: str) -> Mapping[str, list[Setting]]:
-    """The settings of each file of one project (`verl`, `areal`), by the file's name.
+    """Return the settings of each file of one project (`verl`, `areal`), by the file's name.
 
     Raises:
         ValueError: the corpus is malformed.
@@ -31,20 +31,20 @@ def corpus(name: str) -> Mapping[str, list[Setting]]:
         elif line and not line.startswith("#"):
             pattern, equals, value = line.partition("=")
             if not equals:
-                raise ValueError(f"{name}.txt: {line!r} is no key=value")
+                raise ValueError(f"{name}.txt: {line!r} is not in the form key=value")
             for key in _expanded(pattern):
                 current[key] = Setting(key, read_scalar(value), name)
     return {title: list(settings.values()) for title, settings in files.items()}
 
 
 def converted(name: str) -> Iterator[tuple[str, list[Setting], Converted]]:
-    """Each file of a project with its settings and its conversion, with 1,000 rows where the number is not known."""
+    """Return each file of a project with its settings and its conversion, with 1,000 rows if the number is unknown."""
     for title, settings in corpus(name).items():
         yield title, settings, convert_settings(settings, Context(Path(title).stem, 1000), [title])
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """`{a,b}.c` is `a.c` and `b.c`."""
+    """Expand `{a,b}.c` to `a.c` and `b.c`."""
     match = _BRACES.search(pattern)
     if match is None:
         yield pattern

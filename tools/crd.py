@@ -15,13 +15,14 @@ CRD_FILE = "crds/rlrun.io_rlruns.yaml"
 POLICY_FILE = "crds/rlrun.io_rlruns_policy.yaml"
 CHART = "charts/rlrun-crds"
 KUBERNETES = ">=1.30.0-0"
-"""ValidatingAdmissionPolicies are served from 1.30 on."""
+"""Kubernetes version from which ValidatingAdmissionPolicies are served."""
 KEEP = {"helm.sh/resource-policy": "keep"}
-"""Deleting the CRD would delete every run of every team; `helm uninstall` leaves it, and its rules with it."""
+"""Annotation that keeps the CRD on `helm uninstall`: its deletion would delete every run of every team. Its policy is
+kept too."""
 
 
 def crd_files() -> dict[str, str]:
-    """Every file: path from the repository's root -> text."""
+    """Return every file as text, by path from the repository's root."""
     plain = build_crd()
     kept = copy.deepcopy(plain)
     kept["metadata"]["annotations"] = KEEP
@@ -39,7 +40,8 @@ def crd_files() -> dict[str, str]:
 
 
 def compact_size() -> int:
-    """Bytes of the CRD as compact JSON: what the API server stores, and what `kubectl apply` must fit into an annotation."""
+    """Return the size of the CRD as compact JSON, which the API server stores and which must fit into an annotation of
+    `kubectl apply`."""
     return len(json.dumps(build_crd(), separators=(",", ":"), ensure_ascii=False).encode())
 
 

@@ -1,4 +1,5 @@
-"""Grafana's dashboards of the chart: operator, fleet of runs, one run. Tables of panels here become JSON files there."""
+"""Grafana's dashboards of the chart: operator, fleet of runs, one run. Tables of panels here become JSON files of the
+chart."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ _BY_RUN = "{{namespace}}/{{run}}"
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture.
+    """One panel.
 
     Attributes:
         title: its heading.
-        text: what it shows, for the help of the panel and for docs/monitoring.md.
+        text: description for the help of the panel and for docs/monitoring.md.
         queries: expressions, each with the legend of its series.
         unit: Grafana's name of the values' unit.
-        kind: Grafana's name of the picture's type.
-        width: in columns of 24.
+        kind: Grafana's name of the panel's type.
+        width: width in columns of 24.
     """
 
     title: str
@@ -40,10 +41,10 @@ class Dashboard:
     """One page of Grafana.
 
     Attributes:
-        name: of the file, and of its id.
+        name: name of the file, also used for its id.
         title: its heading.
-        variables: name, and the query of its values.
-        panels: in order, row by row.
+        variables: query of the values of each variable, by name.
+        panels: panels in order, row by row.
         many: whether a variable may have several values, and all.
     """
 
@@ -449,7 +450,7 @@ DASHBOARDS = (FLEET, RUN, OPERATOR)
 
 
 def dashboard_json(dashboard: Dashboard) -> str:
-    """The file that Grafana reads."""
+    """Return the file that Grafana reads."""
     document = {
         "uid": f"rlrun-{dashboard.name}",
         "title": dashboard.title,
@@ -484,7 +485,7 @@ def _variable(name: str, query: str, *, many: bool) -> dict[str, Any]:
 
 
 def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Panels with their places, from left to right."""
+    """Return panels with their places, from left to right."""
     placed, x, y = [], 0, 0
     for number, panel in enumerate(panels, 1):
         if x + panel.width > WIDTH:

@@ -1,6 +1,6 @@
-"""`python -m tools.docs [--write]`: the files that follow from the models: reference pages, CRD and its chart.
+"""`python -m tools.docs [--write]`: files generated from the models: reference pages, CRD and its chart.
 
-Without `--write`, exit code 1 when one is out of date.
+Without `--write`, the exit code is 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ _SOURCES = (
 
 @cache
 def pages() -> dict[str, str]:
-    """Every reference page: file name -> text."""
+    """Return every reference page as text, by file name."""
     return {
         "rlrun.md": resource_page(),
         "status.md": status_page(),
@@ -167,12 +167,12 @@ def pages() -> dict[str, str]:
 
 @cache
 def generated_files() -> dict[str, str]:
-    """Every generated file: path from the repository's root -> text."""
+    """Return every generated file as text, by path from the repository's root."""
     return {f"{REFERENCE}/{name}": text for name, text in pages().items()} | algorithm_pages() | crd_files()
 
 
 def presets_page() -> str:
-    """The presets, and every advantage and loss with its options."""
+    """Return the page of presets, with every advantage and loss and its options."""
     lines = [
         NOTE,
         "",
@@ -248,7 +248,7 @@ def _algorithm(name: str, entry: Entry) -> Iterable[str]:
 
 
 def cli_page() -> str:
-    """The command lines, the order of sources and the exit codes."""
+    """Return the page of command lines, the order of sources and the exit codes."""
     lines = [NOTE, "", "# Command lines", "", "## `rlrun`", "", "```text", main.usage(), "```"]
     commands = {
         "init": installation.init_parser(),
@@ -317,7 +317,7 @@ def _exit_codes() -> list[str]:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Write the files, or say which are out of date."""
+    """Write the files, or report outdated ones."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.docs", description="The files that follow from the models: reference pages and CRD."
     )

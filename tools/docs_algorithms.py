@@ -1,4 +1,4 @@
-"""A page for each preset: when to take it, what it computes, its options, and a measured curve."""
+"""One page for each preset: when to use it, its formula, its options, and a measured curve."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SMOOTHED = 5
 
 
 class Advice(NamedTuple):
-    """Text that no table has."""
+    """Text that is in no table."""
 
     use: str
-    """When to take the preset."""
+    """When to use the preset."""
     watch: str
-    """Signs that another one, or another value, fits better."""
+    """Signs that another preset, or another value, fits better."""
     source: str
-    """Paper, or the project that has it."""
+    """Source paper or project."""
 
 
 ADVICE: Mapping[str, Advice] = {
@@ -48,7 +48,7 @@ ADVICE: Mapping[str, Advice] = {
 
 
 def algorithm_pages() -> dict[str, str]:
-    """Every page and every picture: path from the repository's root -> text."""
+    """Return every page and every picture, by path from the repository's root."""
     curves: Mapping[str, list[list[float]]] = json.loads(CURVES.read_text())
     files = {f"{FOLDER}/README.md": _index(curves)}
     for name, preset in PRESETS.items():
@@ -125,7 +125,7 @@ def _page(name: str, preset: Preset, runs: list[list[float]]) -> Iterable[str]:
 
 
 def _wrap(text: str) -> str:
-    """Text in lines of at most 100 columns."""
+    """Wrap text in lines of at most 100 columns."""
     return "\n".join(textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False))
 
 

@@ -1,4 +1,4 @@
-"""The reference page of `rlrun convert`: what became of other projects' example files, and every key."""
+"""The reference page of `rlrun convert`: results for other projects' example files, and every key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOURCES: Sequence[tuple[str, Sequence[Dialect], str]] = (
 
 
 def convert_page() -> str:
-    """A table of files and a table of keys for each trainer."""
+    """Return a table of files and a table of keys for each trainer."""
     lines = [
         NOTE,
         "",

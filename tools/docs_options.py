@@ -11,7 +11,7 @@ from tools.docs_resource import cells
 
 
 def option_table(options: Mapping[str, Option]) -> Iterable[str]:
-    """Rows of a table: option, default, allowed values, meaning."""
+    """Return rows of a table: option, default, allowed values, meaning."""
     yield from ("| option | default | values | meaning |", "|---|---|---|---|")
     for option, spec in options.items():
         meaning = spec.summary + (f"; needs a {spec.needs} model" if spec.needs else "")
@@ -29,5 +29,5 @@ def _values(option: Option) -> str:
 
 
 def given(options: Mapping[str, object]) -> str:
-    """Options that a preset sets, behind a name; empty where it sets none."""
+    """Return the options that a preset sets, after its name; empty without any."""
     return f" {json.dumps(dict(options))}" if options else ""

@@ -1,4 +1,4 @@
-"""The reference page for users of PRIME-RL: what becomes of each key, and of each of its own files."""
+"""The reference page for users of PRIME-RL: conversion of each key, and of each of its own files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tools.prime_rl_files import File, files
 RUNS: dict[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
 ROLES: dict[str, Role] = {role: role for role in MODELS}
 _SHOWN = 2
-"""Reasons of one refused file on the page."""
+"""Number of reasons for one refused file on the page."""
 _SAME_KEYS = ("orchestrator.train.", "orchestrator.source[]", "inference.model.", "inference.vllm.", "source[]")
-"""Tables that have the keys of another, which the page lists once."""
+"""Tables with the keys of another table, which the page lists once."""
 _SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
     (
         "The run",
@@ -49,7 +49,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
 
 
 def prime_rl_page() -> str:
-    """What becomes of PRIME-RL's keys and files."""
+    """Return the page on PRIME-RL's keys and files."""
     lines = [
         NOTE,
         "",
@@ -131,7 +131,7 @@ def _result(problems: Sequence[Problem], notices: int) -> str:
 
 
 def judge(file: File, folder: Path) -> tuple[list[Problem], int]:
-    """Problems of a file in its command's dry run, and the number of notices."""
+    """Return problems of a file in its command's dry run, and the number of notices."""
     path = folder / "file.json"
     path.write_text(json.dumps(file.document))
     try:

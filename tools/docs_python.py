@@ -23,7 +23,7 @@ Fields of a specification are those of the [manifest](rlrun.md) in snake_case.
 
 
 def python_page() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_HEAD, *_class(Run, "Run"), *_errors(), *_blocks()]
     for one in (Checkpoint, Rollouts, Picture, Snapshot, Progress):
         parts += _values(one)
@@ -53,7 +53,7 @@ def _signature(call: object, *, bound: bool) -> str:
 
 
 def _text(value: object) -> str:
-    """A docstring as Markdown: its sections are lists."""
+    """Return a docstring as Markdown: its sections are lists."""
     lines = []
     for line in (inspect.getdoc(value) or "").splitlines():
         if re.fullmatch(r"(Args|Raises|Returns):", line):

@@ -1,4 +1,4 @@
-"""Commands and tables of other projects' documentation, and what becomes of each here; see `documented.txt`."""
+"""Commands and tables of other projects' documentation, and their results here; see `documented.txt`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STAND_INS: Mapping[str, Mapping[str, object]] = {
 
 _SOURCE = re.compile(r"^(command line|fragment\.toml:\d+): ")
 _SHOWN = 2
-"""Reasons of one refusal on the page."""
+"""Number of reasons of one refusal on the page."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Documented:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of it."""
+    """Result of a command or table."""
 
     kind: str
     """`starts`, `converted`, `refused` or `other`."""
     said: Sequence[str] = ()
-    """Problems of what is refused, additions to what is converted, the counterpart of what is no configuration."""
+    """Problems of a refused one, additions to a converted one, or the counterpart if it is not a configuration."""
     notices: int = 0
 
 
 def documented() -> Iterator[Documented]:
-    """All of them, in the order of the file."""
+    """Return all of them, in the order of the file."""
     text = Path(__file__).with_suffix(".txt").read_text()
     for block in text.split("\n== ")[1:]:
         head, *lines = block.strip().splitlines()
@@ -80,7 +80,7 @@ def documented() -> Iterator[Documented]:
 
 
 def outcome(one: Documented, folder: Path) -> Outcome:
-    """What becomes of a command or table, tried in a folder for its files."""
+    """Try a command or table in a folder for its files; return the result."""
     head, _, rest = one.text.partition(": ")
     if one.kind == "other":
         return Outcome("other", [rest])
@@ -95,7 +95,7 @@ def outcome(one: Documented, folder: Path) -> Outcome:
 
 
 def documentation_rows(project: str) -> Iterator[str]:
-    """A table of a project's commands and tables, for its page."""
+    """Return a table of a project's commands and tables, for its page."""
     yield from ("| page | command or table | result |", "|---|---|---|")
     for one in documented():
         if one.project == project:
@@ -119,7 +119,7 @@ def _shown(result: Outcome) -> str:
 
 
 def _tried(program: str, words: Sequence[str], folder: Path) -> Outcome:
-    """A dry run of a program."""
+    """Return the result of a dry run of a program."""
     known = {file.path: file.document for file in files()}
     for word in words:
         if word in STAND_INS or word in known:
@@ -141,7 +141,7 @@ def _tried(program: str, words: Sequence[str], folder: Path) -> Outcome:
 
 
 def _converted(file: str, words: Sequence[str]) -> Outcome:
-    """The conversion of a file and overrides, with 1,000 rows where the number is not known."""
+    """Return the conversion of a file and overrides, with 1,000 rows if the number is unknown."""
     project = "areal" if file.endswith(".yaml") else "verl"
     overrides = [found for word in words if (found := read_override(word, "command line")) is not None]
     result = convert_settings([*corpus(project)[file], *overrides], Context(Path(file).stem, 1000), [file])

@@ -1,8 +1,8 @@
-"""A table of where things live and how much they are, for two git revisions side by side.
+"""A table of the structure and size of the source code, for two git revisions.
 
     python -m tools.house_table --before 653f209 --after HEAD [--write]
 
-Counted is what ships: `operator/rlrun_operator` and `workloads/rlrun`, as git has it; what is not committed is not seen.
+It counts the shipped code, `operator/rlrun_operator` and `workloads/rlrun`, as committed in git.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TREES = ("operator", "workloads")
 """Folders that hold the packages."""
 LARGE_PACKAGES = ("rlrun.trainer", "rlrun.orchestrator", "rlrun_operator")
 MAX_MODULES = 16
-"""Modules of a room."""
+"""Largest number of modules of a folder."""
 _LOSS = re.compile(r"^def cispo\(", re.MULTILINE)
 _EVENT = re.compile(r"^    @kopf\.on\.event\(", re.MULTILINE)
 _APPLY = re.compile(r"^    async def apply\(self, manifest\b", re.MULTILINE)
@@ -52,7 +52,7 @@ class House:
 
     @classmethod
     def of(cls, files: Mapping[str, str]) -> House:
-        """Read texts by path, as `workloads/rlrun/api/spec.py`; other files than Python's are left out."""
+        """Read texts by path, as `workloads/rlrun/api/spec.py`; files other than Python are left out."""
         sources, folders = {}, {}
         for path, text in files.items():
             below = PurePosixPath(path).relative_to(PurePosixPath(path).parts[0])
@@ -68,11 +68,11 @@ class House:
         return Counter(folder for name, folder in self.folders.items() if name != folder.replace("/", "."))
 
     def defining(self, pattern: re.Pattern[str]) -> list[str]:
-        """Modules in whose text the pattern is."""
+        """Return modules whose text matches the pattern."""
         return [name for name, text in self.sources.items() if pattern.search(text)]
 
     def users(self, modules: Sequence[str]) -> list[str]:
-        """Modules that import one of these."""
+        """Return modules that import one of these."""
         return [name for name, imported in self.graph.items() if not imported.isdisjoint(modules)]
 
 
@@ -80,7 +80,7 @@ Row = tuple[str, object]
 
 
 def rows(house: House) -> list[Row]:
-    """Measures of a house with their names, in the order of the table."""
+    """Return measures of a revision with their names, in the order of the table."""
     modules, total = house.modules(), house.total
     return [
         ("modules", modules.total()),
@@ -148,7 +148,7 @@ out where the client's `apply` is.
 
 
 def table(before: House, after: House, revisions: tuple[str, str]) -> str:
-    """Markdown of two houses side by side."""
+    """Return Markdown of two revisions."""
     lines = [f"| | {revisions[0]} | {revisions[1]} |", "|---|---|---|"]
     lines += [f"| {name} | {old} | {new} |" for (name, old), (_, new) in zip(rows(before), rows(after), strict=True)]
     old, new = before.modules(), after.modules()
@@ -158,10 +158,10 @@ def table(before: House, after: House, revisions: tuple[str, str]) -> str:
 
 
 def read_revision(revision: str, root: Path = ROOT) -> dict[str, str]:
-    """The shipped Python files of a revision, by path.
+    """Return the shipped Python files of a revision, by path.
 
     Raises:
-        subprocess.CalledProcessError: git knows no such revision.
+        subprocess.CalledProcessError: git does not know the revision.
     """
     command = ["git", "-C", str(root), "archive", "--format=tar", revision, *TREES]
     archive = subprocess.run(command, check=True, capture_output=True).stdout
@@ -176,7 +176,7 @@ def _short(revision: str, root: Path = ROOT) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or write it.
+    """Print or write the table.
 
     Returns:
         The exit code.

@@ -27,7 +27,7 @@ CPU_ARGUMENTS = {
     "ACCELERATOR": "cpu",
     "SYSTEM_PACKAGES": "python3 python3-venv ca-certificates libnuma1",
 }
-"""Build arguments of trainer and engine for machines without a GPU; those of the Dockerfiles are for GPUs."""
+"""Build arguments of trainer and engine for machines without a GPU; the defaults of the Dockerfiles are for GPUs."""
 KIND_TAG = "dev"
 KIND_VARIABLES = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 """Variables of a build for kind: an image with a provenance attestation cannot be loaded there (kubernetes-sigs/kind#3795)."""
@@ -36,12 +36,12 @@ BASES = "base-images.json"
 
 
 class ImagesError(Exception):
-    """A command failed, or there is none to call."""
+    """A command failed, or is not installed."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for."""
+    """Parsed command line."""
 
     registry: str | None
     tag: str
@@ -50,26 +50,26 @@ class Wanted:
     """Name of the kind cluster that gets the images instead of a registry."""
 
     def reference(self, image: str) -> str:
-        """What a manifest calls an image."""
+        """Return the reference of an image in a manifest."""
         return "/".join(filter(None, (self.registry, f"rlrun-{image}:{self.tag}")))
 
 
 def version() -> str:
-    """The release that this checkout is."""
+    """Return the release of this checkout."""
     found = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found is not None
     return found[1]
 
 
 def base_name(wanted: Wanted, image: str) -> str:
-    """What an image is built from, by tag."""
+    """Return the base image of an image, by tag."""
     if wanted.accelerator == "cpu" and image != "operator":
         return CPU_ARGUMENTS["BASE_IMAGE"]
     return default_base((ROOT / f"Dockerfile.{image}").read_text())
 
 
 def build_command(program: str, wanted: Wanted, image: str, revision: str, base: Base | None = None) -> list[str]:
-    """The command that builds an image from this checkout, with a base from the digest of that."""
+    """Return the command that builds an image from this checkout, with a base by digest."""
     arguments = {"VERSION": version(), "REVISION": revision}
     if wanted.accelerator == "cpu" and image != "operator":
         arguments |= CPU_ARGUMENTS
@@ -82,11 +82,11 @@ def build_command(program: str, wanted: Wanted, image: str, revision: str, base:
 
 
 def values_text(references: Mapping[str, str], *, local: bool) -> str:
-    """Values of the chart rlrun-operator.
+    """Return values of the chart rlrun-operator.
 
     Args:
-        references: of each image, best with a digest.
-        local: whether the nodes have the images already and no registry has.
+        references: references of each image, best with a digest.
+        local: whether the nodes have the images already, without a registry.
     """
     lines = [
         "# Images of the chart rlrun-operator, as `python -m tools.images` built them: helm install ... --values images.yaml",
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         "--accelerator",
         choices=("gpu", "cpu"),
         default="gpu",
-        help="what trainer and engine compute with (default: gpu)",
+        help="device of trainer and engine (default: gpu)",
     )
     p.add_argument(
         "--output",
@@ -121,14 +121,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--release",
         action="store_true",
-        help=f"bases by digest ({BASES} names them), and buildx's provenance and SBOM beside each image; needs --registry",
+        help=f"bases by digest ({BASES} names them), and buildx's provenance and SBOM for each image; needs --registry",
     )
     p.add_argument("--dry-run", action="store_true", help="print the commands instead")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build, push or load, and write the values; returns the exit code."""
+    """Build, push or load, and write the values; return the exit code."""
     options = parser().parse_args(argv)
     tag = options.tag or (KIND_TAG if options.kind else version())
     wanted = Wanted(options.registry, tag, options.accelerator, options.kind)
@@ -153,10 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make(wanted: Wanted, *, dry_run: bool = False) -> dict[str, str]:
-    """Build every image and bring it to its place.
+    """Build and deliver every image.
 
     Returns:
-        What a manifest calls each, by digest where a registry has said it.
+        The reference of each image in a manifest, by digest if a registry has returned it.
 
     Raises:
         ImagesError: a command failed, or a program is missing.
@@ -184,7 +184,7 @@ def make(wanted: Wanted, *, dry_run: bool = False) -> dict[str, str]:
 
 
 def make_release(wanted: Wanted, *, dry_run: bool = False) -> tuple[dict[str, str], dict[str, object]]:
-    """Build and push every image with attestations, from bases whose digests are looked up once.
+    """Build and push every image with attestations, from bases whose digests are requested once.
 
     Returns:
         The reference of each image by digest, and the content of base-images.json.
@@ -224,7 +224,7 @@ def _checked_digest(name: str, printed: str) -> str:
 
 
 def _by_digest(program: str, wanted: Wanted, image: str, dry_run: bool) -> str:
-    """The reference with the digest that the registry gave it; without, where nothing says it."""
+    """Return the reference with the registry's digest, or unchanged if the digest is unknown."""
     reference = wanted.reference(image)
     if dry_run or wanted.kind is not None or program != "docker":
         return reference

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 
 Graph = Mapping[str, frozenset[str]]
-"""Modules that a module imports anywhere in its text, by its dotted name, imports for types included."""
+"""Modules that a module imports anywhere in its text, by its dotted name, including imports for types."""
 
 
 def read_graph(sources: Mapping[str, str]) -> Graph:
@@ -27,25 +27,25 @@ def _imports(text: str, modules: Collection[str]) -> Iterator[str]:
 
 
 def arrows(graph: Graph, package: str) -> set[tuple[str, str]]:
-    """Imports of which both ends are modules inside `package`; its own `__init__` counts."""
+    """Return imports with both ends inside `package`; its own `__init__` counts."""
     inside = {name for name in graph if name == package or name.startswith(f"{package}.")}
     return {(name, other) for name in inside for other in graph[name] & inside}
 
 
 def room_arrows(graph: Graph, package: str, folders: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Pairs of different folders in `package` of which a module of the first imports a module of the second.
+    """Return pairs of different folders in `package` with an import from the first to the second.
 
     Args:
-        graph: of imports.
+        graph: graph of imports.
         package: dotted name of a package.
-        folders: the folder in which a module lies, by the module's name.
+        folders: folder of each module, by the module's name.
     """
     pairs = {(folders[name], folders[other]) for name, other in arrows(graph, package)}
     return {(room, other) for room, other in pairs if room != other}
 
 
 def both_ways(graph: Graph) -> Graph:
-    """The graph with each arrow in both directions."""
+    """Return the graph with each arrow in both directions."""
     found = {name: set(others) for name, others in graph.items()}
     for name, others in graph.items():
         for other in others:
@@ -54,7 +54,7 @@ def both_ways(graph: Graph) -> Graph:
 
 
 def shortest_chain(graph: Graph, starts: Collection[str], goals: Collection[str]) -> list[str]:
-    """Modules of the shortest way along imports from one of `starts` to one of `goals`; empty where there is none."""
+    """Return modules of the shortest path of imports from `starts` to `goals`; empty without a path."""
     ways = [[start] for start in sorted(starts)]
     seen = set(starts)
     for way in ways:
@@ -67,9 +67,9 @@ def shortest_chain(graph: Graph, starts: Collection[str], goals: Collection[str]
 
 
 def longest_chain(graph: Graph, starts: Collection[str], goals: Collection[str]) -> int:
-    """Files on the longest way along imports from one of `starts` to one of `goals`, 0 where there is none.
+    """Return the number of files on the longest path of imports from `starts` to `goals`, 0 without a path.
 
-    A circle counts as one place with all of its files: a reader of one of them meets the others.
+    A cycle counts as one place with all of its files, because a reader of one of them has to read the others.
     """
     place = _places(graph)
     weight: dict[str, int] = {}
@@ -91,7 +91,7 @@ def longest_chain(graph: Graph, starts: Collection[str], goals: Collection[str])
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Sets of modules that import each other, each sorted."""
+    """Return sets of modules that import each other, each sorted."""
     members: dict[str, list[str]] = {}
     for name, representative in sorted(_places(graph).items()):
         members.setdefault(representative, []).append(name)
@@ -99,7 +99,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def _places(graph: Graph) -> dict[str, str]:
-    """A representative of each module's strongly connected component (Tarjan 1972)."""
+    """Return a representative of each module's strongly connected component (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     open_ones: list[str] = []

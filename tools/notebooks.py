@@ -1,7 +1,7 @@
-"""Example notebooks: `python -m tools.notebooks --write` executes them and stores what comes out.
+"""Example notebooks: `python -m tools.notebooks --write` executes them and stores their outputs.
 
-The cells run in order, in one namespace and in the notebook's folder, as a kernel runs them; no package of Jupyter's is needed for it.
-A cell tagged `varies` may show other values each time: of its outputs, the kinds are compared alone.
+The cells run in order, in one namespace and in the notebook's folder, as in a kernel; no package of Jupyter's is
+needed. A cell tagged `varies` may have other values each time: only the kinds of its outputs are compared.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _TIMES = re.compile(r"\b\d+(\.\d+)?(s|m\d\ds| s| ms)\b|\d\d:\d\d:\d\dZ|(?<=time=
 
 
 def read(path: Path) -> Json:
-    """A notebook."""
+    """Return a notebook."""
     document: Json = json.loads(path.read_text())
     return document
 
 
 def execute(document: Json) -> Json:
-    """A notebook with the outputs of its code, run in this process and folder.
+    """Return a notebook with the outputs of its code, run in this process and folder.
 
     Raises:
-        Exception: whatever a cell raises.
+        Exception: any error of a cell.
     """
     space: Json = {"__name__": "__main__"}
     cells, count = [], 0
@@ -53,7 +53,7 @@ def execute(document: Json) -> Json:
 
 
 def source_of(cell: Json) -> str:
-    """Text of a cell."""
+    """Return the text of a cell."""
     return "".join(cell["source"])
 
 
@@ -83,7 +83,7 @@ def _lines(text: str) -> list[str]:
 
 
 def differences(stored: Json, come_out: Json) -> list[str]:
-    """Cells whose stored outputs are not what came out, apart from times."""
+    """Return cells whose stored outputs differ from the new ones, except in times."""
     found = []
     for old, new in zip(stored["cells"], come_out["cells"], strict=True):
         if old["cell_type"] == "code":
@@ -101,7 +101,7 @@ def _comparable(outputs: Sequence[Json], *, varies: bool) -> object:
 
 @contextlib.contextmanager
 def workplace() -> Any:
-    """A folder with the notebooks and what they read, which is the current one meanwhile."""
+    """Provide a folder with the notebooks and their input files as the current folder of the block."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="rlrun-notebooks-") as folder:
         for name in _BESIDE:
@@ -116,9 +116,9 @@ def workplace() -> Any:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Execute all notebooks; with `--write`, store their outputs. Returns the exit code."""
+    """Execute all notebooks; with `--write`, store their outputs. Return the exit code."""
     parser = argparse.ArgumentParser(prog="tools.notebooks")
-    parser.add_argument("--write", action="store_true", help="store what comes out")
+    parser.add_argument("--write", action="store_true", help="store the outputs")
     options = parser.parse_args(argv)
     code = 0
     for path in sorted(FOLDER.glob("*.ipynb")):

@@ -1,4 +1,5 @@
-"""`python -m tools.operator_docs [--write]`: files made from code: conditions, metrics, the chart's admission policy and dashboards."""
+"""`python -m tools.operator_docs [--write]`: files generated from code: conditions, metrics, the chart's admission
+policy and dashboards."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ _NOTE = (
 
 
 def files() -> dict[Path, str]:
-    """Every generated file with its text."""
+    """Return every generated file with its text."""
     found = {PAGE: page(), METRICS_PAGE: metrics_page(), ADMISSION_POLICY: admission_policy.render_template()}
     return found | {PICTURES / f"{each.name}.json": dashboard_json(each) for each in DASHBOARDS}
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     tables = (
         ("Conditions", "condition", reasons.CONDITION_TYPES),
         ("Reasons of conditions", "reason", reasons.CONDITION_REASONS),
@@ -53,7 +54,7 @@ def _table(title: str, column: str, rows: Mapping[str, str]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check or write the files; returns the exit code."""
+    """Check or write the files; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.operator_docs", description="Files made from the code.")
     parser.add_argument("--write", action="store_true", help="write the files instead of checking them")
     write = parser.parse_args(argv).write

@@ -26,7 +26,7 @@ class File:
 
 
 def files() -> Iterator[File]:
-    """All files."""
+    """Return all files."""
     text = Path(__file__).with_suffix(".txt").read_text()
     for block in text.split("\n== ")[1:]:
         head, *lines = block.strip().splitlines()
@@ -36,12 +36,12 @@ def files() -> Iterator[File]:
 
 
 def value_of(text: str) -> Any:
-    """A value of the table's form, which is JSON."""
+    """Return a value in the table's form, which is JSON."""
     return json.loads(text)
 
 
 def as_toml(document: Mapping[str, Any]) -> str:
-    """A document as TOML, a line for each key at its top."""
+    """Return a document as TOML, with a line for each key at its top."""
     return "".join(f"{json.dumps(name)} = {_inline(value)}\n" for name, value in document.items() if value is not None)
 
 
@@ -54,7 +54,7 @@ def _inline(value: Any) -> str:
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys, with `[i]` for items of lists, as nested tables."""
+    """Return dotted keys, with `[i]` for items of lists, as nested tables."""
     document: dict[str, Any] = {}
     for key, value in keys.items():
         _put(document, key, value)

@@ -1,4 +1,4 @@
-"""`python -m tools.release check|digests`: what the release workflow asks of the checkout. Needs nothing but Python."""
+"""`python -m tools.release check|digests`: steps of the release workflow on the checkout. Needs only Python."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ VERSIONS = {
     "charts/rlrun-crds/Chart.yaml": r'^(?:version|appVersion): "?([^"\n]+)"?$',
     "operator/rlrun_operator/settings.py": r'ghcr\.io/rlrun/rlrun-\w+:([^"]+)"',
 }
-"""Where the version stands: file -> what finds it there."""
+"""Places of the version: file and the pattern that finds it."""
 _VALUE = re.compile(r"^\s*(?:image|\w+): (\S+/\S+)$", re.MULTILINE)
 _BY_DIGEST = re.compile(r"\S+/[a-z0-9-]+@sha256:[0-9a-f]{64}")
 _PUSHED = re.compile(r"^Pushed: (\S+?)(?::[^:/\s]+)?\nDigest: (sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
 def disagreements(tag: str, root: Path = ROOT) -> list[str]:
-    """Places whose version is not that of the tag."""
+    """Return places whose version differs from that of the tag."""
     wanted = tag.removeprefix("v")
     found = []
     for name, pattern in VERSIONS.items():
@@ -34,7 +34,7 @@ def disagreements(tag: str, root: Path = ROOT) -> list[str]:
 
 
 def image_digests(values: str) -> list[str]:
-    """References by digest of the images in a file of Helm values.
+    """Return references by digest of the images in a file of Helm values.
 
     Raises:
         ValueError: an image has no digest.
@@ -47,7 +47,7 @@ def image_digests(values: str) -> list[str]:
 
 
 def chart_digests(pushed: str) -> list[str]:
-    """References by digest of the charts in the output of `helm push`.
+    """Return references by digest of the charts in the output of `helm push`.
 
     Raises:
         ValueError: no chart was pushed.
@@ -59,12 +59,12 @@ def chart_digests(pushed: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit code."""
+    """Run a subcommand; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.release", description="Helps the release workflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="refuse a tag whose version is not everywhere")
     check.add_argument("--tag", required=True)
-    listed = commands.add_parser("digests", help="print what is to be signed, images or charts")
+    listed = commands.add_parser("digests", help="print references to sign, of images or charts")
     source = listed.add_mutually_exclusive_group(required=True)
     source.add_argument("--values", type=Path, help="images.yaml")
     source.add_argument("--charts", type=Path, help="the output of helm push")

@@ -1,7 +1,8 @@
 """`python -m tools.sbom --output-dir DIR`: SPDX 2.3 documents of the images and of the wheel, from the lock files.
 
-A lock file is what an image's build installs, by version and hash, so that it is the list; nothing has to be installed or scanned.
-What a base image holds is in buildx's own attestation (`tools.images --release`). Needs nothing but Python.
+An image's build installs exactly its lock file, by version and hash, so the lock file is the list; nothing has to be
+installed or scanned. The content of a base image is in buildx's own attestation (`tools.images --release`). Needs only
+Python.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class Part:
     version: str
     purl: str
     checksums: tuple[tuple[str, str], ...]
-    """(algorithm of SPDX, hexadecimal value); of a lock, one for each file that it accepts."""
+    """Pairs of SPDX algorithm and hexadecimal value; for a lock file, one for each accepted file."""
     comment: str = ""
 
     def as_spdx(self, identifier: str) -> dict[str, Any]:
-        """The package as SPDX 2.3 JSON writes it."""
+        """Return the package as SPDX 2.3 JSON."""
         written: dict[str, Any] = {
             "SPDXID": identifier,
             "name": self.name,
@@ -63,10 +64,10 @@ class Part:
 
 
 def locked_parts(text: str, name: str) -> list[Part]:
-    """Packages of a lock file of Python.
+    """Return packages of a lock file of Python.
 
     Raises:
-        SbomError: a line that pins no package by version and hash.
+        SbomError: a line does not pin a package by version and hash.
     """
     lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)).splitlines()
     found = []
@@ -81,10 +82,10 @@ def locked_parts(text: str, name: str) -> list[Part]:
 
 
 def page_parts(lock: Mapping[str, Any]) -> list[Part]:
-    """Packages of npm that are in the built web page: those of package-lock.json that are not for development.
+    """Return packages of npm in the built web page: those of package-lock.json that are not for development.
 
     Raises:
-        SbomError: one of them has no hash.
+        SbomError: a package has no hash.
     """
     found = []
     for path, entry in lock["packages"].items():
@@ -93,7 +94,7 @@ def page_parts(lock: Mapping[str, Any]) -> list[Part]:
         name = path.rpartition("node_modules/")[2]
         algorithm, _, value = entry.get("integrity", "").partition("-")
         if algorithm != "sha512":
-            raise SbomError(f"{PAGE_LOCK}: {name} has no integrity of sha512; run npm install in its folder")
+            raise SbomError(f"{PAGE_LOCK}: {name} lacks a sha512 integrity hash; run npm install in its folder")
         checksum = ("SHA512", base64.b64decode(value).hex())
         locator = f"pkg:npm/{quote(name, safe='/')}@{entry['version']}"
         found.append(Part(name, entry["version"], locator, (checksum,), "Built into the web page."))
@@ -101,10 +102,10 @@ def page_parts(lock: Mapping[str, Any]) -> list[Part]:
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """Each package once, by name.
+    """Return each package once, by name.
 
     Raises:
-        SbomError: two lock files of one image hold different versions.
+        SbomError: two lock files of one image have different versions.
     """
     known: dict[str, Part] = {}
     for part in parts:
@@ -115,13 +116,14 @@ def merged(parts: Iterable[Part]) -> list[Part]:
 
 
 def image_locks(dockerfile: str, accelerator: str) -> list[str]:
-    """Lock files that the build of an image installs from, as its Dockerfile copies them; not those of uv and of build tools."""
+    """Return lock files from which an image's build installs, as its Dockerfile copies them, without those of uv and of
+    build tools."""
     named = [name.replace("${ACCELERATOR}", accelerator) for name in _COPIED.findall(dockerfile)]
     return [name for name in named if not name.endswith("/build.txt")]
 
 
 def document(subject: Part, contained: Sequence[Part], needed: Sequence[Part], created: datetime) -> dict[str, Any]:
-    """An SPDX 2.3 document.
+    """Return an SPDX 2.3 document.
 
     Args:
         subject: what the document describes.
@@ -157,7 +159,7 @@ def document(subject: Part, contained: Sequence[Part], needed: Sequence[Part], c
 
 
 def image_subject(image: str, values: str) -> Part:
-    """An image, by the digest that a file of Helm values gives it; without one where it has none."""
+    """Return an image by its digest in a file of Helm values, or without a digest if there is none."""
     name = f"rlrun-{image}"
     for repository, found, digest in _REFERENCE.findall(values):
         if found == image:
@@ -167,7 +169,7 @@ def image_subject(image: str, values: str) -> Part:
 
 
 def base_parts(bases: Mapping[str, Mapping[str, str]], image: str) -> list[Part]:
-    """The base image of an image, as `tools.images --release` recorded it."""
+    """Return the base image of an image, as recorded by `tools.images --release`."""
     if f"rlrun-{image}" not in bases:
         return []
     base = bases[f"rlrun-{image}"]
@@ -178,17 +180,17 @@ def base_parts(bases: Mapping[str, Mapping[str, str]], image: str) -> list[Part]
 
 
 def wheel_parts(wheel: Path) -> tuple[Part, list[Part]]:
-    """A wheel by its hash, and the packages that its metadata asks for, which name ranges and no version.
+    """Return a wheel by its hash, and the packages that its metadata requires, as ranges without a version.
 
     Raises:
-        SbomError: it is no wheel.
+        SbomError: the file is not a wheel.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
             (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
             headers = HeaderParser().parsestr(archive.read(metadata).decode())
     except (zipfile.BadZipFile, ValueError) as error:
-        raise SbomError(f"{wheel}: it is no wheel ({error}); build it with make wheel") from None
+        raise SbomError(f"{wheel}: it is not a wheel ({error}); build it with make wheel") from None
     name, number = headers["Name"], headers["Version"]
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     needed: dict[str, list[str]] = {}
@@ -197,7 +199,7 @@ def wheel_parts(wheel: Path) -> tuple[Part, list[Part]]:
         if package != name:
             needed.setdefault(package, []).append(requirement)
     return Part(name, number, f"pkg:pypi/{name}@{number}", (("SHA256", digest),)), [
-        Part(package, "", f"pkg:pypi/{package}", (), "Asked for as: " + " | ".join(asked))
+        Part(package, "", f"pkg:pypi/{package}", (), "Required as: " + " | ".join(asked))
         for package, asked in sorted(needed.items())
     ]
 
@@ -205,7 +207,7 @@ def wheel_parts(wheel: Path) -> tuple[Part, list[Part]]:
 def documents(
     accelerator: str, created: datetime, *, values: str = "", bases: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The document of each image, by the image's name.
+    """Return the document of each image, by the image's name.
 
     Raises:
         SbomError: a lock file is not complete.
@@ -224,13 +226,13 @@ def documents(
 
 
 def commit_time() -> datetime:
-    """When this commit was made; now, outside of a checkout."""
+    """Return the time of this commit, or the present time outside of a checkout."""
     done = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)
     return datetime.fromtimestamp(int(done.stdout), UTC) if done.stdout.strip() else datetime.now(UTC)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the documents; returns the exit code."""
+    """Write the documents; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.sbom", description="Write SPDX documents of images and wheel."
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 COMPLEX = 21
-"""Grade D of radon begins here."""
+"""Complexity of grade D of radon."""
 PRONOUNS = ("How", "That", "Those", "What", "Where", "Whether", "Which", "Who", "Whoever", "Whom", "Whose")
 _BARE = re.compile(rf"(?:{'|'.join((*PRONOUNS, 'Of'))})\b")
 
@@ -59,12 +59,12 @@ def measure(text: str) -> Measures:
 
 
 def lines_of(function: Function) -> int:
-    """Lines from `def` to the end of the body."""
+    """Return the lines from `def` to the end of the body."""
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
 def parameters_of(function: Function) -> int:
-    """Number of parameters, `*args` and `**kwargs` included, without a leading `self` or `cls`."""
+    """Return the number of parameters, `*args` and `**kwargs` included, without a leading `self` or `cls`."""
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     bound = bool(positional) and positional[0].arg in ("self", "cls")
@@ -72,10 +72,10 @@ def parameters_of(function: Function) -> int:
 
 
 def complexity(function: Function) -> int:
-    """Cyclomatic complexity as radon counts it, but that a function within the function counts for itself alone.
+    """Return the cyclomatic complexity as radon counts it, but with inner functions counted separately.
 
-    One, and one more for each branch, loop, handler, assertion, case, comprehension and condition in it, `else` of a loop or of
-    a `try`, and each operand of `and` and `or` after the first.
+    The value is one plus one for each branch, loop, handler, assertion, case, comprehension and condition, `else` of a
+    loop or of a `try`, and each operand of `and` and `or` after the first.
     """
     return 1 + sum(_paths(node) for node in _inside(function))
 
@@ -108,7 +108,7 @@ def _is_any(node: ast.AST) -> bool:
 
 
 def docstrings_of(tree: ast.AST) -> Iterator[str]:
-    """All docstrings of a module: of itself, its classes and functions, and of attributes."""
+    """Return all docstrings of a module: its own, those of its classes and functions, and of attributes."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):

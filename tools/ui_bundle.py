@@ -1,4 +1,5 @@
-"""The web page's files, built from their sources: `python -m tools.ui_bundle --write`. Needs npm, and a registry once for each lock."""
+"""The web page's files, built from their sources: `python -m tools.ui_bundle --write`. Needs npm, and a registry once
+for each lock file."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ _SECONDS = 300.0
 
 
 class BundleError(Exception):
-    """The page cannot be built here; says why."""
+    """The page cannot be built here; the message has the reason."""
 
 
 def modules() -> Path:
-    """Folder `node_modules` of the lock, installed once for all checkouts.
+    """Return folder `node_modules` of the lock file, installed once for all checkouts.
 
     Raises:
-        BundleError: there is no npm, or it fails.
+        BundleError: npm is not installed, or fails.
     """
     digest = hashlib.sha256((SOURCES / "package.json").read_bytes() + (SOURCES / "package-lock.json").read_bytes())
     chosen = os.environ.get("RLRUN_CACHE")
@@ -38,7 +39,7 @@ def modules() -> Path:
         _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], made)
         try:
             made.rename(folder)
-        except OSError:  # another process was first
+        except OSError:  # another process has installed it
             shutil.rmtree(made)
     return folder / "node_modules"
 
@@ -47,7 +48,7 @@ def build(target: Path) -> None:
     """Check the sources' types and build them into a folder that is replaced.
 
     Raises:
-        BundleError: they have errors, or there is no npm.
+        BundleError: the sources have errors, or npm is not installed.
     """
     installed = modules()
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +61,7 @@ def build(target: Path) -> None:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """Names of files that two folders do not share with the same content."""
+    """Return names of files that differ between two folders."""
     files = [
         {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (first, second)
@@ -79,7 +80,7 @@ def _run(command: Sequence[str], folder: Path) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Build the page, or say whether it is what the sources make; returns the exit code."""
+    """Build the page, or report whether it matches its sources; return the exit code."""
     try:
         if words == ["--write"]:
             build(BUILT)
@@ -91,7 +92,7 @@ def main(words: Sequence[str]) -> int:
         print(f"tools.ui_bundle: {error}", file=sys.stderr)
         return 1
     if found:
-        print(f"{', '.join(found)} of {BUILT} are not what the sources make; run: make ui", file=sys.stderr)
+        print(f"{', '.join(found)} of {BUILT} differ from a build of the sources; run: make ui", file=sys.stderr)
     return 1 if found else 0
 
 

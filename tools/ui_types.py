@@ -1,4 +1,4 @@
-"""TypeScript types of the web page's answers, made from their models: `python -m tools.ui_types --write`."""
+"""TypeScript types of the web page's answers, generated from their models: `python -m tools.ui_types --write`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean"
 
 
 def text() -> str:
-    """The file."""
+    """Return the file."""
     return _HEAD + "".join(_interfaces())
 
 
@@ -27,7 +27,7 @@ def _interfaces() -> Iterator[str]:
 
 
 def _answers() -> Iterator[tuple[str, type[run_answers.Answer]]]:
-    """Models by name, in the order of their declaration."""
+    """Return models by name, in the order of their declaration."""
     for module in (run_answers, rollout_answers, run_answers):
         for name, found in vars(module).items():
             if isinstance(found, type) and issubclass(found, run_answers.Answer) and found is not run_answers.Answer:
@@ -50,13 +50,13 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the file, or say whether it is up to date; returns the exit code."""
+    """Write the file, or report whether it is up to date; return the exit code."""
     if words == ["--write"]:
         FILE.write_text(text())
         return 0
     if FILE.read_text() == text():
         return 0
-    print(f"{FILE} is not what the models say; run: python -m tools.ui_types --write", file=sys.stderr)
+    print(f"{FILE} differs from the models; run: python -m tools.ui_types --write", file=sys.stderr)
     return 1
 
 

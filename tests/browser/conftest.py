@@ -1,4 +1,4 @@
-"""A real Chromium (Debian's) on pages of `rlrun ui`. What is missing is installed where it can be; else the tests say that they cannot run.
+"""Real Chromium (from Debian) with pages of `rlrun ui`; missing programs are installed, or the tests are skipped with a reason.
 
 Chromium comes with `apt-get install chromium`; Playwright's Python package is in the lock, and its own browsers are not used.
 """
@@ -34,31 +34,31 @@ from tests.support.waiting import PATIENCE_SECONDS
 from tools.ui_bundle import BundleError, modules
 
 WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS * patience()
-"""Longest wait for a page: Playwright measures it by the clock."""
+"""Longest wait for a page, measured by Playwright in wall time."""
 VIEWPORT: ViewportSize = {"width": 1200, "height": 900}
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
 
 def cannot(why: str) -> None:
-    """Skip with a reason; in CI, where every tier has to run, fail."""
+    """Skip with a reason; fail in CI, where each tier must run."""
     if os.environ.get("CI"):
         pytest.fail(f"the browser tests cannot run: {why}", pytrace=False)
     pytest.skip(f"the browser tests cannot run: {why}")
 
 
-def _program() -> str | None:
+def _find_program() -> str | None:
     return next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of the program."""
-    if (found := _program()) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+    """Path of the browser program."""
+    if (found := _find_program()) is None and os.geteuid() == 0 and shutil.which("apt-get"):
         try:
             install(["chromium", "fonts-dejavu-core"])
         except ClusterError as error:
             cannot(str(error))
-        found = _program()
+        found = _find_program()
     if found is None:
         cannot("there is no chromium; install it: sudo apt-get install -y chromium")
     assert found is not None
@@ -75,7 +75,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """Source of axe-core, of the version that the page's lock has."""
+    """Source of axe-core in the version of the page's lock."""
     try:
         return (modules() / "axe-core" / "axe.min.js").read_text()
     except BundleError as error:
@@ -85,7 +85,7 @@ def axe() -> str:
 
 @pytest.fixture(scope="session")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of two runs that nothing changes."""
+    """Server with two runs that do not change."""
     folder = tmp_path_factory.mktemp("shown") / "runs"
     demo = trained_long(folder / "demo")
     demo.began(1, 0)
@@ -110,7 +110,7 @@ def run(tmp_path: Path) -> Folder:
 
 @pytest.fixture(scope="session")
 def tab(browser: Browser) -> Iterator[Page]:
-    """The window of most tests. Another one costs a process, which compiles the page again: 1.5 s of CPU time."""
+    """Shared window of most tests. A new window needs a process that compiles the page again: 1.5 s of CPU time."""
     context = browser.new_context(viewport=VIEWPORT)
     yield context.new_page()
     context.close()
@@ -118,14 +118,14 @@ def tab(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def page(tab: Page) -> Iterator[Page]:
-    """The window as it was at first, without cookies and stored values; complaints of the page fail the test."""
+    """Window in its initial state, without cookies and stored values; errors of the page fail the test."""
     tab.set_viewport_size(VIEWPORT)
     tab.emulate_media(color_scheme="light")
     try:
         with _without_complaints(tab):
             yield tab
     finally:
-        with suppress(Error):  # the page of an error of the network stores nothing
+        with suppress(Error):  # The error page of the network stores nothing.
             tab.evaluate("localStorage.clear(); sessionStorage.clear()")
         tab.context.clear_cookies()
         tab.goto("about:blank")
@@ -133,7 +133,7 @@ def page(tab: Page) -> Iterator[Page]:
 
 @pytest.fixture
 def own_page(browser: Browser) -> Iterator[Page]:
-    """A window for a test that leaves scripts or listeners in it; complaints of the page fail the test."""
+    """Separate window for a test that leaves scripts or listeners in it; errors of the page fail the test."""
     context = browser.new_context(viewport=VIEWPORT)
     page = context.new_page()
     try:
@@ -145,7 +145,7 @@ def own_page(browser: Browser) -> Iterator[Page]:
 
 @contextmanager
 def _without_complaints(page: Page) -> Iterator[None]:
-    """Fail at the end if the page reports an error, or loads something from another host."""
+    """Fail at the end if the page reports an error, or loads a resource from another host."""
     page.set_default_timeout(WAIT_MILLISECONDS)
     complaints: list[str] = []
 
@@ -157,7 +157,7 @@ def _without_complaints(page: Page) -> Iterator[None]:
         complaints.append(f"{error} {error.stack}")
 
     def asked(request: Request) -> None:
-        if not _own(request.url):
+        if not _is_own_url(request.url):
             complaints.append(request.url)
 
     listeners: dict[Any, Any] = {"console": told, "pageerror": failed, "request": asked}
@@ -170,8 +170,8 @@ def _without_complaints(page: Page) -> Iterator[None]:
 
 
 _OF_THE_BROWSER = "^Failed to load resource: (the server responded with a status of (40[14]|429|503)|net::ERR_)"
-"""Report of the browser itself on an answer that is an error, or on a server that has ended; the page says these in words."""
+"""Reports of the browser itself about an error response or an ended server; the page explains these in words."""
 
 
-def _own(url: str) -> bool:
+def _is_own_url(url: str) -> bool:
     return url.startswith(("http://127.0.0.1:", "data:", "blob:"))

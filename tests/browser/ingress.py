@@ -1,4 +1,4 @@
-"""Debian's nginx before a page, configured as the documentation says."""
+"""Debian's nginx in front of a page, with the documented configuration."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ http {{
 
 
 def program() -> Path:
-    """The program: on PATH, in the cache, or out of Debian's package.
+    """Return nginx: from PATH, the cache, or Debian's package.
 
     Raises:
-        ClusterError: it cannot be downloaded.
+        ClusterError: the package cannot be downloaded.
     """
     kept = cache_root() / "bin" / "nginx"
     with locked("binary-nginx"):
@@ -52,22 +52,22 @@ def program() -> Path:
     return kept
 
 
-def documented() -> str:
-    """The documentation's configuration."""
+def read_documented_configuration() -> str:
+    """Return the configuration of the documentation."""
     found = re.search(r"```nginx\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     return found[1]
 
 
-def server(folder: Path, port: int, target: str) -> str:
-    """The documented server on another port, before another target."""
+def render_server(folder: Path, port: int, target: str) -> str:
+    """Return the documented server with another port and target."""
     places = {
         "443": str(port),
         "runs.example.com": "localhost",
         "/etc/nginx/runs": str(folder / "runs"),
         "http://127.0.0.1:8080": target,
     }
-    text = documented()
+    text = read_documented_configuration()
     for name, value in places.items():
         assert text.count(name) in (1, 2), name
         text = text.replace(name, value)
@@ -76,30 +76,30 @@ def server(folder: Path, port: int, target: str) -> str:
 
 @contextmanager
 def started(nginx: Path, folder: Path, targets: dict[int, str]) -> Iterator[None]:
-    """nginx with a server at each port, until it has to end.
+    """Run nginx with one server per port until the block ends.
 
     Args:
-        nginx: the program.
-        folder: an empty one.
-        targets: what is behind each port.
+        nginx: path of the program.
+        folder: empty folder for its files.
+        targets: address behind each port.
     """
     certify = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     certify += ["-keyout", f"{folder}/runs.key", "-out", f"{folder}/runs.crt", "-days", "2", "-subj", "/CN=localhost"]
     subprocess.run(certify, check=True, capture_output=True)
-    servers = "\n".join(server(folder, port, target) for port, target in targets.items())
+    servers = "\n".join(render_server(folder, port, target) for port, target in targets.items())
     (folder / "nginx.conf").write_text(_MAIN.format(folder=folder, servers=servers))
     command = [str(nginx), "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
             for port in targets:
-                _wait(process, port, folder / "log")
+                _wait_for_port(process, port, folder / "log")
             yield
         finally:
             process.terminate()
             wait_for_exit(process)
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     def listens() -> bool:
         assert process.poll() is None, log.read_text()
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

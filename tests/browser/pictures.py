@@ -1,4 +1,4 @@
-"""Pictures of the page for the documentation: `python -m tests.browser.pictures`, of runs that this makes."""
+"""Pictures of the page for the documentation, with generated runs: `python -m tests.browser.pictures`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.team_cluster import over_http, two_teams
 
 TARGET = Path(__file__).parents[2] / "docs/pictures"
 SIZES = {"": (1440, 900), "-phone": (390, 844)}
-"""Windows, by the end of a picture's name."""
+"""Window sizes, by the suffix of the picture's name."""
 _HIGH = 1240
-"""Height of the window that shows the run: its first row of small curves, too."""
+"""Height of the window with the run, including its first row of small curves."""
 _COLORS = 128
 
 
-def addresses(runs: Mapping[str, Folder]) -> dict[str, tuple[str, str]]:
-    """Address of each page, and what is there once it is complete."""
+def list_addresses(runs: Mapping[str, Folder]) -> dict[str, tuple[str, str]]:
+    """Return the address of each page, and the selector of an element that is visible once the page is complete."""
     run, other = runs[RUNNING].id, runs[COMPLETE].id
     return {
         "runs": ("/", ".spark svg >> nth=3"),
@@ -41,14 +41,14 @@ def take(browser: Browser, server: Served, runs: Mapping[str, Folder], target: P
     for end, (width, height) in SIZES.items():
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
         page = context.new_page()
-        for name, (path, ready) in addresses(runs).items():
+        for name, (path, ready) in list_addresses(runs).items():
             page.set_viewport_size({"width": width, "height": _HIGH if name == "run" and not end else height})
             page.goto(server.at(path))
-            _wait(page, ready)
-            _save(page.screenshot(), target / f"ui-{name}{end}.png")
+            _wait_until_complete(page, ready)
+            _save_picture(page.screenshot(), target / f"ui-{name}{end}.png")
             if name == "run" and not end:
                 section = page.locator("section:has(> .head #history)")
-                _save(section.screenshot(), target / "ui-changed.png")
+                _save_picture(section.screenshot(), target / "ui-changed.png")
         context.close()
 
 
@@ -58,17 +58,17 @@ def take_login(browser: Browser, target: Path) -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 330}, color_scheme="light")
         page.goto(server.url)
         expect(page.get_by_label("Token")).to_be_visible()
-        _save(page.screenshot(), target / "ui-login.png")
+        _save_picture(page.screenshot(), target / "ui-login.png")
 
 
-def _wait(page: Page, ready: str) -> None:
+def _wait_until_complete(page: Page, ready: str) -> None:
     expect(page.locator(ready).first).to_be_visible()
     expect(page.get_by_text("Reading…")).to_have_count(0)
     expect(page.locator(".live")).to_have_text("live")
 
 
-def _save(content: bytes, path: Path) -> None:
-    """Save a picture with few colors: a fifth of the bytes, for a page that has not many."""
+def _save_picture(content: bytes, path: Path) -> None:
+    """Save a picture with few colors: a fifth of the bytes, because the page has few colors."""
     path.write_bytes(content)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
@@ -76,10 +76,10 @@ def _save(content: bytes, path: Path) -> None:
 
 
 def main() -> int:
-    """Take all pictures; returns the exit code."""
+    """Take all pictures; return the exit code."""
     TARGET.mkdir(exist_ok=True)
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        os.chdir(folder)  # so that the pages have no other folder's name
+        os.chdir(folder)  # Otherwise the pages would show another folder's name.
         runs = make_pictured_runs(Path("runs"))
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         with served(Path("runs")) as server:

@@ -1,4 +1,4 @@
-"""`rlrun ui` as a process of its own."""
+"""`rlrun ui` as a separate process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MAIN = "import sys; from rlrun.cli.main import main; sys.exit(main())"
 
 @dataclass
 class Served:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        url: its page, with the `/`.
-        folder: the one that it was given.
-        process: to be ended by a test.
+        url: address of its page, with the trailing `/`.
+        folder: served folder.
+        process: server process; a test may end it.
     """
 
     url: str
@@ -39,7 +39,7 @@ class Served:
 @contextmanager
 def served(folder: Path, *words: str) -> Iterator[Served]:
     """Serve a folder on a free port."""
-    with _started(folder, "ui", str(folder), "--port", "0", *words) as server:
+    with _start_server(folder, "ui", str(folder), "--port", "0", *words) as server:
         yield server
 
 
@@ -48,29 +48,29 @@ def served_team(folder: Path, api_server: str, *words: str) -> Iterator[Served]:
     """Serve the page of a team on a free port.
 
     Args:
-        folder: for the account's token.
-        api_server: address of a server that answers as the API server.
-        words: more options.
+        folder: folder for the account's token.
+        api_server: address of a server that responds like the API server.
+        words: additional options.
     """
     (folder / "token").write_text("the page's own")
     told = ("--api-server", api_server, "--account", str(folder), "--host", "127.0.0.1", "--port", "0")
-    with _started(folder, "ui-team", *told, *words) as server:
+    with _start_server(folder, "ui-team", *told, *words) as server:
         yield server
 
 
 @contextmanager
-def _started(folder: Path, *words: str) -> Iterator[Served]:
+def _start_server(folder: Path, *words: str) -> Iterator[Served]:
     command = [sys.executable, "-c", program(_MAIN, "tests.support.slow.slow_answers"), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            yield Served(_url(process), folder, process)
+            yield Served(_read_url(process), folder, process)
         finally:
             process.terminate()
             wait_for_exit(process)
 
 
-def _url(process: subprocess.Popen[str]) -> str:
-    """The address that it prints once it listens."""
+def _read_url(process: subprocess.Popen[str]) -> str:
+    """Return the address that the server prints once it listens."""
     assert process.stdout is not None
     wait, said = Wait("rlrun ui listens", tree_progress(process.pid), lambda: said, LONG_POLL_SECONDS), ""
     while "http" not in said:

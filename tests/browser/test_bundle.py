@@ -1,4 +1,4 @@
-"""The committed page is what its sources build."""
+"""Committed page, compared with the build of its sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.browser.conftest import cannot
 from tools.ui_bundle import BUILT, BundleError, build, differences
 
 
-def test_the_committed_page_is_what_the_sources_build(tmp_path: Path) -> None:
+def test_committed_page_equals_build_of_sources(tmp_path: Path) -> None:
     try:
         build(tmp_path / "static")
     except BundleError as error:

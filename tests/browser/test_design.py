@@ -1,4 +1,4 @@
-"""Promises of the page's design, on runs that are as long and as uneven as real ones."""
+"""Design rules of the page, on runs as long and uneven as real ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.pictured_runs import COMPLETE, FAILED, RUNNING, SFT, TRACED, 
 
 PHONE = 390
 TOUCH = 44
-"""Least height of what a finger touches, in pixels."""
+"""Minimum height of touch targets, in pixels."""
 _TOO_WIDE = """() => [document.documentElement, ...document.querySelectorAll('.wide, .tokens, .text, pre')]
   .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.outerHTML.slice(0, 120))"""
 _TOO_SMALL = """(least) => [...document.querySelectorAll('main button, main .button, main select, main input, main nav a, main .tick')]
@@ -68,8 +68,8 @@ def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def places(pictured: Served) -> dict[str, tuple[str, str]]:
-    """Address and title of each page."""
+def list_places(pictured: Served) -> dict[str, tuple[str, str]]:
+    """Return address and title of each page."""
     run, complete, failed, sft = (Folder(pictured.folder / name).id for name in (RUNNING, COMPLETE, FAILED, SFT))
     return {
         "runs": ("/", "All runs"),
@@ -92,8 +92,8 @@ def places(pictured: Served) -> dict[str, tuple[str, str]]:
 
 
 def open_page(page: Page, pictured: Served, name: str) -> None:
-    """Open a page and wait for all of it."""
-    address, title = places(pictured)[name]
+    """Open a page and wait until it is complete."""
+    address, title = list_places(pictured)[name]
     page.goto(pictured.at(address))
     expect(page).to_have_title(f"{title} · RLRun")
     expect(page.get_by_text("Reading…")).to_have_count(0)
@@ -101,12 +101,12 @@ def open_page(page: Page, pictured: Served, name: str) -> None:
         expect(page.locator(".chart canvas").nth(3)).to_be_visible()
 
 
-def test_pages_fit_a_phone_and_their_titles_name_the_run(browser: Browser, pictured: Served) -> None:
+def test_pages_fit_a_phone_and_have_titles(browser: Browser, pictured: Served) -> None:
     context = browser.new_context(viewport={"width": PHONE, "height": 844}, has_touch=True)
     page = context.new_page()
     page.set_default_timeout(WAIT_MILLISECONDS)
     try:
-        for name in places(pictured):
+        for name in list_places(pictured):
             open_page(page, pictured, name)
             assert page.evaluate(_TOO_WIDE) == [], f"{name}: wider than {PHONE} pixels"
             assert page.evaluate(_TOO_SMALL, TOUCH) == [], f"{name}: less than {TOUCH} pixels high"
@@ -116,7 +116,7 @@ def test_pages_fit_a_phone_and_their_titles_name_the_run(browser: Browser, pictu
         context.close()
 
 
-def test_curves_have_units_and_one_long_step_flattens_none(own_page: Page, pictured: Served) -> None:
+def test_curves_have_units_and_tolerate_outliers(own_page: Page, pictured: Served) -> None:
     own_page.add_init_script(_TEXTS)
     open_page(own_page, pictured, "run")
     assert set(own_page.evaluate("[...window.drawnTexts]")) >= UNITS, "labels of the axes"
@@ -127,14 +127,14 @@ def test_curves_have_units_and_one_long_step_flattens_none(own_page: Page, pictu
     expect(duration).to_contain_text(
         "time/step; mean of 16 steps; 3 outliers outside of the scale: up to 301.8 s at step 1"
     )
-    assert _height(duration) > 0.3
+    assert _measure_height(duration) > 0.3
     bars = own_page.locator(".times g").nth(1).locator("rect")
     heights = bars.evaluate_all("(all) => all.reduce((sum, one) => sum + Number(one.getAttribute('height')), 0)")
     assert heights > 20, "the bars of usual steps are flat"
     expect(own_page.locator(".times .cut")).to_have_count(3)
     own_page.get_by_role("combobox", name="Scale").select_option("all")
     expect(duration).not_to_contain_text("outliers")
-    assert _height(duration) < 0.1
+    assert _measure_height(duration) < 0.1
     own_page.get_by_role("combobox", name="Scale").select_option("log")
     expect(own_page.locator("figure", has=own_page.get_by_text("loss; mean of"))).to_contain_text(
         "linear: some values are 0 or less"
@@ -142,12 +142,12 @@ def test_curves_have_units_and_one_long_step_flattens_none(own_page: Page, pictu
     expect(own_page).to_have_url(re.compile("scale=log"))
 
 
-def _height(figure: Locator) -> float:
+def _measure_height(figure: Locator) -> float:
     found: float = figure.evaluate(_DRAWN)
     return found
 
 
-def test_held_out_reward_is_next_to_the_training_reward(page: Page, pictured: Served) -> None:
+def test_held_out_reward_is_next_to_training_reward(page: Page, pictured: Served) -> None:
     open_page(page, pictured, "run")
     first = page.locator(".charts figure").first
     expect(first).to_contain_text(
@@ -160,7 +160,7 @@ def test_held_out_reward_is_next_to_the_training_reward(page: Page, pictured: Se
     )
 
 
-def test_worst_answers_come_first_and_each_run_has_a_curve(page: Page, pictured: Served) -> None:
+def test_worst_rollouts_come_first_and_runs_have_curves(page: Page, pictured: Served) -> None:
     open_page(page, pictured, "runs")
     for name in (RUNNING, COMPLETE, FAILED, SFT):
         expect(page.get_by_role("img", name=re.compile(f"^(Reward|Loss) of .*{name}: from "))).to_be_visible()

@@ -1,4 +1,4 @@
-"""The page of a team behind a real nginx, with TLS and below a path, as the documentation configures it."""
+"""Team page behind a real nginx with TLS and below a path, as documented."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Behind:
     """A page behind nginx.
 
     Attributes:
-        cluster: what the page shows.
-        kept: port behind which the path reaches the page.
-        taken: port behind which nginx takes it away.
+        cluster: cluster shown by the page.
+        kept: port of the server that keeps the path.
+        taken: port of the server that removes the path.
     """
 
     cluster: TeamCluster
@@ -54,8 +54,8 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
 
 
 @pytest.mark.parametrize("path", ["kept", "taken"])
-def test_a_user_logs_in_follows_runs_and_logs_out(browser: Browser, behind: Behind, path: str) -> None:
-    context = browser.new_context(ignore_https_errors=True)  # the certificate is the test's own
+def test_user_logs_in_and_out_behind_nginx(browser: Browser, behind: Behind, path: str) -> None:
+    context = browser.new_context(ignore_https_errors=True)  # The test created the certificate.
     page = context.new_page()
     page.set_default_timeout(WAIT_MILLISECONDS)
     try:
@@ -68,7 +68,7 @@ def test_a_user_logs_in_follows_runs_and_logs_out(browser: Browser, behind: Behi
         assert (cookie["name"], cookie["path"]) == ("__Secure-rlrun", "/rlrun/")
         assert (cookie["secure"], cookie["httpOnly"]) == (True, True)
         behind.cluster.runs["team-a", path] = rlrun("team-a", path)
-        expect(page.get_by_role("link", name=f"team-a/{path}")).to_be_visible()  # nginx has held no event back
+        expect(page.get_by_role("link", name=f"team-a/{path}")).to_be_visible()  # This fails if nginx buffers events.
         page.get_by_role("link", name="team-a/demo").click()
         expect(page.locator("section:has(#history)")).to_contain_text("Never edited")
         page.get_by_role("button", name="Log out").click()
@@ -78,25 +78,25 @@ def test_a_user_logs_in_follows_runs_and_logs_out(browser: Browser, behind: Behi
         context.close()
 
 
-def test_refused_tokens_count_against_the_user_that_brought_them(behind: Behind) -> None:
-    """Ten, and one more every six seconds: a slow machine lets some more pass before one is too many."""
-    assert guesses(behind, "127.0.0.2") >= 10
-    assert guesses(behind, "127.0.0.2", **{"X-Forwarded-For": "192.0.2.1"}) < 10, "nginx says who it is"
-    assert login(behind, "127.0.0.3", "guess-y") == 401
+def test_refused_tokens_are_counted_per_client_address(behind: Behind) -> None:
+    """The limit is ten, plus one every six seconds: on a slow machine some more pass."""
+    assert count_guesses(behind, "127.0.0.2") >= 10
+    assert count_guesses(behind, "127.0.0.2", **{"X-Forwarded-For": "192.0.2.1"}) < 10, "nginx says who it is"
+    assert log_in(behind, "127.0.0.3", "guess-y") == 401
 
 
-def guesses(behind: Behind, source: str, **headers: str) -> int:
-    """Refused tokens from an address before one is not looked at any more."""
+def count_guesses(behind: Behind, source: str, **headers: str) -> int:
+    """Return the number of refused tokens from an address before the rate limit."""
     for number in range(100):
-        status = login(behind, source, f"guess-{number}-{len(headers)}", **headers)
+        status = log_in(behind, source, f"guess-{number}-{len(headers)}", **headers)
         if status == 429:
             return number
         assert status == 401
     raise AssertionError("nobody is slowed down")
 
 
-def login(behind: Behind, source: str, token: str, **headers: str) -> int:
-    """Status of a login from an address of this machine."""
+def log_in(behind: Behind, source: str, token: str, **headers: str) -> int:
+    """Return the status of a login from an address of this machine."""
     trusting = ssl._create_unverified_context()
     connection = HTTPSConnection("127.0.0.1", behind.kept, source_address=(source, 0), context=trusting)
     own = {"Content-Type": "application/json", "Origin": f"https://127.0.0.1:{behind.kept}"}

@@ -1,4 +1,4 @@
-"""The page in a real browser: every page with a run's data, live, by keyboard, for all readers, on a phone, and where nothing is."""
+"""Page in a real browser: each view with a run's data, live updates, keyboard, accessibility, phone, and empty states."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.sets import few_in_gate
 LAST = "/rollouts/5?step=3&order=worst&other=6"
 
 
-def places(shown: Served) -> dict[str, str]:
-    """Address of each page, by its name."""
+def page_addresses(shown: Served) -> dict[str, str]:
+    """Return the address of each page, by its name."""
     demo, other = (Folder(shown.folder / name).id for name in ("demo", "other"))
     return {
         "runs": shown.at("/"),
@@ -44,17 +44,17 @@ READY = {
 }
 
 
-def visit(page: Page, shown: Served, name: str) -> None:
-    """Open a page and wait until what it asks for is there."""
-    page.goto(places(shown)[name])
+def visit_page(page: Page, shown: Served, name: str) -> None:
+    """Open a page and wait for its content."""
+    page.goto(page_addresses(shown)[name])
     expect(page.locator(READY[name])).to_be_visible()
     expect(page.get_by_text("Reading…")).to_have_count(0)
     if name in ("run", "compare"):
         expect(page.locator(".chart canvas").nth(3)).to_be_visible()
 
 
-def test_all_runs(page: Page, shown: Served) -> None:
-    visit(page, shown, "runs")
+def test_overview_lists_all_runs(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "runs")
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.nth(0)).to_contain_text("Running")
@@ -62,8 +62,8 @@ def test_all_runs(page: Page, shown: Served) -> None:
     expect(rows.nth(1)).to_contain_text("data/train.jsonl, line 7")
 
 
-def test_one_run(page: Page, shown: Served) -> None:
-    visit(page, shown, "run")
+def test_run_page_shows_its_data(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "run")
     expect(page.locator("h1")).to_contain_text("demo")
     expect(page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over steps"))).to_be_visible()
     expect(page.locator("section:has(#times) table")).to_contain_text("waits for rollouts")
@@ -79,8 +79,8 @@ def test_one_run(page: Page, shown: Served) -> None:
     expect(page.locator("section:has(#manifest) pre")).not_to_contain_text("opensesame1")
 
 
-def test_what_was_changed_and_with_which_attempt(page: Page, shown: Served) -> None:
-    visit(page, shown, "run")
+def test_history_shows_changes_per_attempt(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "run")
     history = page.locator("section:has(> .head #history)")
     expect(history).to_contain_text("Edited once in 2 attempts.")
     expect(history.locator("h3")).to_contain_text("Attempt 2, from step 61")
@@ -91,8 +91,8 @@ def test_what_was_changed_and_with_which_attempt(page: Page, shown: Served) -> N
     expect(row.locator("ins")).to_have_text("400")
 
 
-def test_a_fork_and_its_origin_lead_to_each_other(page: Page, shown: Served) -> None:
-    visit(page, shown, "failed")
+def test_fork_and_origin_link_to_each_other(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "failed")
     forks = page.locator("section:has(#forks)")
     expect(forks).to_contain_text("Forked from demo at step 30, the checkpoint of its attempt 1.")
     expect(forks.locator("ins")).to_have_text("2e-05")
@@ -103,16 +103,16 @@ def test_a_fork_and_its_origin_lead_to_each_other(page: Page, shown: Served) -> 
     expect(page.locator("h1")).to_contain_text("other")
 
 
-def test_why_a_run_has_failed(page: Page, shown: Served) -> None:
-    visit(page, shown, "failed")
+def test_failed_run_page_shows_cause(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "failed")
     why = page.locator("section:has(#why)")
     expect(why).to_contain_text("attempt 1 ended: DataError (trainer, exit code 65)")
     expect(why).to_contain_text("data/train.jsonl, line 7: no field `prompt`")
     expect(page.get_by_text("rlrun local run.yaml --resume").first).to_be_visible()
 
 
-def test_curves_are_zoomed_and_smoothed_and_the_address_keeps_it(page: Page, shown: Served) -> None:
-    visit(page, shown, "run")
+def test_curve_zoom_and_smoothing_are_kept_in_address(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "run")
     page.get_by_label("From step", exact=True).fill("20")
     page.get_by_label("From step", exact=True).press("Enter")
     page.get_by_label("To step", exact=True).fill("40")
@@ -133,8 +133,8 @@ def test_curves_are_zoomed_and_smoothed_and_the_address_keeps_it(page: Page, sho
 
 
 def test_dragging_over_a_curve_zooms(page: Page, shown: Served) -> None:
-    visit(page, shown, "run")
-    # Every part of the page that comes later moves the curves, from under the mouse too.
+    visit_page(page, shown, "run")
+    # Each part of the page that appears later moves the curves, also from under the mouse.
     for part in ("GPU use", "Changes with attempt 2", "Manifest"):
         expect(page.get_by_role("region", name=part, exact=True)).to_be_visible()
     curve = page.locator(".chart .u-over").first
@@ -146,7 +146,7 @@ def test_dragging_over_a_curve_zooms(page: Page, shown: Served) -> None:
 
 
 def test_rollouts_are_filtered_and_paged(page: Page, shown: Served) -> None:
-    visit(page, shown, "rollouts")
+    visit_page(page, shown, "rollouts")
     expect(page.locator("tbody tr").first).to_contain_text("group 0, 0")
     page.get_by_label("Environment").select_option("math")
     expect(page.locator("tbody tr")).to_have_count(8)
@@ -156,9 +156,9 @@ def test_rollouts_are_filtered_and_paged(page: Page, shown: Served) -> None:
     expect(page.get_by_text("No rollout matches these filters (of 16).")).to_be_visible()
 
 
-def test_a_rollout_with_its_tokens_and_another_beside_it(page: Page, shown: Served) -> None:
-    visit(page, shown, "rollout")
-    expect(page.locator(".turns li.user").first).to_have_css("max-width", "none")  # as wide as the others
+def test_rollout_page_shows_tokens_and_second_rollout(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "rollout")
+    expect(page.locator(".turns li.user").first).to_have_css("max-width", "none")  # It must be as wide as the others.
     expect(page.locator(".turns").first).to_contain_text("what is 1 + 1?")
     expect(page.locator(".call").first).to_contain_text('{"a": 2, "b": 2}')
     expect(page.locator(".tokens")).to_have_text("what is 1 + 1? it is 2")
@@ -172,8 +172,8 @@ def test_a_rollout_with_its_tokens_and_another_beside_it(page: Page, shown: Serv
     expect(page.locator("del").last).to_have_text("2")
 
 
-def test_runs_beside_each_other(page: Page, shown: Served) -> None:
-    visit(page, shown, "runs")
+def test_comparison_page_shows_two_runs(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "runs")
     page.get_by_label("Compare", exact=False).first.check()
     page.get_by_label("Compare", exact=False).nth(1).check()
     page.get_by_role("link", name="Compare 2 runs").click()
@@ -182,7 +182,7 @@ def test_runs_beside_each_other(page: Page, shown: Served) -> None:
     expect(page.locator("section:has(#means)")).to_contain_text("Of the 80 steps")
 
 
-def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
+def test_run_page_updates_without_reload(page: Page, run: Folder) -> None:
     with served(run.root.parent) as server:
         page.goto(server.at("/"))
         expect(page.locator("tbody tr")).to_have_count(1)
@@ -194,7 +194,7 @@ def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
         expect(image).to_be_visible()
         page.get_by_label("From step", exact=True).fill(
             "4"
-        )  # and not taken yet: what is typed stays while the page is drawn again
+        )  # not submitted yet: the typed text stays while the page is redrawn
         run.lines("metrics.jsonl", [metrics_line(11)], more=True)
         expect(
             page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 11"))
@@ -206,7 +206,7 @@ def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
         expect(page.locator("h1")).to_contain_text("Failed")
 
 
-def test_a_server_that_ends_is_said_so(page: Page, run: Folder) -> None:
+def test_ended_server_is_reported(page: Page, run: Folder) -> None:
     with served(run.root.parent) as server:
         page.goto(server.at("/"))
         expect(page.locator(".live")).to_have_text("live")
@@ -214,8 +214,8 @@ def test_a_server_that_ends_is_said_so(page: Page, run: Folder) -> None:
         expect(page.locator(".live")).to_contain_text("not connected")
 
 
-def test_by_keyboard_alone(page: Page, shown: Served) -> None:
-    visit(page, shown, "runs")
+def test_page_works_with_keyboard_only(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "runs")
     page.keyboard.press("Tab")
     expect(page.get_by_label("Filter")).to_be_focused()
     page.keyboard.type("demo")
@@ -250,8 +250,8 @@ def test_by_keyboard_alone(page: Page, shown: Served) -> None:
     expect(page.locator("h1")).to_have_text("All runs")
 
 
-def test_the_skip_link_leads_to_the_content(page: Page, shown: Served) -> None:
-    visit(page, shown, "runs")
+def test_skip_link_leads_to_content(page: Page, shown: Served) -> None:
+    visit_page(page, shown, "runs")
     page.locator(".skip").focus()
     expect(page.locator(".skip")).to_be_in_viewport()
     page.keyboard.press("Enter")
@@ -261,7 +261,7 @@ def test_the_skip_link_leads_to_the_content(page: Page, shown: Served) -> None:
 @pytest.mark.parametrize(
     ("width", "scheme"), few_in_gate(product((1200, 360), ("light", "dark")), [(1200, "light"), (360, "dark")])
 )
-def test_axe_finds_nothing(
+def test_axe_finds_no_violations_on_run_pages(
     browser: Browser, shown: Served, axe: str, scheme: Literal["light", "dark"], width: int
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -269,7 +269,7 @@ def test_axe_finds_nothing(
     page.set_default_timeout(WAIT_MILLISECONDS)
     try:
         for name in PAGES:
-            visit(page, shown, name)
+            visit_page(page, shown, name)
             found: Any = page.evaluate(f"{axe}; axe.run({{resultTypes: ['violations']}})")
             assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]] == [], (
                 name
@@ -280,10 +280,10 @@ def test_axe_finds_nothing(
         context.close()
 
 
-def test_dark_and_light_by_choice(page: Page, shown: Served) -> None:
+def test_color_scheme_can_be_chosen(page: Page, shown: Served) -> None:
     white, black = "rgb(255, 255, 255)", "rgb(18, 19, 22)"
     page.emulate_media(color_scheme="light")
-    visit(page, shown, "runs")
+    visit_page(page, shown, "runs")
     back = page.locator("html")
     expect(back).to_have_css("background-color", white)
     page.get_by_label("Colors").select_option("dark")
@@ -296,7 +296,7 @@ def test_dark_and_light_by_choice(page: Page, shown: Served) -> None:
     expect(back).to_have_css("background-color", black)
 
 
-def test_an_empty_folder_and_a_run_that_is_gone_are_said_in_words(page: Page, tmp_path: Path) -> None:
+def test_empty_folder_and_missing_run_are_reported(page: Page, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     with served(folder) as server:
@@ -318,7 +318,7 @@ def test_an_empty_folder_and_a_run_that_is_gone_are_said_in_words(page: Page, tm
         expect(page.get_by_text("Choose at least two runs")).to_be_visible()
 
 
-def test_what_a_model_wrote_is_text(page: Page, tmp_path: Path) -> None:
+def test_model_output_is_shown_as_text(page: Page, tmp_path: Path) -> None:
     evil = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>\u202e\u2066\u200b'
     run = made(tmp_path / "runs" / "<b>bold", name=evil)
     rows = [
@@ -337,9 +337,7 @@ def test_what_a_model_wrote_is_text(page: Page, tmp_path: Path) -> None:
             assert re.search("[\u202a-\u202e\u2066-\u2069\u200b]", page.inner_text("body") + page.title()) is None
 
 
-def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_and_a_thousand_points(
-    own_page: Page, tmp_path: Path
-) -> None:
+def test_large_run_is_paged_and_downsampled(own_page: Page, tmp_path: Path) -> None:
     run = made(tmp_path / "runs" / "large")
     line = '{"step": %d, "attempt": 1, "reward/mean": %.3f, "time/step": 1.0}\n'
     run.write("metrics.jsonl", "".join(line % (step, step % 97 / 97) for step in range(1, 100_001)))
@@ -358,7 +356,7 @@ def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_
     assert max(sizes) < 200_000
 
 
-def test_elsewhere_the_address_brings_the_token(page: Page, run: Folder) -> None:
+def test_token_of_address_is_accepted_and_removed(page: Page, run: Folder) -> None:
     with served(run.root.parent, "--token") as server:
         plain = server.url.partition("?")[0]
         reply = page.goto(plain)

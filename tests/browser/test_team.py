@@ -1,4 +1,4 @@
-"""The page of a team in a real browser: login, the user's own runs, logout; in light and dark, on a phone, for all readers."""
+"""Team page in a real browser: login, own runs, logout; light and dark, phone, and accessibility."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.support.team_cluster import ANN, BOB, TeamCluster, over_http, rlrun, 
 
 @dataclass
 class Team:
-    """A cluster and the page of it."""
+    """A cluster and its page."""
 
     cluster: TeamCluster
     server: Served
 
 
 @contextmanager
-def _started(folder: Path) -> Iterator[Team]:
-    """Two teams; of team-a's runs one has its claim mounted here."""
+def _start_team(folder: Path) -> Iterator[Team]:
+    """Start a page of two teams; one run of team-a has its claim mounted here."""
     cluster = two_teams()
     cluster.runs["team-a", "far"] = rlrun("team-a", "far", claim="elsewhere")
     made(folder / "volume" / "demo")
@@ -46,13 +46,13 @@ def _started(folder: Path) -> Iterator[Team]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    with _started(tmp_path_factory.mktemp("team")) as found:
+    with _start_team(tmp_path_factory.mktemp("team")) as found:
         yield found
 
 
 @pytest.fixture
 def team(shared: Team) -> Iterator[Team]:
-    """The two teams. The cluster is as it was at first after each test."""
+    """The two teams; the cluster is reset after each test."""
     runs = dict(shared.cluster.runs)
     yield shared
     shared.cluster.runs, shared.cluster.down = runs, None
@@ -60,8 +60,8 @@ def team(shared: Team) -> Iterator[Team]:
 
 @pytest.fixture
 def own_team(tmp_path: Path) -> Iterator[Team]:
-    """Two teams for a test that counts the connections of a server."""
-    with _started(tmp_path) as found:
+    """Two separate teams for a test that counts the connections of a server."""
+    with _start_team(tmp_path) as found:
         yield found
 
 
@@ -73,7 +73,7 @@ def log_in(page: Page, team: Team, token: str, path: str = "/") -> None:
     expect(page.get_by_role("button", name="Log out")).to_be_visible()
 
 
-def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
+def test_team_user_logs_in_and_out(page: Page, team: Team) -> None:
     page.goto(team.server.url)
     expect(page.get_by_text("Log in with a token of the cluster")).to_be_visible()
     page.get_by_label("Token").fill("forged")
@@ -100,7 +100,7 @@ def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
     expect(page.locator("h1")).to_have_text("Log in")
 
 
-def test_files_that_are_elsewhere_are_said_in_words(page: Page, team: Team) -> None:
+def test_missing_files_of_team_run_are_reported(page: Page, team: Team) -> None:
     log_in(page, team, ANN, "/run/team-a.far")
     expect(page.locator("main")).to_contain_text("rlrun rollouts far -n team-a")
     for part in ("curves", "history"):
@@ -108,12 +108,12 @@ def test_files_that_are_elsewhere_are_said_in_words(page: Page, team: Team) -> N
     expect(page.locator("section:has(#conditions) table")).to_be_visible()
 
 
-def test_the_run_of_another_team_is_not_there(page: Page, team: Team) -> None:
+def test_run_of_another_team_is_not_found(page: Page, team: Team) -> None:
     log_in(page, team, BOB, "/run/team-a.demo")
     expect(page.get_by_role("alert")).to_contain_text("there is no run team-a.demo")
 
 
-def test_a_run_is_followed_without_a_reload(page: Page, team: Team) -> None:
+def test_team_page_updates_without_reload(page: Page, team: Team) -> None:
     log_in(page, team, ANN)
     expect(page.locator("tbody tr")).to_have_count(2)
     expect(page.locator(".live")).to_have_text("live")
@@ -121,7 +121,7 @@ def test_a_run_is_followed_without_a_reload(page: Page, team: Team) -> None:
     expect(page.get_by_role("link", name="team-a/new")).to_be_visible()
 
 
-def test_one_page_too_many_is_said_to_its_user(page: Page, own_team: Team) -> None:
+def test_excess_page_of_a_user_is_reported(page: Page, own_team: Team) -> None:
     address = urlsplit(own_team.server.url)
     streams = [HTTPConnection(address.hostname or "", address.port or 0) for _ in range(OF_ONE_MAX)]
     try:
@@ -139,7 +139,7 @@ def test_one_page_too_many_is_said_to_its_user(page: Page, own_team: Team) -> No
     expect(page.locator(".live")).to_have_text("live")
 
 
-def test_an_outage_of_the_cluster_is_said(page: Page, team: Team) -> None:
+def test_cluster_outage_is_reported(page: Page, team: Team) -> None:
     log_in(page, team, ANN)
     team.cluster.down = "connection refused"
     page.goto(team.server.at("/run/team-a.demo"))
@@ -149,7 +149,7 @@ def test_an_outage_of_the_cluster_is_said(page: Page, team: Team) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), few_in_gate(product((1200, 360), ("light", "dark")), [(360, "light")]))
-def test_axe_finds_nothing(
+def test_axe_finds_no_violations_on_team_pages(
     browser: Browser, team: Team, axe: str, scheme: Literal["light", "dark"], width: int
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)

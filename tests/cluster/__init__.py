@@ -1,6 +1,6 @@
-"""A Kubernetes cluster for tests and for trying things out: `python -m tests.cluster up`, or `up()` from a test.
+"""A Kubernetes cluster for tests and for trials: `python -m tests.cluster up`, or `up()` from a test.
 
-It comes from a kubeconfig that we are told to use, from kind, or from this machine's own processes (`native`).
+It comes from a given kubeconfig, from kind, or from processes of this machine (`native`).
 """
 
 from .api import attach, down, up

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster`: the cluster by hand."""
+"""`python -m tests.cluster`: commands for clusters by hand."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; errors are one message on stderr and exit status 1."""
+    """Run one command. An error is one message on stderr and exit status 1."""
     options = parser().parse_args(arguments)
     interrupted = RESUME if options.command == "prepare" else ""
     return report_errors(lambda: COMMANDS[options.command](options), interrupted=interrupted)

@@ -1,4 +1,4 @@
-"""The three calls of the harness: up, attach, down. Providers are imported when one is used."""
+"""The three calls of the harness: up, attach, down. A provider is imported at its first use."""
 
 import json
 from collections.abc import Sequence
@@ -25,21 +25,21 @@ def up(
     tie: bool = False,
     progress: Progress | None = None,
 ) -> Cluster:
-    """Bring a cluster up, or return it when it is up.
+    """Start a cluster, or return it if it is up.
 
     Args:
-        name: clusters of different names are independent of each other.
-        nodes: how many nodes run real containers; 0 gives a control plane for fake nodes alone, in half the time.
-        kwok: whether `add_fake_nodes` shall work.
-        images: docker archives whose images every node has from the start. Large ones belong here: they are unpacked
-            once, `load_image` unpacks on each node.
+        name: name of the cluster; clusters of different names are independent of each other.
+        nodes: number of nodes that run real containers; 0 gives a control plane for fake nodes only, in half the time.
+        kwok: whether `add_fake_nodes` is available.
+        images: docker archives whose images every node has from the start. Large images belong here: they are unpacked
+            once, while `load_image` unpacks on each node.
         provider: "kubeconfig", "kind" or "native". Default: `$RLRUN_PROVIDER`, else the first that works.
-        tie: native only: end the cluster's processes when the thread that calls this ends, however it does. Folders and
-            cgroups stay until the next `up` or `down` of that name.
-        progress: prints what happens; silent by default.
+        tie: native only: end the cluster's processes when the calling thread ends for any reason. Folders and cgroups
+            stay until the next `up` or `down` of that name.
+        progress: printer of progress lines; silent by default.
 
     Raises:
-        ClusterError: what is missing or did not start, and what to do.
+        ClusterError: something is missing or did not start; the message has the fix.
     """
     progress = progress or Progress(lambda _: None)
     check_name(name)
@@ -58,10 +58,10 @@ def up(
 
 
 def attach(name: str = DEFAULT_NAME) -> Cluster:
-    """The cluster `name` that is up.
+    """Return the running cluster `name`.
 
     Raises:
-        ClusterError: it is not.
+        ClusterError: it is not up.
     """
     cluster = find(name)
     if cluster is None:
@@ -70,7 +70,7 @@ def attach(name: str = DEFAULT_NAME) -> Cluster:
 
 
 def find(name: str) -> Cluster | None:
-    """The cluster `name`; None when it is not up."""
+    """Return the cluster `name`, or None if it is not up."""
     found: Cluster | None = None
     match recorded_provider(name):
         case "kubeconfig":
@@ -89,10 +89,10 @@ def find(name: str) -> Cluster | None:
 
 
 def down(name: str = DEFAULT_NAME, *, progress: Progress | None = None) -> bool:
-    """Take a cluster down and remove what it left; a given cluster is only forgotten.
+    """Take a cluster down and remove its files; a given cluster is only removed from the records.
 
     Returns:
-        Whether there was anything.
+        Whether the cluster or remains of it existed.
 
     Raises:
         ClusterError: something cannot be removed.
@@ -113,7 +113,7 @@ def down(name: str = DEFAULT_NAME, *, progress: Progress | None = None) -> bool:
 
 
 def recorded_provider(name: str) -> str:
-    """Who provides the cluster `name`; empty when there is none of that name."""
+    """Return the provider of the cluster `name`, empty if no such cluster is recorded."""
     try:
         record = json.loads((clusters_root() / name / "cluster.json").read_text())
     except FileNotFoundError:
@@ -122,5 +122,5 @@ def recorded_provider(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Names of all clusters that are recorded."""
+    """Return the names of all recorded clusters."""
     return sorted(folder.name for folder in clusters_root().glob("*/"))

@@ -1,4 +1,4 @@
-"""A running cluster as tests use it, whoever provides it."""
+"""A running cluster as tests use it, independent of its provider."""
 
 import json
 import os
@@ -16,29 +16,29 @@ FAKE_NODE_SIZE = {"cpu": "64", "memory": "512Gi", "pods": "110", "ephemeral-stor
 
 
 class ApiServer(Protocol):
-    """The API server's process: for tests of what happens without it."""
+    """The API server's process, for tests of outages."""
 
     def stop(self) -> None:
-        """End it: connections are refused until `start`."""
+        """End it; connections are refused until `start`."""
 
     def start(self) -> None:
         """Start it again and wait until it is ready."""
 
     def freeze(self) -> None:
-        """Stop it where it is: requests hang until `thaw`."""
+        """Suspend it; requests hang until `thaw`."""
 
     def thaw(self) -> None:
-        """Let it go on and wait until it is ready."""
+        """Resume it and wait until it is ready."""
 
 
 class Cluster:
-    """A cluster that is up. As a context manager it is taken down at the end.
+    """A running cluster. As a context manager it is taken down at the end.
 
     Attributes:
         name: its name.
         provider: "kubeconfig", "kind" or "native".
         kubeconfig: an administrator's kubeconfig.
-        bin: a folder that holds kubectl and helm.
+        bin: a folder that contains kubectl and helm.
         nodes: names of the nodes that run real containers.
     """
 
@@ -54,12 +54,12 @@ class Cluster:
         self.down()
 
     def down(self) -> None:
-        """Take the cluster down and remove what it left."""
+        """Take the cluster down and remove its files."""
         raise NotImplementedError
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which any program finds this cluster, kubectl and helm; caches stay out of the home folder."""
+        """Variables with which any program finds this cluster, kubectl and helm; caches stay out of the home folder."""
         scratch = self.bin.parent / "cache"
         return {
             **os.environ,
@@ -77,15 +77,15 @@ class Cluster:
         """Run kubectl.
 
         Args:
-            stdin: what it reads, for `-f -`.
-            check: whether a failure raises; otherwise the output is returned whatever happened.
+            stdin: text of its standard input, for `-f -`.
+            check: whether a failure raises; otherwise the output is returned in any case.
             timeout: limit in seconds.
 
         Returns:
             Its standard output.
 
         Raises:
-            ClusterError: it failed or did not end; its error output is in the message.
+            ClusterError: it failed or did not end; the message has its error output.
         """
         return self._run("kubectl", arguments, stdin, check, timeout)
 
@@ -117,11 +117,11 @@ class Cluster:
         return result.stdout
 
     def _damage(self) -> str:
-        """What of the cluster itself is broken, for messages; empty when nothing is known to be."""
+        """Return the known damages of the cluster itself, for messages; empty without any."""
         return ""
 
     def load_image(self, *archives: Path) -> None:
-        """Make the images of docker archives usable on every node under their names.
+        """Load the images of docker archives on every node under their names.
 
         Raises:
             ClusterError: an archive cannot be read, or this cluster takes no images.
@@ -131,22 +131,22 @@ class Cluster:
     def add_fake_nodes(
         self, count: int, *, gpus: int = 8, labels: Mapping[str, str] | None = None, prefix: str = "fake"
     ) -> tuple[str, ...]:
-        """Add nodes on which kwok plays the kubelet: pods become Ready at once, no container runs.
+        """Add nodes whose kubelet is kwok: pods become Ready at once, and no container runs.
 
-        Where real nodes are beside them they carry the taint `kwok.x-k8s.io/node=fake:NoSchedule`, so that only pods that
-        tolerate it are put there.
+        If the cluster has real nodes, the fake ones have the taint `kwok.x-k8s.io/node=fake:NoSchedule`, so that only
+        pods that tolerate it are scheduled there.
 
         Args:
-            count: how many.
+            count: number of nodes.
             gpus: `nvidia.com/gpu` of each; 0 for none.
-            labels: further labels of each.
-            prefix: names are PREFIX-0, PREFIX-1, ...
+            labels: additional labels of each.
+            prefix: prefix of the names PREFIX-0, PREFIX-1, ...
 
         Returns:
             Their names, once they are Ready.
 
         Raises:
-            ClusterError: a node of that name exists, or they do not get Ready.
+            ClusterError: a node of that name exists, or the nodes do not become Ready.
         """
         names = tuple(f"{prefix}-{index}" for index in range(count))
         items = [fake_node(name, gpus, labels or {}, tainted=bool(self.nodes)) for name in names]
@@ -164,7 +164,7 @@ class Cluster:
         wait_until(lambda: not not_ready(), "nodes to be Ready", timeout=180, state=lambda: f"not Ready: {not_ready()}")
 
     def fake_gpus(self, node: str, count: int) -> None:
-        """Let a real node advertise `count` `nvidia.com/gpu`; pods that ask for them run without any.
+        """Let a real node advertise `count` `nvidia.com/gpu`; pods that request them run without any.
 
         Raises:
             ClusterError: the node does not show them within 120 s.
@@ -179,7 +179,7 @@ class Cluster:
             interval=0.5,
         )
 
-    # What only a cluster can do whose machines are ours to switch off.
+    # Operations that need machines of our own, which can be switched off.
 
     @property
     def api_server(self) -> ApiServer:
@@ -191,19 +191,19 @@ class Cluster:
         self._native_only("sh")
 
     def power_off(self, node: str) -> None:
-        """Cut a node's power: every process of it is gone at once."""
+        """Cut a node's power: all its processes end at once."""
         self._native_only("power_off")
 
     def power_on(self, node: str) -> None:
-        """Start a node that is off; its disk is as it was."""
+        """Start a node that is off; its disk is unchanged."""
         self._native_only("power_on")
 
     def freeze(self, node: str) -> None:
-        """Stop every process of a node where it is."""
+        """Suspend every process of a node."""
         self._native_only("freeze")
 
     def thaw(self, node: str) -> None:
-        """Let a frozen node go on."""
+        """Resume a frozen node."""
         self._native_only("thaw")
 
     def unplug(self, node: str) -> None:
@@ -211,11 +211,11 @@ class Cluster:
         self._native_only("unplug")
 
     def plug(self, node: str) -> None:
-        """Put it back."""
+        """Plug the cable in again."""
         self._native_only("plug")
 
     def isolate(self, node: str) -> None:
-        """Cut a node off from all isolated nodes; it still reaches the API server. Isolate both to part two nodes."""
+        """Cut a node off from all isolated nodes; it still reaches the API server. Isolate both nodes to separate them."""
         self._native_only("isolate")
 
     def join(self, node: str) -> None:
@@ -224,7 +224,7 @@ class Cluster:
 
     @property
     def audit_log(self) -> Path:
-        """JSON lines, one for each write request that the API server has answered."""
+        """Audit log with one JSON line for each answered write request."""
         self._native_only("audit_log")
 
     def _native_only(self, what: str) -> NoReturn:
@@ -235,7 +235,7 @@ class Cluster:
 
 
 def fake_node(name: str, gpus: int, labels: Mapping[str, str], *, tainted: bool) -> dict[str, object]:
-    """The object of a node that kwok keeps alive."""
+    """Return the object of a node that kwok keeps alive."""
     size = {**FAKE_NODE_SIZE, **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
     own = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     taint = {"key": FAKE_NODE, "value": "fake", "effect": "NoSchedule"}

@@ -1,4 +1,4 @@
-"""The binaries of a cluster and where they come from: a given folder, the cache, the official release, `go build`."""
+"""The binaries of a cluster and their sources: a given folder, the cache, the official release, `go build`."""
 
 import hashlib
 import os
@@ -20,22 +20,22 @@ from .progress import Progress, duration
 
 MODULES = Path(__file__).parent / "kube"  # one Go module for each tool, pinned by its go.mod and go.sum
 OLDEST_GO = (1, 26)
-"""README and the workflow of GitHub name it as well; no go.mod asks for a newer one."""
+"""Oldest Go that builds the tools. README and the GitHub workflow name it as well; no go.mod requires a newer one."""
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 GITHUB = "https://github.com"
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One Go module below `kube/` and the binaries that it makes.
+    """One Go module below `kube/` and the binaries built from it.
 
     Attributes:
         name: the module's folder.
         module: the upstream module; its version in go.mod is the tool's version.
-        package: what `go build` is told to build.
-        commands: the names under which the binary is called.
-        version_flags: linker flags that set the version the binary reports; `{version}` without the `v`, `{minor}` its second part,
-            `{client}` the second part of the Kubernetes version that its client library belongs to.
+        package: argument of `go build`.
+        commands: names of the binary.
+        version_flags: linker flags that set the version the binary reports; `{version}` without the `v`, `{minor}` its
+            second part, `{client}` the second part of the Kubernetes version of its client library.
         releases: the official release of each command, if its project publishes checksums.
     """
 
@@ -53,7 +53,7 @@ class Tool:
 
     @property
     def version(self) -> str:
-        """The pinned version without its `v`; the tool that is only our own code has none."""
+        """Pinned version without its `v`; empty for the tool that is only our own code."""
         found = re.search(rf"{re.escape(self.module)} v(\S+)", (self.folder / "go.mod").read_text())
         return found[1] if self.module and found else ""
 
@@ -73,7 +73,7 @@ _HELM_KUBERNETES = " ".join(
     f"-X helm.sh/helm/v3/pkg/{package}.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/{package}.k8sVersionMinor={{client}}"
     for package in ("chartutil", "lint/rules")
 )
-"""As helm's own Makefile: without them `helm template` renders for Kubernetes 1.20."""
+"""Linker flags of helm's own Makefile: without them `helm template` renders for Kubernetes 1.20."""
 _HELM = f"https://get.helm.sh/helm-v{{version}}-linux-{ARCH}.tar.gz"
 _ETCD = f"{GITHUB}/etcd-io/etcd/releases/download/v{{version}}"
 _COREDNS = f"{GITHUB}/coredns/coredns/releases/download/v{{version}}/coredns_{{version}}_linux_{ARCH}.tgz"
@@ -124,19 +124,20 @@ TOOLS = {
 }
 
 OF_TESTS = ("gitops",)
-"""Tools that no cluster needs. They are built before the tests: a cold build takes longer than a test may."""
+"""Tools that no cluster needs. They are built before the tests, because a cold build takes longer than the limit of a
+test."""
 BY_HAND = ("kueue",)
 """Tools of tests that CI does not run."""
 
 
 def find(*names: str, progress: Progress) -> dict[str, Path]:
-    """Get the tools `names`, each from the first place that has it.
+    """Get the tools `names`, each from its first available source.
 
     Returns:
         The path of every command of these tools.
 
     Raises:
-        ClusterError: a tool is in no place and cannot be built.
+        ClusterError: a tool is not available and cannot be built.
     """
     commands: dict[str, Path] = {}
     for name in names:
@@ -144,13 +145,13 @@ def find(*names: str, progress: Progress) -> dict[str, Path]:
         with locked(
             f"binary-{name}", waiting=progress.step(f"{tool.version_text}: waits for another process that gets it")
         ):
-            folder = _given(tool) or _cached(tool) or _downloaded(tool, progress) or _built(tool, progress)
+            folder = _find_given(tool) or _cached(tool) or _downloaded(tool, progress) or _built(tool, progress)
         commands |= {command: folder / command for command in tool.commands}
     return commands
 
 
 def linker_flags(tool: Tool) -> str:
-    """`version_flags` with the versions of the tool's go.mod."""
+    """Return `version_flags` with the versions of the tool's go.mod."""
     minor = tool.version.split(".")[1] if tool.version else ""
     client = ""
     if "{client}" in tool.version_flags:
@@ -162,7 +163,8 @@ def linker_flags(tool: Tool) -> str:
 
 
 def module_key(tool: Tool) -> str:
-    """Twelve hex digits over all that decides the binary but the compiler: go.mod, go.sum, the Go source, the flags."""
+    """Return twelve hex digits of a hash over the inputs of the binary, without the compiler: go.mod, go.sum, the Go
+    source, the flags."""
     digest = hashlib.sha256(f"{tool.package} {tool.version_flags} {ARCH}".encode())
     for path in sorted(tool.folder.iterdir()):
         if path.suffix in (".mod", ".sum", ".go"):
@@ -174,7 +176,7 @@ def _complete(tool: Tool, folder: Path) -> bool:
     return all(os.access(folder / command, os.X_OK) for command in tool.commands)
 
 
-def _given(tool: Tool) -> Path | None:
+def _find_given(tool: Tool) -> Path | None:
     given = os.environ.get("RLRUN_KUBE_BIN")
     return Path(given).resolve() if given and _complete(tool, Path(given)) else None
 
@@ -212,7 +214,7 @@ def _downloaded(tool: Tool, progress: Progress) -> Path | None:
 
 
 def go_version() -> str:
-    """The version of the Go on PATH ("1.26.8"); empty without one."""
+    """Return the version of the Go on PATH ("1.26.8"), empty without one."""
     if shutil.which("go") is None:
         return ""
     answer = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, env=golang.environment())
@@ -244,9 +246,10 @@ def _built(tool: Tool, progress: Progress) -> Path:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` at the end, whole or not at all. The caller holds the tool's lock."""
+    """Yield a new folder that replaces `folder` at the end, or not at all after an error. The caller holds the tool's
+    lock."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name.split('-')[0]}-*"):  # of a process that was killed
+    for left in folder.parent.glob(f".{folder.name.split('-')[0]}-*"):  # remains of a killed process
         shutil.rmtree(left, ignore_errors=True)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     new.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Where things live that outlast a checkout (binaries, image layers, cluster state), and the locks on them."""
+"""Folders that outlast a checkout (binaries, image layers, cluster state), and the locks on them."""
 
 import fcntl
 import os
@@ -32,12 +32,12 @@ def full_disk_advice() -> str:
 
 @contextmanager
 def locked(name: str, *, shared: bool = False, waiting: AbstractContextManager[object] | None = None) -> Iterator[None]:
-    """Hold the lock called `name` against every other process that uses the same cache.
+    """Hold the lock `name` against every other process that uses the same cache.
 
     Args:
-        name: what is guarded ("golden", "network", "binary-kube", "cluster-NAME").
-        shared: readers may hold it together; a writer waits for all of them.
-        waiting: entered while another process holds the lock, such as a step of a `Progress`.
+        name: guarded resource ("golden", "network", "binary-kube", "cluster-NAME").
+        shared: whether readers may hold it together; a writer waits for all of them.
+        waiting: context entered while another process holds the lock, such as a step of a `Progress`.
     """
     folder = cache_root() / "locks"
     folder.mkdir(parents=True, exist_ok=True)

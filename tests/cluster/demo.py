@@ -1,10 +1,11 @@
-"""The main job on a fresh machine: a local cluster, the images of this checkout, `helm install`, `kubectl apply`, and a run that learns.
+"""The main job on a new machine: a local cluster, the images of this checkout, `helm install`, `kubectl apply`, and a
+run that learns.
 
     python -m tests.cluster.demo [--name demo] [--provider native] [--stubs] [--down]
 
-The bar is that of the local run: the reward of the last third of the steps is at least GAIN above that of the first five.
-With `--stubs` trainer and engines are stubs, which need a small image and seconds, and the bar is that the run completes.
-Needs Python alone: nothing of this project has to be installed.
+The limit is that of the local run: the reward of the last third of the steps is at least GAIN above that of the first
+five. With `--stubs`, trainer and engines are stubs, which need a small image and seconds, and the run only has to
+complete. The demo needs only Python: nothing of this project has to be installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Installs the product into a cluster as its documentation says: the two Helm charts, with images that were built from this checkout."""
+"""Installation of the product into a cluster as documented: the two Helm charts, with images built from this checkout."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def install(
     release: str = RELEASE,
     system: str = SYSTEM,
 ) -> None:
-    """Install, or upgrade to, the CRD and the operator, and wait until it is ready; the runs' namespaces are Pod Security `restricted`.
+    """Install or upgrade the CRD and the operator, and wait until it is ready. The runs' namespaces have Pod Security
+    `restricted`.
 
     Args:
-        cluster: where.
+        cluster: cluster to install into.
         images: references of `operator`, `trainer`, `orchestrator` and `inference`.
         watch: namespaces whose runs the operator serves.
-        values: more `--set` of the operator's chart.
+        values: additional `--set` of the operator's chart.
         release: name of the operator's release; several may serve different namespaces.
-        system: its namespace.
+        system: namespace of the operator.
     """
     for namespace in watch:
         if not cluster.kubectl("get", "namespace", namespace, "--ignore-not-found"):
@@ -60,5 +61,5 @@ def install(
         "--timeout",
         f"{INSTALL_SECONDS:.0f}s",
         *sets,
-        timeout=INSTALL_SECONDS + 30,  # helm's own limit first: killed, it would leave the release locked
+        timeout=INSTALL_SECONDS + 30,  # helm's own limit ends first: a killed helm would leave the release locked
     )

@@ -1,4 +1,4 @@
-"""Image archives in Docker's format: what is in one, and how to make a small one."""
+"""Image archives in Docker's format: their content, and a writer for small ones."""
 
 import hashlib
 import io
@@ -14,27 +14,27 @@ from .errors import ClusterError
 
 @dataclass(frozen=True)
 class ArchiveContent:
-    """What an archive says of itself.
+    """Content of an archive as its manifest describes it.
 
     Attributes:
-        key: digest over its images' names and configurations, which name every layer by content. It is known without
-            reading the layers: those of the inference image have 5 GB.
-        names: the images' names as in the archive.
+        key: digest over its images' names and configurations, which name every layer by content. It needs no read of
+            the layers: those of the inference image have 5 GB.
+        names: the images' names in the archive.
     """
 
     key: str
     names: tuple[str, ...]
 
     def is_in(self, imported: Mapping[str, str]) -> bool:
-        """Whether all names mean this archive in a table of keys by name."""
+        """Return whether all names mean this archive in a table of keys by name."""
         return all(imported.get(name) == self.key for name in self.names)
 
 
 def read_content(archive: Path) -> ArchiveContent:
-    """Look into an archive.
+    """Read the manifest of an archive.
 
     Raises:
-        ClusterError: there is no such file, or it is no archive of `docker save`.
+        ClusterError: the file does not exist, or is not an archive of `docker save`.
     """
     try:
         with tarfile.open(archive, "r:") as tar:

@@ -1,4 +1,4 @@
-"""Official release downloads, each checked against the checksum file that its project publishes beside it."""
+"""Official release downloads, each verified by the checksum file that its project publishes."""
 
 import hashlib
 import http.client
@@ -9,21 +9,21 @@ import urllib.request
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-CONNECT_TIMEOUT_S = 4.0  # also the limit of one read: a host that cannot be reached must not hold up the build
+CONNECT_TIMEOUT_S = 4.0  # also the limit of one read: an unreachable host must not delay the build
 
 
 class DownloadError(Exception):
-    """The release cannot be had from here, or what came does not match its checksum."""
+    """The release cannot be downloaded, or does not match its checksum."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Where one file of a release lies. `{version}` carries no leading `v`.
+    """Location of one file of a release. `{version}` has no leading `v`.
 
     Attributes:
         url: the file.
-        checksum_url: a file with its SHA-256, alone or as lines of `digest  name`.
-        member: the path inside, when the file is a tar archive.
+        checksum_url: a file with only its SHA-256, or with lines of `digest  name`.
+        member: path in the file, if it is a tar archive.
     """
 
     url: str
@@ -48,7 +48,7 @@ class Release:
 
 
 def checksum_of(listing: str, file_name: str) -> str:
-    """The SHA-256 of `file_name` in a checksum file: a bare digest, or the line that names the file.
+    """Return the SHA-256 of `file_name` in a checksum file: a bare digest, or the line that names the file.
 
     Raises:
         DownloadError: no line names the file.
@@ -63,10 +63,10 @@ def checksum_of(listing: str, file_name: str) -> str:
 
 
 def unpack(archive: bytes, member: str) -> bytes:
-    """One file out of a (compressed) tar archive.
+    """Return one file of a (compressed) tar archive.
 
     Raises:
-        DownloadError: the archive does not hold it.
+        DownloadError: the archive does not contain it.
     """
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         try:

@@ -1,5 +1,5 @@
-"""The one exception that the cluster harness raises on purpose."""
+"""The exception of the cluster harness."""
 
 
 class ClusterError(RuntimeError):
-    """A cluster cannot do what was asked; the message says what is missing and how to get it."""
+    """A cluster cannot fulfill a request; the message names the missing part and the fix."""

@@ -25,7 +25,7 @@ class Outcome:
     rewards: tuple[float, ...]
     """Mean reward of each step, in order."""
     held_out: tuple[tuple[int, float], ...]
-    """Policy version and held-out reward."""
+    """Pairs of policy version and held-out reward."""
     status: dict[str, Any]
 
     @property
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def end(self) -> float:
-        """Lowest mean of ten consecutive steps in the last third: a reward that was reached and kept."""
+        """Lowest mean of ten consecutive steps in the last third, which is a reward that was reached and kept."""
         last = self.rewards[-(len(self.rewards) // 3) :]
         return min(_mean(last[i : i + 10]) for i in range(0, len(last) - 9, 10))
 
@@ -45,7 +45,7 @@ def _mean(values: tuple[float, ...]) -> float:
 
 
 def get(cluster: Cluster, name: str, namespace: str = "default") -> dict[str, Any]:
-    """The run as the API server has it."""
+    """Return the run's object from the API server."""
     found: dict[str, Any] = json.loads(cluster.kubectl("get", "rlrun", name, "-n", namespace, "-o", "json"))
     return found
 
@@ -53,10 +53,10 @@ def get(cluster: Cluster, name: str, namespace: str = "default") -> dict[str, An
 def follow(
     cluster: Cluster, name: str, *, namespace: str = "default", timeout: float, show: Callable[[str], None] = print
 ) -> Outcome:
-    """Show what `kubectl get rlr` shows whenever it changes, until the run is Complete or Failed.
+    """Print the output of `kubectl get rlr` at each change until the run is Complete or Failed.
 
     Raises:
-        TimeoutError: it did not end in time; the message holds what describe says.
+        TimeoutError: it did not end in time; the message has the output of describe.
     """
     began, shown = time.monotonic(), ""
     while True:
@@ -77,7 +77,7 @@ def follow(
 
 
 def outcome(cluster: Cluster, name: str, namespace: str, seconds: float) -> Outcome:
-    """What the run reached, from its status and the log of its last orchestrator."""
+    """Return the run's result from its status and the log of its last orchestrator."""
     status = get(cluster, name, namespace).get("status", {})
     pods = cluster.kubectl(
         "get", "pods", "-n", namespace, "-l", f"rlrun.io/run={name},rlrun.io/role=orchestrator", "-o", "name"

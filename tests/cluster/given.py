@@ -1,4 +1,4 @@
-"""The provider `kubeconfig`: a cluster that exists and that `RLRUN_KUBECONFIG` leads to. It is used, never changed."""
+"""The provider `kubeconfig`: an existing cluster named by `RLRUN_KUBECONFIG`. It is used, and never changed."""
 
 import json
 import os
@@ -16,16 +16,16 @@ PROVIDER = "kubeconfig"
 
 
 class GivenCluster(Cluster):
-    """A cluster that somebody else runs."""
+    """A cluster that another system runs."""
 
     provider = PROVIDER
 
     def down(self) -> None:
-        """Forget it."""
+        """Remove it from the records."""
         down(self.name)
 
     def load_image(self, *archives: Path) -> None:
-        """Refuse: where this cluster takes its images from is not ours to know."""
+        """Refuse, because the source of this cluster's images is unknown."""
         if archives:
             raise ClusterError(
                 f"cannot load {', '.join(map(str, archives))} into cluster {self.name}, which RLRUN_KUBECONFIG gives: "
@@ -34,10 +34,10 @@ class GivenCluster(Cluster):
 
 
 def up(name: str, *, images: Sequence[Path], progress: Progress) -> GivenCluster:
-    """Check that the cluster answers and give it `name`.
+    """Check that the cluster answers, and record it as `name`.
 
     Raises:
-        ClusterError: there is no such kubeconfig, the cluster does not answer, or images are to be loaded.
+        ClusterError: the kubeconfig does not exist, the cluster does not answer, or images are to be loaded.
     """
     kubeconfig = Path(os.environ["RLRUN_KUBECONFIG"]).expanduser().resolve()
     if not kubeconfig.is_file():
@@ -61,7 +61,7 @@ def up(name: str, *, images: Sequence[Path], progress: Progress) -> GivenCluster
 
 
 def attach(name: str) -> GivenCluster | None:
-    """The recorded cluster; None when it does not answer."""
+    """Return the recorded cluster, or None if it does not answer."""
     record = json.loads((clusters_root() / name / "cluster.json").read_text())
     try:
         return _cluster(name, Path(record["kubeconfig"]))
@@ -70,7 +70,7 @@ def attach(name: str) -> GivenCluster | None:
 
 
 def down(name: str) -> bool:
-    """Forget the cluster; it stays as it is."""
+    """Remove the cluster from the records; the cluster itself is unchanged."""
     shutil.rmtree(clusters_root() / name)
     return True
 

@@ -32,7 +32,7 @@ class KindCluster(Cluster):
     provider = PROVIDER
 
     def down(self) -> None:
-        """Take the cluster down and remove what it left."""
+        """Take the cluster down and remove its files."""
         down(self.name)
 
     def load_image(self, *archives: Path) -> None:
@@ -43,10 +43,10 @@ class KindCluster(Cluster):
 
 
 def up(name: str, *, nodes: int, kwok: bool, images: Sequence[Path], progress: Progress) -> KindCluster:
-    """Create the cluster, or attach to it when it is up.
+    """Create the cluster, or attach to it if it is up.
 
     Raises:
-        ClusterError: kind fails; its message is in the error, and what it made is deleted.
+        ClusterError: kind fails; the message has its output, and its containers are deleted.
     """
     with locked(f"cluster-{name}"):
         folder = clusters_root() / name
@@ -64,7 +64,7 @@ def up(name: str, *, nodes: int, kwok: bool, images: Sequence[Path], progress: P
         try:
             cluster = _create(name, nodes, images, progress)
         except BaseException:
-            # The record would be missing: nothing else could find the containers.
+            # Without a record, nothing else could find the containers.
             with suppress(ClusterError):
                 _kind("delete", "cluster", *_named(name))
             raise
@@ -83,7 +83,7 @@ def _create(name: str, nodes: int, images: Sequence[Path], progress: Progress) -
     progress("kind cluster created")
     cluster = KindCluster(name, folder / "kubeconfig", folder / "bin", _node_names(name))
     _storage(cluster)
-    # kind waits for the control plane alone.
+    # kind waits only for the control plane.
     limit = f"--timeout={READY_TIMEOUT_S}s"
     cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", limit, timeout=READY_TIMEOUT_S + 30)
     cluster.load_image(*images)
@@ -91,7 +91,7 @@ def _create(name: str, nodes: int, images: Sequence[Path], progress: Progress) -
 
 
 def attach(name: str) -> KindCluster | None:
-    """The recorded cluster; None when kind does not know it."""
+    """Return the recorded cluster, or None if kind does not have it."""
     folder = clusters_root() / name
     if _kind_name(name) not in _kind("get", "clusters").split():
         return None
@@ -111,7 +111,7 @@ def down(name: str) -> bool:
 
 
 def configuration(nodes: int, volumes: Path) -> dict[str, object]:
-    """kind's configuration: a control plane and `nodes` workers, which all mount the host folder `volumes`."""
+    """Return kind's configuration: a control plane and `nodes` workers, which all mount the host folder `volumes`."""
     mounts = [{"hostPath": str(volumes), "containerPath": SHARED}]
     roles = ["control-plane", *["worker"] * nodes]
     return {
@@ -122,7 +122,7 @@ def configuration(nodes: int, volumes: Path) -> dict[str, object]:
 
 
 def _storage(cluster: KindCluster) -> None:
-    """Let local-path make volumes in the shared folder, under our class names."""
+    """Let local-path create volumes in the shared folder, under the names of our storage classes."""
     settings = json.dumps({"data": {"config.json": json.dumps({"sharedFileSystemPath": SHARED})}})
     cluster.kubectl("-n", LOCAL_PATH, "patch", "configmap", "local-path-config", "--type=merge", "-p", settings)
     cluster.kubectl("-n", LOCAL_PATH, "rollout", "restart", "deployment/local-path-provisioner")
@@ -158,12 +158,12 @@ def _kind_name(name: str) -> str:
 
 
 def _named(name: str) -> tuple[str, ...]:
-    """Options that select the cluster and keep kind away from the user's own kubeconfig."""
+    """Return options that select the cluster and keep kind away from the user's own kubeconfig."""
     return ("--name", _kind_name(name), "--kubeconfig", str(clusters_root() / name / "kubeconfig"))
 
 
 def _containers(name: str) -> list[str]:
-    """The containers of all machines; kind names the nodes after them."""
+    """Return the containers of all machines; kind names the nodes after them."""
     return sorted(_kind("get", "nodes", "--name", _kind_name(name)).split())
 
 

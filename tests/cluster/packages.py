@@ -1,4 +1,4 @@
-"""The Debian packages of the native provider: found by a file each, installed by apt-get when that is possible."""
+"""The Debian packages of the native provider: each is found by one file, and installed by apt-get if possible."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from .errors import ClusterError
 from .preparation.commands import run, text_from
 from .progress import Progress
 
-# A file that each package brings. The paths of programs are searched in PATH and the sbin folders.
+# One file of each package. The paths of programs are searched in PATH and the sbin folders.
 PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -28,15 +28,15 @@ APT_TRIES = 3  # another apt-get on the machine may clean the download folder un
 
 
 def missing_packages() -> list[str]:
-    """The packages whose file is not on this machine."""
-    return [name for name, proof in PACKAGES.items() if not _there(proof)]
+    """Return the packages whose file is not on this machine."""
+    return [name for name, proof in PACKAGES.items() if not _is_installed(proof)]
 
 
 def ensure_packages(progress: Progress) -> None:
-    """Install what is missing with apt-get, or say how.
+    """Install missing packages with apt-get, or explain how.
 
     Raises:
-        ClusterError: something is missing and this is no root on Debian, or apt-get failed.
+        ClusterError: a package is missing and this is not root on Debian, or apt-get failed.
     """
     missing = missing_packages()
     if not missing:
@@ -50,20 +50,20 @@ def ensure_packages(progress: Progress) -> None:
 
 
 def missing_message(missing: Iterable[str]) -> str:
-    """What to tell a user who has to install packages himself."""
+    """Return the message for a user who has to install packages without help."""
     names = " ".join(missing)
     return f"the native cluster needs packages that are not installed. Install them: sudo apt-get install -y {names}"
 
 
 def install(packages: Sequence[str], progress: Progress | None = None) -> None:
-    """Run `apt-get install`; its package lists are fetched first when the first try fails.
+    """Run `apt-get install`; its package lists are fetched first if the first try fails.
 
     Args:
         packages: their names.
-        progress: receives lines while apt-get runs; silent by default.
+        progress: receiver of lines while apt-get runs; silent by default.
 
     Raises:
-        ClusterError: apt-get failed every time; its last lines are in the message.
+        ClusterError: apt-get failed every time; the message has its last lines.
     """
     command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *packages]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -80,16 +80,16 @@ def install(packages: Sequence[str], progress: Progress | None = None) -> None:
     raise ClusterError(f"{' '.join(command)} failed {APT_TRIES} times:\n{tail}")
 
 
-def _there(proof: str) -> bool:
+def _is_installed(proof: str) -> bool:
     return Path(proof).exists() if proof.startswith("/") else shutil.which(proof, path=SEARCH_PATH) is not None
 
 
 def unpack(package: str, scratch: Path) -> Path:
-    """Files of a Debian package that is downloaded and not installed, which needs no root.
+    """Return files of a Debian package that is downloaded and not installed, which needs no root.
 
     Args:
         package: its name.
-        scratch: an empty folder, for the download, and for the files that are returned.
+        scratch: an empty folder for the download and the returned files.
 
     Raises:
         ClusterError: it cannot be downloaded.

@@ -1,4 +1,4 @@
-"""Progress lines with seconds, lines about steps that take long, and waits that have a limit and say what they waited for."""
+"""Progress lines with seconds, lines about long steps, and waits with a limit and a description."""
 
 import shutil
 import sys
@@ -30,10 +30,10 @@ def terminal() -> TextIO | None:
 
 @dataclass
 class Step:
-    """Work that takes long.
+    """A step that takes long.
 
     Attributes:
-        name: name of the thing, such as "kube 1.34.3".
+        name: name of the result, such as "kube 1.34.3".
         state: function that describes the part done; called for each line.
         began: start time in seconds.
         reported: time of the last line about it, in seconds.
@@ -56,12 +56,12 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Prints one line per finished item with the seconds since the start, and lines about steps while they run.
+    """Printer of one line per finished item with the seconds since the start, and of lines about running steps.
 
     Threads may share one object. A running step has a line every `LOG_SECONDS`, or the last line of a terminal.
 
     Args:
-        say: prints a line that stays.
+        say: function that prints a permanent line.
         screen: terminal whose last line is rewritten, or None for a log.
         clock: time in seconds.
     """
@@ -89,7 +89,7 @@ class Progress:
         """Report work while it runs.
 
         Args:
-            name: name of the thing, as it reads before a colon.
+            name: name of the result, which reads well before a colon.
             state: function that describes the part done; it is called in another thread and must not raise.
         """
         now = self._clock()
@@ -124,7 +124,7 @@ class Progress:
         while not all_done.wait(SCREEN_SECONDS):
             try:
                 self.report()
-            except (OSError, ValueError):  # nobody reads any more; the command itself ends with the same error
+            except (OSError, ValueError):  # the reader has closed the pipe; the command itself ends with the same error
                 return
 
     def _print(self, message: str) -> None:
@@ -154,10 +154,10 @@ def wait_until(
     """Call `done` until it is true.
 
     Args:
-        what: what is waited for, as it reads after "timed out waiting for".
+        what: awaited state, which reads well after "timed out waiting for".
         timeout: limit in seconds.
-        interval: pause between two looks, in seconds.
-        state: describes the present state; its text ends the error message.
+        interval: pause between two calls, in seconds.
+        state: function that describes the present state for the error message.
 
     Raises:
         ClusterError: after `timeout` seconds.

@@ -1,4 +1,4 @@
-"""Prometheus and promtool for tests: given, on PATH, in the cache, or out of the distribution's package without installing it."""
+"""Prometheus and promtool for tests: given, on PATH, in the cache, or unpacked from the distribution's package."""
 
 import os
 import shutil
@@ -15,17 +15,17 @@ COMMANDS = ("prometheus", "promtool")
 
 
 def find(say: Say, *, download: bool) -> dict[str, Path]:
-    """Get both programs: from `RLRUN_PROMETHEUS_BIN`, the cache, PATH, or by `apt-get download`, which needs no root.
+    """Get both programs from `RLRUN_PROMETHEUS_BIN`, the cache, PATH, or by `apt-get download`, which needs no root.
 
     Args:
-        say: gets a line when something is downloaded.
-        download: fetch the package where there is none.
+        say: receiver of a line about a download.
+        download: whether to fetch a missing package.
 
     Returns:
-        The path of each command; empty where there is none and `download` is false.
+        The path of each command; empty if a command is missing and `download` is false.
 
     Raises:
-        ClusterError: it cannot be fetched; the message says what to do.
+        ClusterError: it cannot be fetched; the message has the fix.
     """
     given = os.environ.get("RLRUN_PROMETHEUS_BIN")
     cached = cache_root() / "bin" / "prometheus-package"

@@ -17,12 +17,12 @@ DOCKER_TIMEOUT_S = 10.0
 
 
 def choose_provider(wanted: str | None, *, kubeconfig: str, kind_works: Callable[[], bool]) -> str:
-    """The provider to use.
+    """Return the provider to use.
 
     Args:
-        wanted: what the caller insists on.
-        kubeconfig: the value of `RLRUN_KUBECONFIG`; empty when unset.
-        kind_works: asked only when its answer counts.
+        wanted: provider that the caller requires.
+        kubeconfig: the value of `RLRUN_KUBECONFIG`; empty if unset.
+        kind_works: function that checks kind, called only if its answer matters.
 
     Raises:
         ClusterError: the wanted provider is unknown or cannot work.
@@ -42,7 +42,7 @@ def choose_provider(wanted: str | None, *, kubeconfig: str, kind_works: Callable
 
 
 def detect_provider(wanted: str | None) -> str:
-    """`choose_provider` for this machine.
+    """Return the provider for this machine, see `choose_provider`.
 
     Args:
         wanted: provider that the caller names. Default: the value of `RLRUN_PROVIDER`, else the first that works.
@@ -58,7 +58,7 @@ def detect_provider(wanted: str | None) -> str:
 
 
 def kind_works() -> bool:
-    """Whether kind is there and the Docker daemon answers."""
+    """Return whether kind is installed and the Docker daemon answers."""
     if shutil.which("kind") is None or shutil.which("docker") is None:
         return False
     try:

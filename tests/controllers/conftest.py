@@ -1,4 +1,4 @@
-"""Real controllers beside the operator: the control plane of `tests/controlplane`, and Kueue's own manager."""
+"""Real controllers on the control plane of `tests/controlplane`: Kueue's own manager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["cluster", "kueue", "namespace", "nodes", "world"]
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Two nodes of two flavors, each with eight GPUs."""
+    """Two nodes with two flavors, each with eight GPUs."""
     names = cluster.add_fake_nodes(2, prefix="flavor", gpus=8)
     for name, flavor in zip(names, ("h100", "a100"), strict=True):
         cluster.kubectl("label", "node", name, f"gpu={flavor}", "--overwrite")
@@ -25,6 +25,6 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def kueue(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKueue]:
-    """Kueue's manager with its definitions and webhooks, as its own manifests have them."""
+    """Kueue's manager with its definitions and webhooks, from its own manifests."""
     with RealKueue(cluster, tmp_path_factory.mktemp("kueue")) as running:
         yield running

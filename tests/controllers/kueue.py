@@ -1,4 +1,4 @@
-"""Kueue's own manager beside a control plane: its definitions, its webhooks and its process, all of the pinned Go module."""
+"""Kueue's own manager on a control plane: definitions, webhooks and process, all from the pinned Go module."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 MODULE = "sigs.k8s.io/kueue"
 NAMESPACE = "kueue-system"
 HOOKS = ("kueue-x-k8s-io", "apps-v1-statefulset", "apps-v1-deployment", "-v1-pod")
-"""Parts of the paths of those webhooks whose kinds the control plane has."""
+"""Parts of the paths of webhooks whose kinds the control plane serves."""
 
 
 def configuration(port: int, certificates: Path, **more: Any) -> Json:
-    """A configuration of the manager as docs/queueing.md has it; `more`: keys over it."""
+    """Return a configuration of the manager as in docs/queueing.md, with the keys of `more`."""
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
@@ -46,7 +46,7 @@ def configuration(port: int, certificates: Path, **more: Any) -> Json:
 
 
 def sources() -> Path:
-    """Folder of the pinned module."""
+    """Return the folder of the pinned module."""
     folder = binaries.TOOLS["kueue"].folder
     command = ["go", "list", "-m", "-f", "{{.Dir}}", MODULE]
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod"}
@@ -56,11 +56,11 @@ def sources() -> Path:
 
 
 class RealKueue:
-    """The manager as a process of its own.
+    """The manager as a separate process.
 
     Args:
-        cluster: a native one: its API server reaches the host, where the manager's webhooks are.
-        folder: for configuration, certificates and log.
+        cluster: native cluster, whose API server reaches the manager's webhooks on the host.
+        folder: folder for configuration, certificates and log.
     """
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
@@ -96,7 +96,7 @@ class RealKueue:
         config.write_text(yaml.safe_dump(configuration(self._port, certificates, **more)))
         program = binaries.find("kueue", progress=Progress(print))["kueue"]
         options = f'--config "{config}" --feature-gates VisibilityOnDemand=false --zap-log-level=2'
-        # Kueue reads certificates of its metrics from a fixed path below /etc: it has an /etc of its own.
+        # Kueue reads the certificates of its metrics from a fixed path below /etc, so the process gets its own /etc.
         inside = f'mount --bind "{self._folder}/etc" /etc && exec "{program}" {options}'
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -120,19 +120,19 @@ class RealKueue:
         wait_for(self._state, lambda seen: seen == "listens", "Kueue's webhooks listen")
 
     def stop(self) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM and wait."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait(timeout=60)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def log(self) -> str:
-        """All that it said."""
+        """Return the whole log."""
         return self.log_file.read_text(errors="replace")
 
     def _state(self) -> str:
@@ -144,7 +144,7 @@ class RealKueue:
             return "listens" if one.connect_ex((self._host, self._port)) == 0 else "does not listen"
 
     def _webhooks(self, authority: Path) -> Iterator[Json]:
-        """Kueue's webhooks of kinds that are there, at the host's address."""
+        """Return Kueue's webhooks for the served kinds, with the host's address."""
         bundle = base64.b64encode(authority.read_bytes()).decode()
         for found in _manifests(sources() / "config/components/webhook"):
             if not found["kind"].endswith("WebhookConfiguration"):

@@ -1,4 +1,4 @@
-"""The operator under Kueue's own manager: quota, flavors, priorities, evictions, time-outs and the queue's states."""
+"""The operator with Kueue's own manager: quota, flavors, priorities, evictions, timeouts and queue states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOUR = {"trainer": {"gpusPerReplica": 4}, "inference": {"replicas": 1, "gpusPerR
 def operator(
     cluster: Cluster, nodes: tuple[str, ...], kueue: RealKueue, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """One operator, which may read ResourceFlavors."""
+    """One operator that may read ResourceFlavors."""
     with judged_operator(cluster, tmp_path_factory.mktemp("operator"), RLRUN_QUEUE=json.dumps(QUEUE)) as operator:
         yield operator
 
@@ -77,13 +77,13 @@ def _object(kind: str, name: str, spec: Json) -> Json:
 
 
 def workloads(world: World, run: str) -> list[Json]:
-    """Workloads of a run: one, or none."""
+    """Return the Workloads of a run: at most one."""
     found = world.kube.items(world.path(KUEUE, "workloads"))
     return [one for one in found if one["metadata"]["ownerReferences"][0]["name"] == run]
 
 
 def wait_workload(world: World, run: str, good: Callable[[Json], bool], what: str) -> Json:
-    """The Workload of a run, once it is good."""
+    """Wait until the Workload of a run satisfies a predicate; return it."""
     found = wait_for(
         lambda: workloads(world, run),
         lambda seen: len(seen) == 1 and good(seen[0]),
@@ -97,7 +97,7 @@ def counts(one: Json) -> dict[str, int]:
 
 
 def train(world: World, name: str, step: int, *, attempt: int = 1, pods: int = 2, **more: object) -> None:
-    """Let an admitted attempt begin and reach a step that is saved."""
+    """Let an admitted attempt start and reach a saved step."""
     world.wait_phase(name, "Starting", attempt=attempt)
     world.wait_pods_ready(name, pods)
     world.renew(name, step, attempt=attempt, checkpoint_step=step, **more)
@@ -105,14 +105,14 @@ def train(world: World, name: str, step: int, *, attempt: int = 1, pods: int = 2
 
 
 def nodes_of(world: World, name: str) -> set[str]:
-    """Nodes of a run's pods with GPUs; an orchestrator asks for none, and goes anywhere."""
+    """Return nodes of a run's GPU pods; orchestrators request no GPU and run on any node."""
     roles = ("trainer", "inference")
     return {
         one["spec"].get("nodeName") for one in world.pods(name) if one["metadata"]["labels"]["rlrun.io/role"] in roles
     }
 
 
-def test_runs_fill_the_quota_the_next_ones_wait_and_a_higher_priority_takes_its_place(queues: World) -> None:
+def test_kueue_queues_runs_and_preempts_by_priority(queues: World) -> None:
     world = queues
     world.create("a", queueName="team-a", **FOUR)
     train(world, "a", 5)
@@ -144,7 +144,7 @@ def test_runs_fill_the_quota_the_next_ones_wait_and_a_higher_priority_takes_its_
     assert world.status("c")["phase"] == "Queued", "it came later"
 
 
-def test_what_never_fits_what_names_no_queue_and_a_queue_that_is_stopped(queues: World) -> None:
+def test_kueue_reasons_for_waiting_are_reported(queues: World) -> None:
     world = queues
     big = {"trainer": {"gpusPerReplica": 8}, "inference": {"replicas": 2, "gpusPerReplica": 8, "tensorParallel": 8}}
     world.create("big", queueName="team-a", **big)
@@ -166,7 +166,7 @@ def test_what_never_fits_what_names_no_queue_and_a_queue_that_is_stopped(queues:
     assert world.status("a")["checkpoint"]["stepsLostTotal"] == 0
 
 
-def test_suspension_resumption_more_engines_and_deletion(queues: World) -> None:
+def test_workload_follows_suspension_scaling_and_deletion(queues: World) -> None:
     world = queues
     world.create("a", queueName="team-a", trainer={"gpusPerReplica": 2}, inference={"replicas": 1, "gpusPerReplica": 1})
     train(world, "a", 5)
@@ -185,7 +185,7 @@ def test_suspension_resumption_more_engines_and_deletion(queues: World) -> None:
     assert world.status("a")["restarts"] == 0
 
 
-def test_pods_that_are_not_ready_in_time_and_a_workload_that_kueue_gives_up(queues: World, kueue: RealKueue) -> None:
+def test_kueue_timeout_and_deactivation_are_reported(queues: World, kueue: RealKueue) -> None:
     world = queues
     retry = {"backoffBaseSeconds": 3, "backoffLimitCount": 1}
     kueue.stop()
@@ -208,9 +208,7 @@ def test_pods_that_are_not_ready_in_time_and_a_workload_that_kueue_gives_up(queu
     train(world, "a", 2, attempt=attempt + 1)
 
 
-def test_kueue_that_manages_every_pod_leaves_those_of_runs_and_its_end_ends_no_run(
-    queues: World, kueue: RealKueue
-) -> None:
+def test_run_continues_after_kueue_manager_is_killed(queues: World, kueue: RealKueue) -> None:
     world = queues
     kueue.stop()
     kueue.start(manageJobsWithoutQueueName=True)

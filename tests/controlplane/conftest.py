@@ -1,4 +1,5 @@
-"""A real control plane without real nodes, with the RLRun resource installed as the documentation says: by Helm."""
+"""Fixtures for a real control plane without real nodes; Helm installs the RLRun resource as the documentation
+describes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.controlplane.world import World
 
 NAME = "cplane"
 USE = "RLRUN_TEST_CLUSTER"
-"""Variable with the name of a cluster that is up, to be used instead of an own one: seconds saved while a test is written."""
+"""Variable with the name of a running cluster to reuse, which saves seconds while a test is written."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """API server, etcd, controllers, scheduler and kwok; it ends with the test run, however that ends."""
+    """API server, etcd, controllers, scheduler and kwok. The cluster ends with the test run, also after an abort."""
     given = os.environ.get(USE)
     try:
         if given:
@@ -59,7 +60,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A fresh namespace of this test."""
+    """A new namespace for one test."""
     with fresh_namespace(cluster) as name:
         yield name
 
@@ -73,13 +74,14 @@ def shared_nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def nodes(shared_nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Nodes for the pods of a file's runs. A file that needs nodes of its own replaces this fixture, and selects them by a label."""
+    """Nodes for the pods of a file's runs. A file that needs its own nodes overrides this fixture and selects them by a
+    label."""
     return shared_nodes
 
 
 @pytest.fixture(scope="session")
 def shared_operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedOperator]:
-    """The operator of all namespaces."""
+    """The operator for all namespaces."""
     shared = SharedOperator(cluster, lambda: tmp_path_factory.mktemp("operator"))
     yield shared
     shared.stop()
@@ -87,13 +89,14 @@ def shared_operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def operator_settings() -> Mapping[str, str]:
-    """Environment of the operator that serves the runs of a file. A file with its own settings replaces this fixture."""
+    """Environment of the operator that serves a file's runs. A file with its own settings overrides this fixture."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def operator(shared_operator: SharedOperator, operator_settings: Mapping[str, str]) -> Iterator[OperatorProcess]:
-    """The operator of all namespaces, with the settings of this file; it must survive the file, without an unexpected error."""
+    """The operator for all namespaces, with the settings of this file. It must keep running and log no unexpected
+    error."""
     operator = shared_operator.start(operator_settings)
     yield operator
     assert operator.running, operator.account()
@@ -102,5 +105,5 @@ def operator(shared_operator: SharedOperator, operator_settings: Mapping[str, st
 
 @pytest.fixture
 def world(cluster: Cluster, operator: OperatorProcess, nodes: tuple[str, ...], namespace: str) -> World:
-    """A namespace of this test, under the operator."""
+    """A namespace for one test, served by the operator."""
     return World(cluster, namespace)

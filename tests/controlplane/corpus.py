@@ -1,11 +1,11 @@
-"""Malformed manifests, one defect each, judged by the API server, by the operator and by `rlrun validate`.
+"""Malformed manifests, one defect each, for the API server, the operator and `rlrun validate`.
 
-The first lines of a file say what a user must be told:
+The first lines of a file state the expected message:
 
     # expect: regular expression of the message
-    # stage: strict (only strict field validation sees it) | apply (the API server refuses it in any case) | operator
-    # field: text that names the field
-    # local: regular expression of what `rlrun validate` says, where it differs from `expect`; none: it accepts the manifest
+    # stage: strict (only strict field validation finds it) | apply (the API server always refuses it) | operator
+    # field: name of the wrong field
+    # local: regular expression of the message of `rlrun validate`, if it is another one; none: the manifest is valid
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Stage = Literal["strict", "apply", "operator"]
 
 @dataclass(frozen=True)
 class Malformed:
-    """One manifest and who must find what."""
+    """One malformed manifest and its expected error."""
 
     path: Path
     expect: str
     stage: Stage
     field: str
     local: str | None
-    """None: only the API server knows."""
+    """Expected message of `rlrun validate`, or None if only the API server can find the defect."""
 
     @property
     def name(self) -> str:
-        """Name of the file, without its ending."""
+        """Name of the file, without its suffix."""
         return self.path.stem
 
 
 def read(path: Path) -> Malformed:
-    """One file of the folder.
+    """Read one file of the folder.
 
     Raises:
-        ValueError: its first lines do not say what is expected.
+        ValueError: its first lines do not state the expected message.
     """
     head = [line for line in path.read_text().splitlines() if line.startswith("# ")]
     said = {key: value for key, _, value in (line.removeprefix("# ").partition(": ") for line in head)}

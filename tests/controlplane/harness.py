@@ -1,4 +1,4 @@
-"""The operator as a process of its own, requests to the API server, and waits that fail when nothing moves."""
+"""The operator as a separate process, requests to the API server, and waits that fail without progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 T = TypeVar("T")
 MAIN = "from rlrun_operator.main import main; main()"
 SIGNS_SECONDS = 5.0
-"""Time without news after which a wait reads the progress of everything in `WATCHED`: that costs some requests."""
+"""Time without a change after which a wait reads the progress of everything in `WATCHED`, which costs some requests."""
 STOP_SECONDS = 20.0
 """Less than the 30 s after which Kubernetes kills a pod."""
 _STATE = "rlrun_operator_(leader|watch_age_seconds|queue)"
@@ -41,27 +41,27 @@ NOT_YET = "storage is (re)initializing"
 
 
 class Watched(Protocol):
-    """Part of a test whose progress extends each wait, and whose state explains a wait that failed."""
+    """Part of a test whose progress extends each wait, and whose state explains a failed wait."""
 
     def progress(self) -> object:
-        """Return a value that changes if the part does anything."""
+        """Return a value that changes if the part makes progress."""
 
     def account(self) -> str:
         """Describe the present state."""
 
 
 WATCHED: WeakSet[Watched] = WeakSet()
-"""Operators that were started and namespaces under test."""
+"""Running operators and namespaces under test."""
 
 
 def wait_for(look: Callable[[], T], good: Callable[[T], bool], what: str, *, pause: float = 0.1) -> T:
-    """Look until it is good.
+    """Poll a state until it is good.
 
     Args:
-        look: returns the present state.
-        good: true for the awaited state.
-        what: the awaited state in words.
-        pause: seconds between two looks.
+        look: function that returns the present state.
+        good: predicate of the awaited state.
+        what: description of the awaited state.
+        pause: seconds between two polls.
 
     Raises:
         StalledError: neither the state nor anything in `WATCHED` makes progress.
@@ -91,7 +91,7 @@ def _text(seen: object) -> str:
 
 
 def _document(content: bytes, status: int) -> Json:
-    """Answer to a request; a path that the API server does not serve yet is refused in plain words."""
+    """Parse the answer to a request. The API server refuses unknown paths in plain text."""
     try:
         answer: Json = json.loads(content or b"{}")
     except ValueError:
@@ -102,7 +102,7 @@ def _document(content: bytes, status: int) -> Json:
 
 
 class Kube:
-    """JSON requests to the API server over one connection; kubectl takes a second of CPU for each."""
+    """JSON requests to the API server over one connection; each kubectl costs a second of CPU time."""
 
     def __init__(self, kubeconfig: Path) -> None:
         configuration = Configuration()
@@ -113,16 +113,16 @@ class Kube:
         self._connection: http.client.HTTPSConnection | None = None
 
     def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, ok: bool = True) -> Json:
-        """One request; PATCH is a merge patch.
+        """Send one request; PATCH is a merge patch.
 
         Raises:
-            AssertionError: it was refused, unless not `ok`: then the refusal is the answer.
+            AssertionError: the server refused the request, unless `ok` is false: then the refusal is returned.
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body)
         wait = Wait(f"{path} is served", poll_seconds=0.1, patience=PATIENCE_SECONDS * patience())
         status, answer = self._send(method, path, data, kind)
-        # The API server needs a moment for the objects of a new definition, and every client is to ask again.
+        # The API server needs a moment for the objects of a new definition, and every client has to retry.
         while NOT_YET in str(answer.get("message")):
             wait.poll()
             time.sleep(wait.poll_seconds)
@@ -147,27 +147,27 @@ class Kube:
         raise AssertionError("unreachable")
 
     def connect(self, seconds: float = 10.0) -> http.client.HTTPSConnection:
-        """A connection of its own, for what is no JSON of one object; `seconds`: longest silence on it."""
+        """Open a separate connection for answers that are not one JSON object. `seconds`: longest silence on it."""
         return http.client.HTTPSConnection(
             self._host.hostname or "", self._host.port, context=self._tls, timeout=seconds
         )
 
     def get(self, path: str) -> Json | None:
-        """An object, or None."""
+        """Return an object, or None if it does not exist."""
         answer = self("GET", path, ok=False)
-        # What is not served at all is refused in plain text, which has no kind.
+        # The API server refuses unknown resources in plain text, without a kind.
         return None if answer.get("kind", "Status") == "Status" else answer
 
     def items(self, path: str) -> list[Json]:
-        """A list's items."""
+        """Return the items of a list."""
         return list(self("GET", path)["items"])
 
 
 class OperatorProcess:
-    """`rlrun-operator` outside the cluster, as an administrator.
+    """`rlrun-operator` as a process outside the cluster, with administrator rights.
 
     Args:
-        environment: more variables.
+        environment: additional variables.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, name: str = "operator-0", **environment: str) -> None:
@@ -186,7 +186,7 @@ class OperatorProcess:
         self._checked = 0
 
     def start(self, *, ready: bool = True) -> Self:
-        """Start it, and wait until it is ready."""
+        """Start the process and wait until it is ready."""
         WATCHED.add(self)
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -210,7 +210,7 @@ class OperatorProcess:
             self.kill()
 
     def account(self) -> str:
-        """Describe it for the report of a test that failed: whether it leads, how old its watches are, its last lines."""
+        """Describe leadership, age of the watches and last log lines for the report of a failed test."""
         status, text = self.http("/metrics") if self.running else (0, "")
         shown = [line for line in text.splitlines() if re.match(_STATE, line)] if status == 200 else [text]
         return "\n".join(
@@ -219,17 +219,17 @@ class OperatorProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         assert self._process is not None
         return self._process.pid
 
     def progress(self) -> object:
-        """Size of its log, and CPU time beyond the little that an idle operator uses."""
+        """Return the size of the log and the CPU time above that of an idle operator."""
         return self.log_file.stat().st_size, tree_progress(self.pid)()
 
     def wait_ready(self) -> None:
@@ -244,7 +244,7 @@ class OperatorProcess:
         wait_for(state, lambda seen: seen == "ok, leader 1", f"operator {self.name} is ready and leads")
 
     def stop(self) -> tuple[int, float]:
-        """SIGTERM; its exit code and the seconds that it took."""
+        """Send SIGTERM; return the exit code and the elapsed seconds."""
         assert self._process is not None
         began = time.monotonic()
         self._process.terminate()
@@ -252,29 +252,29 @@ class OperatorProcess:
         return code, time.monotonic() - began
 
     def wait_exit(self) -> int:
-        """Its exit code, once it ends by itself."""
+        """Wait until the process ends; return its exit code."""
         assert self._process is not None
         code = wait_for_exit(self._process, progress=lambda: self.log_file.stat().st_size, state=self.log)
         WATCHED.discard(self)
         return code
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         assert self._process is not None
         WATCHED.discard(self)
         self._process.kill()
         self._process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def http(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 where nobody listens."""
+        """Return status and body of an HTTP answer; status 0 if nothing listens."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=15) as answer:
                 return int(answer.status), answer.read().decode()
@@ -284,17 +284,17 @@ class OperatorProcess:
             return 0, str(error)
 
     def metrics(self) -> dict[str, float]:
-        """All samples: name with labels -> value."""
+        """Return all samples by name with labels."""
         lines = [line.rsplit(" ", 1) for line in self.http("/metrics")[1].splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in lines}
 
     def metric(self, name: str) -> float:
-        """Sum of the samples of this name."""
+        """Return the sum of all samples with this name."""
         pattern = re.compile(rf"{name}(\{{|$)")
         return sum(value for sample, value in self.metrics().items() if pattern.match(sample))
 
     def writes(self) -> dict[tuple[str, str], int]:
-        """(verb, resource) -> requests that changed something, the leader Lease's and dry-runs apart."""
+        """Return the number of successful writes by (verb, resource), without the leader Lease and dry runs."""
         found: dict[tuple[str, str], int] = {}
         for sample, value in self.metrics().items():
             if sample.startswith("rlrun_operator_api_requests_total{"):
@@ -306,11 +306,11 @@ class OperatorProcess:
         return found
 
     def check_log(self) -> None:
-        """Fail for an unexpected error since the last call: such an error is one line, or a traceback if nothing caught it."""
+        """Fail if the log has an unexpected error since the last call: one line, or a traceback if nothing caught it."""
         log, self._checked = self.log()[self._checked :], len(self.log())
         assert "Traceback" not in log, log
         assert "unexpected" not in log, log
 
     def log(self) -> str:
-        """All that it said."""
+        """Return the whole log."""
         return self.log_file.read_text()

@@ -1,4 +1,4 @@
-"""What every test of the control plane sets up in the cluster."""
+"""Cluster setup that all control-plane tests share."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.controlplane.harness import STOP_SECONDS, Kube, OperatorProcess, wait
 
 ROOT = Path(__file__).parents[2]
 SHARED_NODE = {"shared": "yes", "nvidia.com/gpu.product": "NVIDIA-H200"}
-"""Labels of the nodes that all files share."""
+"""Labels of the nodes shared by all files."""
 UNRESTRICTED = {"RLRUN_POLICY": '{"podTemplate": "Any", "secrets": ["*"]}'}
-"""Settings of an operator that allows everything."""
+"""Settings of an operator without restrictions."""
 TOO_BUSY = "request did not complete within requested"
 BROKEN = Path(__file__).parent / "malformed" / "batch-not-divisible.yaml"
-"""A manifest that the policy refuses."""
+"""Manifest that the policy refuses."""
 
 
 def install_crds(cluster: Cluster) -> None:
-    """The first step of the installation; repeated, it updates."""
+    """Install or update the CRDs, which is the first step of the installation."""
     wait_for(lambda: _install_crds(cluster), lambda late: not late, "Helm installs the CRDs", pause=1.0)
     wait_served(cluster)
 
 
 def _install_crds(cluster: Cluster) -> str:
-    """Return the error of an API server that was too busy, which a client may repeat; empty if they are installed."""
+    """Return the error of a busy API server, which a client may retry, or an empty string after success."""
     chart = str(ROOT / "charts" / "rlrun-crds")
     try:
         cluster.helm("upgrade", "--install", "rlrun-crds", chart, "--namespace", "kube-system", timeout=300)
@@ -43,9 +43,9 @@ def _install_crds(cluster: Cluster) -> str:
 
 
 def wait_served(cluster: Cluster) -> None:
-    """Wait until RLRuns can be asked for, and are judged: the API server takes up a new policy a moment later.
+    """Wait until the API server serves and validates RLRuns: it applies a new policy a moment later.
 
-    `kubectl wait --for=condition=Established` fails where the CRD has no conditions yet.
+    `kubectl wait --for=condition=Established` fails while the CRD has no conditions.
     """
     kube, broken = Kube(cluster.kubeconfig), yaml.safe_load(BROKEN.read_text())
     create = "/apis/rlrun.io/v1alpha1/namespaces/default/rlruns?dryRun=All"
@@ -58,12 +58,12 @@ def wait_served(cluster: Cluster) -> None:
 
 @contextmanager
 def judged_operator(cluster: Cluster, folder: Path, **environment: str) -> Iterator[OperatorProcess]:
-    """An operator for all namespaces; at the end its log and the way it ends are judged, too.
+    """Run an operator for all namespaces, and check its log and its exit at the end.
 
     Args:
-        cluster: that it serves.
-        folder: for its log.
-        environment: more variables.
+        cluster: cluster to serve.
+        folder: folder for its log.
+        environment: additional variables.
     """
     with OperatorProcess(cluster, folder, **environment) as operator:
         yield operator
@@ -73,11 +73,11 @@ def judged_operator(cluster: Cluster, folder: Path, **environment: str) -> Itera
 
 
 class SharedOperator:
-    """The operator of all namespaces: one process for all files that need the same settings.
+    """The operator for all namespaces: one process for all files with the same settings.
 
     Args:
-        cluster: that it serves.
-        new_folder: returns a folder for the log of a process.
+        cluster: cluster to serve.
+        new_folder: function that returns a folder for the log of a process.
     """
 
     def __init__(self, cluster: Cluster, new_folder: Callable[[], Path]) -> None:
@@ -87,7 +87,7 @@ class SharedOperator:
         self._running = ExitStack()
 
     def start(self, settings: Mapping[str, str]) -> OperatorProcess:
-        """Return the operator with these settings; one with other settings is stopped before."""
+        """Return the operator with these settings, after stopping one with other settings."""
         if self._operator is None or self._settings != settings or not self._operator.running:
             self.stop()
             self._settings = dict(settings)
@@ -96,7 +96,7 @@ class SharedOperator:
         return self._operator
 
     def stop(self) -> None:
-        """Stop and judge the operator, unless it has ended: the file whose test it served reports that."""
+        """Stop and check the operator, unless it has ended already: the file that used it reports that."""
         if self._operator is not None and self._operator.running:
             self._running.close()
         self._running.pop_all()
@@ -107,7 +107,8 @@ class SharedOperator:
 def fake_nodes(
     cluster: Cluster, count: int, *, prefix: str, gpus: int = 8, labels: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, ...]]:
-    """Nodes PREFIX-0, PREFIX-1, ... of kwok, Ready, until the end; by requests, as each kubectl costs CPU time."""
+    """Create kwok nodes PREFIX-0, PREFIX-1, ... that are Ready until the end, by requests because each kubectl costs
+    CPU time."""
     kube, names = Kube(cluster.kubeconfig), tuple(f"{prefix}-{index}" for index in range(count))
     try:
         for name in names:
@@ -127,7 +128,7 @@ def _is_ready(node: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def fresh_namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace that nobody else uses; its deletion is not waited for."""
+    """Create an unused namespace; its deletion is not awaited."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     kube = Kube(cluster.kubeconfig)
     kube("POST", "/api/v1/namespaces", {"metadata": {"name": name}})

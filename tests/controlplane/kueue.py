@@ -1,4 +1,4 @@
-"""Kueue on a real control plane: its Workloads' definition as far as the operator uses it, and the stand-in as a controller."""
+"""Kueue's Workload definition as far as the operator uses it, and the stand-in as a controller on a real control plane."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ DEFINITION: Json = {
 
 
 def install(kube: Kube) -> None:
-    """Make the definition, and wait until Workloads are served."""
+    """Create the definition, and wait until Workloads are served."""
     kube("POST", DEFINITIONS, DEFINITION)
     wait_for(lambda: _served(kube), bool, "Workloads are served")
 
@@ -108,7 +108,7 @@ def uninstall(kube: Kube) -> None:
 
 
 class Controller:
-    """The stand-in for Kueue in one namespace, in a thread. What the test wants it to do goes through `does`."""
+    """The stand-in for Kueue in one namespace, in a thread. Tests act on Workloads through `does`."""
 
     def __init__(self, world: World, stand_in: StandIn) -> None:
         self.stand_in = stand_in
@@ -121,7 +121,7 @@ class Controller:
 
     @contextmanager
     def at_work(self) -> Iterator[Controller]:
-        """The thread runs; at the end, what it has found wrong is told."""
+        """Run the thread, and raise its errors at the end."""
         self._thread.start()
         try:
             yield self
@@ -131,11 +131,11 @@ class Controller:
         assert not self.problems, "\n".join(self.problems)
 
     def workloads(self, kube: Kube | None = None) -> list[Json]:
-        """All Workloads of the namespace."""
+        """Return all Workloads of the namespace."""
         return (kube or self._world.kube).items(self._world.path(KUEUE, "workloads"))
 
     def workload(self) -> Json:
-        """The only one."""
+        """Return the only Workload."""
         (found,) = self.workloads()
         return found
 
@@ -151,11 +151,12 @@ class Controller:
                     for one in self.stand_in.act(found):
                         self._put(self._kube, one)
                 self._hold_pods_to_quota()
-            except Exception as error:  # of another thread: told at the end
+            except Exception as error:  # an error of another thread, raised at the end
                 self.problems.append(repr(error))
 
     def _hold_pods_to_quota(self) -> None:
-        """No pod without quota. Pods are listed before the Workloads are: quota comes before the pods, and goes after them."""
+        """Check that no pod runs without quota. Pods are listed before Workloads because quota is granted before and
+        removed after the pods."""
         pods = self._kube.items(self._world.path(CORE, "pods"))
         by_run = {one["metadata"]["ownerReferences"][0]["name"]: one for one in self.workloads(self._kube)}
         for pod in pods:

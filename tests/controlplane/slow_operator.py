@@ -1,7 +1,7 @@
-"""An operator that is slow, for `tests.support.slow`.
+"""A slow operator for `tests.support.slow`.
 
-Each write is late, and so is each event of a watch, so that news of one kind overtakes that of another. The Leases by which operators
-agree who leads are left alone: an operator that is late with those stops.
+Each write and each watch event is delayed, so that events of different kinds arrive in another order. The Leases of
+leader election are not delayed: an operator that renews them late stops.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 ORDERED_SECONDS = 1e-4
-"""Between two events of one kind, which stay in their order."""
+"""Time between two events of one kind, which keep their order."""
 
 
 def slow_down(least: float, most: float) -> None:
-    """Let every write of this process, and every event that it watches, wait `least` to `most` seconds."""
+    """Delay every write and every watch event of this process by `least` to `most` seconds."""
     from rlrun_operator.kube.client import Client
     from rlrun_operator.reconcile.cache_feed import Feed
 
@@ -31,7 +31,7 @@ def slow_down(least: float, most: float) -> None:
     take, due = Feed.on_object, dict[str, float]()
 
     def later(self: Feed, event: str | None, found: Mapping[str, Any]) -> None:
-        if event is None:  # of a list, which is compared with what is known
+        if event is None:  # an item of a list, which is compared with the cached object
             return take(self, event, found)
         loop, kind = asyncio.get_running_loop(), str(found["kind"])
         due[kind] = max(loop.time() + random.uniform(least, most), due.get(kind, 0.0) + ORDERED_SECONDS)

@@ -1,4 +1,4 @@
-"""kubectl, two managers and pruning: an object shows what its author wrote, and nothing else."""
+"""Diffs, several managers and pruning: a stored object contains only the fields that its author wrote."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def manifest(name: str, **spec: Any) -> Json:
 
 
 class Author:
-    """Somebody who applies manifests to a namespace."""
+    """A user who applies manifests to a namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
 
     def apply(self, document: Json, *options: str) -> str:
-        """`kubectl apply`."""
+        """Run `kubectl apply`."""
         return self.cluster.kubectl("apply", "-n", self.namespace, *options, "-f", "-", stdin=json.dumps(document))
 
     def as_manager(self, manager: str, document: Json) -> str:
-        """Server-side apply of one of several managers."""
+        """Server-side apply as one of several managers."""
         return self.apply(document, "--server-side", f"--field-manager={manager}")
 
     def diff(self, document: Json, *options: str) -> str:
-        """`kubectl diff`, which ends with 1 where it finds something."""
+        """Run `kubectl diff`, which exits with 1 if it finds a difference."""
         arguments = ("diff", "-n", self.namespace, *options, "-f", "-")
         return self.cluster.kubectl(*arguments, stdin=json.dumps(document))
 
@@ -55,14 +55,14 @@ def author(cluster: Cluster, namespace: str) -> Author:
 
 @pytest.mark.full
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_unchanged_manifest_is_unchanged(author: Author, path: Path) -> None:
+def test_unchanged_manifest_gives_empty_diff(author: Author, path: Path) -> None:
     for document in filter(None, yaml.safe_load_all(path.read_text())):
         assert author.apply(document).strip().endswith("created")
         assert author.apply(document).strip().endswith("unchanged")
         assert author.diff(document) == ""
 
 
-def test_an_operator_at_work_is_no_difference(world: World, author: Author) -> None:
+def test_operator_writes_cause_no_diff(world: World, author: Author) -> None:
     document = manifest("a")
     author.apply(document)
     world.wait_phase("a", "Starting")
@@ -78,8 +78,8 @@ def test_an_operator_at_work_is_no_difference(world: World, author: Author) -> N
 
 
 @pytest.mark.full
-def test_what_is_left_out_and_its_default_are_the_same(world: World, author: Author) -> None:
-    """A release that stored all defaults made such objects; who applies the short manifest again has changed nothing."""
+def test_omitted_field_equals_its_default(world: World, author: Author) -> None:
+    """An earlier release stored all defaults. Applying the short manifest to such an object changes nothing."""
     long = manifest("a", seed=0, trainer={"replicas": 1, "optimizer": {"lr": 1e-6}}, evaluation={"interval": 20})
     defaults = {"ratio": 1.0, "groupSize": 8, "solvedReward": 1.0, "timeoutSeconds": 600, "workers": 1, "algorithm": {}}
     long["spec"]["environments"][0] |= defaults
@@ -132,8 +132,8 @@ def test_two_managers_share_a_run(author: Author, world: World) -> None:
 
 
 @pytest.mark.full
-def test_an_item_that_stood_twice_does_not_stop_a_run_that_has_it(cluster: Cluster, world: World) -> None:
-    """Lists of earlier releases had no keys. Such a run lives on: its status can be written, and labels can be set."""
+def test_stored_duplicate_list_item_does_not_block_run(cluster: Cluster, world: World) -> None:
+    """Lists of earlier releases had no keys. The status and labels of a run with such a list can still be written."""
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlruns.rlrun.io"
     found = world.kube("GET", crd)["spec"]["versions"]
     spec = found[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
@@ -142,7 +142,7 @@ def test_an_item_that_stood_twice_does_not_stop_a_run_that_has_it(cluster: Clust
     twice = manifest("a", suspend=True, trainer={"guests": ["b", "b"]})
     try:
         world.kube("PATCH", crd, {"spec": {"versions": found}})
-        # The API server takes up a new schema a moment later.
+        # The API server applies a new schema a moment later.
         wait_for(
             lambda: world.kube("POST", world.path(RUNS, "rlruns"), twice, ok=False),
             lambda answer: answer["kind"] == "RLRun",
@@ -164,7 +164,7 @@ def test_an_item_that_stood_twice_does_not_stop_a_run_that_has_it(cluster: Clust
 
 
 @pytest.mark.full
-def test_nothing_that_prunes_finds_the_volume(world: World, author: Author, cluster: Cluster) -> None:
+def test_gitops_tracking_labels_are_not_copied(world: World, author: Author, cluster: Cluster) -> None:
     marks = {"argocd.argoproj.io/tracking-id": "a:rlrun.io/RLRun:x/a"}
     labels = {
         "app.kubernetes.io/instance": "a",

@@ -1,4 +1,4 @@
-"""The code of Argo CD, kstatus (Flux) and Kustomize about runs in each phase: right health, and no difference after a sync."""
+"""Health and diffs of runs in each phase, computed by the code of Argo CD, kstatus (Flux) and Kustomize."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEALTH = "resource.customizations.health.rlrun.io_RLRun"
 
 
 class Tools:
-    """`tests/cluster/kube/gitops`."""
+    """Programs built from `tests/cluster/kube/gitops`."""
 
     def __init__(self, binary: Path) -> None:
         self._binary = binary
@@ -37,11 +37,11 @@ class Tools:
         return done.stdout
 
     def health(self, live: Json) -> tuple[str, str]:
-        """Argo CD's status, by the script of the documentation, and kstatus'."""
+        """Return Argo CD's status, by the script of the documentation, and kstatus' status."""
         return self._argo(live)["status"], json.loads(self("kstatus", live=live))["Status"]
 
     def message(self, live: Json) -> str:
-        """Argo CD's words."""
+        """Return Argo CD's message."""
         return str(self._argo(live)["message"])
 
     def _argo(self, live: Json) -> Json:
@@ -50,7 +50,7 @@ class Tools:
         return answer
 
     def differs(self, desired: Json, live: Json) -> bool:
-        """Whether Argo CD shows OutOfSync."""
+        """Return whether Argo CD reports OutOfSync."""
         return bool(json.loads(self("argo-diff", desired=desired, live=live))["modified"])
 
 
@@ -60,7 +60,7 @@ def tools() -> Tools:
 
 
 def blocks() -> list[Json]:
-    """The YAML blocks of the page."""
+    """Return the YAML blocks of the page."""
     return [
         yaml.safe_load(text.partition("```")[0])
         for text in PAGE.read_text().partition("\n## GitOps\n")[2].split("```yaml\n")[1:]
@@ -68,7 +68,7 @@ def blocks() -> list[Json]:
 
 
 class Synced:
-    """A run that a GitOps tool has applied."""
+    """A run applied by a GitOps tool."""
 
     def __init__(self, cluster: Cluster, world: World, tools: Tools, desired: Json) -> None:
         self._cluster, self._world, self._tools, self.desired = cluster, world, tools, desired
@@ -79,12 +79,13 @@ class Synced:
         return str(self.desired["metadata"]["name"])
 
     def sync(self, **spec: Any) -> str:
-        """Apply, with other values in Git."""
+        """Apply the run with changed values from Git."""
         self.desired = {**self.desired, "spec": {**self.desired["spec"], **spec}}
         return self._cluster.kubectl("apply", "-n", self._world.namespace, "-f", "-", stdin=json.dumps(self.desired))
 
     def health(self, phase: str) -> tuple[str, str]:
-        """Argo CD's and Flux' in this phase; there is no difference, and no second sync changes anything."""
+        """Return the health in Argo CD and Flux in this phase; check that there is no diff and that a second sync
+        changes nothing."""
         self._world.wait_phase(self.name, phase)
         live = self._world.run(self.name)
         here = {**self.desired, "metadata": {**self.desired["metadata"], "namespace": self._world.namespace}}
@@ -109,7 +110,7 @@ def train(world: World, name: str, attempt: int = 1) -> None:
     world.wait_phase(name, "Running")
 
 
-def test_a_run_that_is_suspended_goes_on_and_completes(world: World, synced: Synced, tools: Tools) -> None:
+def test_suspended_and_resumed_run_reports_health_until_complete(world: World, synced: Synced, tools: Tools) -> None:
     assert tools.health({**synced.desired, "metadata": {"name": "a", "generation": 1}})[0] == "Progressing", (
         "no status yet"
     )
@@ -127,19 +128,19 @@ def test_a_run_that_is_suspended_goes_on_and_completes(world: World, synced: Syn
     assert synced.health("Complete") == ("Healthy", "Current")
 
 
-def test_a_run_that_nobody_serves_is_in_progress(cluster: Cluster, world: World, tools: Tools) -> None:
+def test_unserved_run_is_in_progress(cluster: Cluster, world: World, tools: Tools) -> None:
     synced = Synced(cluster, world, tools, run("a", managedBy="nobody"))
     assert synced.health("Unserved") == ("Progressing", "InProgress")
     assert tools.message(world.run("a")).startswith("no operator has processed this run yet")
 
 
-def test_a_run_that_fails_is_degraded(world: World, synced: Synced) -> None:
+def test_failed_run_is_degraded(world: World, synced: Synced) -> None:
     train(world, "a")
     world.end_pod("a-orchestrator-1", 64, "no such data")
     assert synced.health("Failed") == ("Degraded", "Failed")
 
 
-def test_a_run_that_restarts_is_in_progress(world: World, synced: Synced, tools: Tools) -> None:
+def test_restarting_run_is_in_progress(world: World, synced: Synced, tools: Tools) -> None:
     train(world, "a")
     world.end_pod("a-orchestrator-1", 1)
     restarting = wait_for(
@@ -148,7 +149,7 @@ def test_a_run_that_restarts_is_in_progress(world: World, synced: Synced, tools:
     assert tools.health(restarting) == ("Progressing", "InProgress")
 
 
-def test_a_specification_that_the_operator_refuses_is_degraded(cluster: Cluster, world: World, tools: Tools) -> None:
+def test_refused_specification_is_degraded(cluster: Cluster, world: World, tools: Tools) -> None:
     document = run("a", orchestrator={"podTemplate": {"spec": {"hostNetwork": True}}, "batchSize": 16})
     Synced(cluster, world, tools, document)
     live = wait_for(lambda: world.run("a"), lambda live: "conditions" in live["status"], "the operator judges it")
@@ -162,7 +163,7 @@ def test_kustomize_patches_a_run_and_an_item(cluster: Cluster, world: World, too
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     (built,) = yaml.safe_load_all(tools("kustomize", str(tmp_path)))
     optimizer = built["spec"]["trainer"]["optimizer"]
-    optimizer["lr"] = float(optimizer["lr"])  # written as 2e-05, a number in the YAML of Kubernetes, a text in PyYAML's
+    optimizer["lr"] = float(optimizer["lr"])  # YAML in Kubernetes reads 2e-05 as a number, PyYAML reads it as text
     assert optimizer == {"name": "adamw", "lr": 2e-5}
     assert built["spec"]["environments"] == [{"id": "reverse-text", "groupSize": 8, "ratio": 2}]
     synced = Synced(cluster, world, tools, built)
@@ -170,9 +171,7 @@ def test_kustomize_patches_a_run_and_an_item(cluster: Cluster, world: World, too
 
 
 @pytest.mark.parametrize("team", ["team-a", "team-b"])
-def test_the_overlays_of_the_example_build_runs_that_are_accepted(
-    cluster: Cluster, namespace: str, tools: Tools, team: str
-) -> None:
+def test_example_overlays_build_accepted_runs(cluster: Cluster, namespace: str, tools: Tools, team: str) -> None:
     (built,) = yaml.safe_load_all(tools("kustomize", str(EXAMPLE / "overlays" / team)))
     assert built["metadata"]["namespace"] == team
     del built["metadata"]["namespace"]

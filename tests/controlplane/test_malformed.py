@@ -1,4 +1,4 @@
-"""`kubectl apply` of malformed manifests: the API server alone, without an operator, names field, value and fix."""
+"""`kubectl apply` of malformed manifests without an operator: the API server names field, value and fix."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.controlplane.corpus import MALFORMED, Malformed
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 APPLY_SECONDS = 500.0
-"""Limit of one kubectl for all manifests: a busy machine needs more than a minute."""
+"""Time limit of one kubectl for all manifests, in seconds: a busy machine needs more than a minute."""
 STRICT = ("--validate=strict",)
 UNCHECKED = ("--validate=ignore",)
 NEXT_MANIFEST = r"(?=error when creating|resource mapping not found)"
-"""Where kubectl begins to speak of another file."""
+"""Start of kubectl's message for another file."""
 SERVER_SIDE = ("--server-side", "--validate=strict")
 
 
@@ -40,14 +40,14 @@ def of_stage(*stages: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def refusals(cluster: Cluster) -> Mapping[str, str]:
-    """What one `kubectl apply` says of each malformed manifest; a kubectl for each would take a minute more."""
+    """Refusals of one `kubectl apply` of all malformed manifests. One kubectl for each would take a minute longer."""
     refused = [case for case in MALFORMED if case.stage != "operator"]
     parts = re.split(NEXT_MANIFEST, refusal(cluster, [case.path for case in refused], *STRICT))
     return {case.name: "\n".join(part for part in parts if f'"{case.path}"' in part) for case in refused}
 
 
 @of_stage("strict", "apply")
-def test_apply_refuses_it_with_field_value_and_fix(refusals: Mapping[str, str], case: Malformed) -> None:
+def test_malformed_manifest_is_refused_with_field_and_fix(refusals: Mapping[str, str], case: Malformed) -> None:
     message = refusals[case.name]
     assert re.search(case.expect, message), message
     assert case.field in message
@@ -55,7 +55,7 @@ def test_apply_refuses_it_with_field_value_and_fix(refusals: Mapping[str, str], 
 
 
 @pytest.mark.full
-def test_it_is_refused_without_kubectls_validation_too(cluster: Cluster) -> None:
+def test_malformed_manifest_is_refused_without_kubectl_validation(cluster: Cluster) -> None:
     refused = [case for case in MALFORMED if case.stage == "apply"]
     message = refusal(cluster, [case.path for case in refused], *UNCHECKED)
     assert [case.name for case in refused if not re.search(case.expect, message)] == [], message
@@ -63,7 +63,7 @@ def test_it_is_refused_without_kubectls_validation_too(cluster: Cluster) -> None
 
 
 @pytest.mark.full
-def test_server_side_apply_refuses_it(cluster: Cluster) -> None:
+def test_malformed_manifest_is_refused_by_server_side_apply(cluster: Cluster) -> None:
     refused = [case for case in MALFORMED if case.stage != "operator"]
     message = refusal(cluster, [case.path for case in refused], *SERVER_SIDE)
     named = [case.field.rpartition(".")[2].partition("[")[0] for case in refused]
@@ -73,7 +73,7 @@ def test_server_side_apply_refuses_it(cluster: Cluster) -> None:
 
 @pytest.mark.full
 @of_stage("operator")
-def test_what_only_the_operator_sees_is_accepted(cluster: Cluster, case: Malformed) -> None:
+def test_api_server_accepts_defects_left_to_the_operator(cluster: Cluster, case: Malformed) -> None:
     apply(cluster, "default", [case.path], *STRICT, "--dry-run=server")
 
 

@@ -1,4 +1,4 @@
-"""The Secret with a run's API key is deleted, and another key is asked for."""
+"""Replacement of a run's API key after its Secret is deleted or a rotation is requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def first_key(world: World, name: str) -> str:
 
 
 def keys(world: World, name: str) -> dict[str, set[str]]:
-    """By role, the Secrets that the run's pods name."""
+    """Return the Secrets that the run's pods refer to, by role."""
     found: dict[str, set[str]] = {}
     for pod in world.pods(name):
         variables = {v["name"]: v for v in pod["spec"]["containers"][0]["env"]}
@@ -37,7 +37,7 @@ def exists(world: World, secret: str) -> bool:
     return any(s["metadata"]["name"] == secret for s in world.kube.items(world.path(CORE, "secrets")))
 
 
-def test_the_attempt_after_the_loss_of_the_secret_has_another_key(world: World) -> None:
+def test_lost_secret_gives_next_attempt_new_key(world: World) -> None:
     world.start("lost")
     first = first_key(world, "lost")
     wait_keys(world, "lost", first)
@@ -50,8 +50,8 @@ def test_the_attempt_after_the_loss_of_the_secret_has_another_key(world: World) 
     assert world.wait_event("lost", "KeyLost").count("KeyLost") == 1
 
 
-def test_a_pod_that_waits_for_the_lost_secret_ends_the_attempt(world: World) -> None:
-    """No kubelet works here: the pod says what one would."""
+def test_pod_without_its_lost_secret_ends_attempt(world: World) -> None:
+    """The test writes the pod status, because there is no kubelet."""
     world.start("waits")
     first = first_key(world, "waits")
     world.delete("secrets", first)
@@ -63,7 +63,7 @@ def test_a_pod_that_waits_for_the_lost_secret_ends_the_attempt(world: World) -> 
     wait_keys(world, "waits", f"{first}-2")
 
 
-def test_a_rotation_by_annotation_renews_the_key_of_all_roles(world: World) -> None:
+def test_rotation_annotation_renews_key_of_all_roles(world: World) -> None:
     world.start("rotates")
     first = first_key(world, "rotates")
     metadata = {"metadata": {"annotations": {ROTATE_ANNOTATION: NOW}}}

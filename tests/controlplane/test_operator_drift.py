@@ -1,4 +1,4 @@
-"""What others break while a run lives: its way to the API server, and the objects beside its pods."""
+"""Silent progress Leases of a live run, with and without a ready orchestrator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.controlplane.world import World
 pytestmark = pytest.mark.full
 
 
-def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: World) -> None:
-    """Its startup deadline passes twice over; nothing but the Lease is silent."""
+def test_silent_lease_is_reported_without_restart(world: World) -> None:
+    """The startup deadline passes twice. Only the Lease is silent."""
     world.create("mute", progress={"startupDeadlineSeconds": 35, "deadlineSeconds": 35})
     world.wait_phase("mute", "Starting")
     world.wait_pods_ready("mute", 2)
@@ -28,7 +28,7 @@ def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: W
     world.wait_phase("mute", "Complete")
 
 
-def test_a_run_that_is_silent_and_whose_orchestrator_is_not_ready_is_restarted(world: World) -> None:
+def test_silent_run_with_unready_orchestrator_restarts(world: World) -> None:
     world.create("stuck", progress={"startupDeadlineSeconds": 20, "deadlineSeconds": 20})
     world.wait_phase("stuck", "Starting")
     world.wait_pods_ready("stuck", 2)

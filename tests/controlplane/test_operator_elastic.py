@@ -1,4 +1,4 @@
-"""Elastic engines on a real control plane: the number follows the load, drained engines go first, and `kubectl scale` is heard."""
+"""Elastic engines on a real control plane: automatic scaling, draining, and `kubectl scale`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUTOSCALE = {"min": 1, "max": 3, "stabilizationSeconds": SECONDS}
 
 
 def load(engines: int, **shares: float) -> str:
-    """A report of engines that have work all the time, while the trainer waits half of it."""
+    """Return a load report of engines that are always busy while the trainer waits half of the time."""
     values: dict[str, Any] = {"waited": 0.5, "ahead": 0.0, "idle": 0.0, "busy": 1.0, "requests": 8.0, "waiting": 8.0}
     return EngineLoad(engines=engines, seconds=2 * SECONDS, steps=4, **values | shares).text()
 
@@ -27,7 +27,7 @@ def engines_of(world: World) -> list[dict[str, Any]]:
 
 
 def wait_engines(world: World, count: int) -> list[dict[str, Any]]:
-    """Wait until a Deployment of so many engines has that many ready pods."""
+    """Wait until the Deployment has `count` replicas and the same number of ready pods."""
     wait_for(
         lambda: world.kube("GET", world.path(APPS, "deployments", "a-inference")),
         lambda d: d["spec"]["replicas"] == count == d["status"].get("readyReplicas"),
@@ -36,7 +36,7 @@ def wait_engines(world: World, count: int) -> list[dict[str, Any]]:
     return wait_for(lambda: engines_of(world), lambda found: len(found) == count, f"{count} engine pods")
 
 
-def test_the_number_of_engines_follows_the_load_and_a_drained_engine_goes(world: World) -> None:
+def test_engine_count_follows_load_and_removes_drained_engine(world: World) -> None:
     world.start("a", inference={"autoscale": AUTOSCALE}, checkpoint={"interval": 50})
     (first,) = wait_engines(world, 1)
     world.renew("a", 2, engines=load(1), engines_drained="")
@@ -63,11 +63,11 @@ def test_the_number_of_engines_follows_the_load_and_a_drained_engine_goes(world:
     assert world.status("a")["restarts"] == 0
 
 
-def test_kubectl_scale_writes_the_number_of_a_run_that_has_one(world: World, cluster: Cluster) -> None:
+def test_kubectl_scale_sets_fixed_engine_count(world: World, cluster: Cluster) -> None:
     world.start("a", inference={"replicas": 1})
     cluster.kubectl("scale", "rlr", "a", "-n", world.namespace, "--replicas", "2")
     wait_engines(world, 2)
-    # The operator counts engines in a later look than the one that saw the Deployment.
+    # The operator counts engines in a later pass than the one that reads the Deployment.
     scale = wait_for(
         lambda: world.kube("GET", world.path("/apis/rlrun.io/v1alpha1", "rlruns", "a") + "/scale"),
         lambda s: (s["spec"]["replicas"], s["status"]["replicas"]) == (2, 2),
@@ -77,8 +77,8 @@ def test_kubectl_scale_writes_the_number_of_a_run_that_has_one(world: World, clu
 
 
 @pytest.mark.full
-def test_a_scale_by_hand_changes_nothing_where_the_number_follows_the_load(world: World, cluster: Cluster) -> None:
-    """The API server judges no rule on the subresource."""
+def test_kubectl_scale_of_autoscaled_run_is_reported_invalid(world: World, cluster: Cluster) -> None:
+    """The API server applies no validation rule to the scale subresource."""
     world.start("a", inference={"autoscale": AUTOSCALE})
     cluster.kubectl("scale", "rlr", "a", "-n", world.namespace, "--replicas", "2")
     words = r"spec\.inference: replicas \(2\) cannot be set with autoscale"

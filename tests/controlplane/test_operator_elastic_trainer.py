@@ -1,4 +1,4 @@
-"""An elastic trainer on a real control plane: a node goes, the run goes on with fewer pods, the node comes back, and it has all again."""
+"""An elastic trainer on a real control plane that loses a node and gets it back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HERE = {"elastic-trainer": "yes"}
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Two, each for one pod of the trainer."""
+    """Two nodes with room for one trainer pod each."""
     with fake_nodes(cluster, 2, prefix="elastic-trainer", labels=HERE) as names:
         yield names
 
 
 def wait_size(world: World, pods: int, attempt: int) -> dict[str, Any]:
-    """The status, once so many pods of the trainer are ready in this attempt."""
+    """Wait until `pods` trainer pods are ready in this attempt; return the status."""
     status = wait_for(
         lambda: world.status("a"),
         lambda s: (s.get("attempt"), s.get("trainerReady")) == (attempt, f"{pods}/{pods}"),
@@ -38,9 +38,7 @@ def wait_size(world: World, pods: int, attempt: int) -> dict[str, Any]:
     return status
 
 
-def test_a_run_goes_on_with_fewer_nodes_and_has_all_again(
-    world: World, cluster: Cluster, nodes: tuple[str, ...]
-) -> None:
+def test_elastic_trainer_shrinks_and_grows_with_nodes(world: World, cluster: Cluster, nodes: tuple[str, ...]) -> None:
     elastic = {"min": 1, "waitSeconds": 3600, "growSeconds": 5}
     trainer = {"replicas": 2, "gpusPerReplica": 8, "elastic": elastic, "nodeSelector": HERE}
     world.create("a", trainer=trainer, checkpoint={"interval": 10})
@@ -53,7 +51,7 @@ def test_a_run_goes_on_with_fewer_nodes_and_has_all_again(
     world.wait_phase("a", "Starting", attempt=2)
     world.edit("a", {"trainer": {"elastic": {"waitSeconds": 5}}})
     status = wait_size(world, 1, 3)
-    world.edit("a", {"trainer": {"elastic": {"waitSeconds": 3600}}})  # however slow this machine is
+    world.edit("a", {"trainer": {"elastic": {"waitSeconds": 3600}}})  # long enough for any slow machine
     assert status["trainer"]["size"] == 1
     assert status["trainer"]["reason"] == "2 to 1 pod: 1 of 2 pods found no node within 5 s"
     assert status["restartsCountedTowardsMax"] == 0

@@ -1,4 +1,4 @@
-"""Why a run waits, told from the true words of scheduler, controllers and API server: the role, what is in the way, and the fix."""
+"""Explanations of waiting runs from real messages of the scheduler, controllers and API server: role, cause and fix."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.controlplane.world import CORE, World
 pytestmark = pytest.mark.full
 
 HERE = {"nodeSelector": SHARED_NODE}
-"""Two nodes for a role's pods: other files of this control plane may have nodes, too."""
+"""Labels of two nodes for the pods of a role, because other files may have nodes, too."""
 
 
 @pytest.fixture(scope="module")
 def operator_settings() -> Mapping[str, str]:
-    """A policy that leaves it to Kubernetes to refuse pods."""
+    """Settings of an operator that leaves refusals of pods to Kubernetes."""
     return UNRESTRICTED
 
 
 def check_told(world: World, condition: str, reason: str, *words: str) -> None:
-    """The condition of run `a` says so, and so does the run's own message."""
+    """Check reason and message of a condition of run `a`, and that the run's own message equals it."""
 
     def complete(status: dict[str, Any]) -> bool:
         return status.get("reason") == reason and all(word in status.get("message", "") for word in words)
@@ -40,7 +40,7 @@ def memory(amount: str) -> dict[str, Any]:
     return {"resources": {"requests": {"memory": amount}}}
 
 
-def test_a_quota_that_leaves_no_room_for_the_orchestrator(world: World) -> None:
+def test_orchestrator_beyond_quota_is_reported(world: World) -> None:
     quota = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "2Gi"}}}
     world.kube("POST", world.path(CORE, "resourcequotas"), quota)
     wait_for(
@@ -60,7 +60,7 @@ def test_a_quota_that_leaves_no_room_for_the_orchestrator(world: World) -> None:
     wait_for(lambda: world.status("a"), lambda s: (s.get("orchestrator") or {}).get("ready") == 1, "it runs")
 
 
-def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cluster) -> None:
+def test_pod_security_refusal_of_template_is_reported(world: World, cluster: Cluster) -> None:
     label = "pod-security.kubernetes.io/enforce=restricted"
     cluster.kubectl("label", "namespace", world.namespace, label)
     world.create("good")
@@ -81,15 +81,15 @@ def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cl
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference"])
-def test_pod_security_that_refuses_the_pods_of_a_controller(world: World, cluster: Cluster, role: str) -> None:
-    """A StatefulSet or Deployment is accepted whatever its pods ask for: only its controller hears the refusal."""
+def test_pod_security_refusal_of_controller_pods_is_reported(world: World, cluster: Cluster, role: str) -> None:
+    """The API server accepts any StatefulSet or Deployment; only its controller receives the refusal of the pods."""
     cluster.kubectl("label", "namespace", world.namespace, "pod-security.kubernetes.io/enforce=restricted")
     world.create("a", **{role: {"podTemplate": {"spec": {"hostNetwork": True}}}})
     words = (f"{role}: its pods are refused", 'violates PodSecurity "restricted:latest"', "hostNetwork=true")
     check_told(world, "Scheduled", "PodsRefused", *words, f"change what {role}.podTemplate adds")
 
 
-def test_a_claim_for_one_pod_that_another_pod_uses(world: World) -> None:
+def test_claim_for_one_pod_used_elsewhere_is_reported(world: World) -> None:
     claim = {
         "metadata": {"name": "single"},
         "spec": {
@@ -120,7 +120,7 @@ def test_a_claim_for_one_pod_that_another_pod_uses(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", ["kubernetes.io/hostname", "zone"], ids=["too few nodes", "a label that no node has"])
-def test_a_spread_that_is_not_possible(world: World, key: str) -> None:
+def test_impossible_topology_spread_is_reported(world: World, key: str) -> None:
     spread = {"maxSkew": 1, "minDomains": 3, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
     spread["labelSelector"] = {"matchLabels": {"rlrun.io/role": "inference"}}  # type: ignore[assignment]
     world.create(
@@ -130,26 +130,26 @@ def test_a_spread_that_is_not_possible(world: World, key: str) -> None:
     check_told(world, "Scheduled", "Unschedulable", *words)
 
 
-def test_more_engines_than_nodes_for_one_each(world: World) -> None:
+def test_required_engine_spread_without_nodes_is_reported(world: World) -> None:
     world.create("a", inference={"replicas": 3, **HERE}, placement={"spreadInference": "Required"})
     words = ("inference needs 3 pods", "each engine needs its own node", "lower inference.replicas")
     check_told(world, "Scheduled", "Unschedulable", *words)
 
 
-def test_a_topology_that_no_nodes_have(world: World) -> None:
+def test_unknown_topology_label_is_reported(world: World) -> None:
     world.create("a", trainer={"replicas": 2, **HERE}, placement={"topology": {"required": "nvidia.com/gpu.clique"}})
     words = ("trainer needs 2 pods", "no such node has the label nvidia.com/gpu.clique", "correct placement.topology")
     check_told(world, "Scheduled", "Unschedulable", *words)
 
 
-def test_a_topology_in_which_there_is_not_enough_room(world: World) -> None:
+def test_topology_without_room_is_reported(world: World) -> None:
     trainer = {"replicas": 2, "gpusPerReplica": 5, **HERE}
     world.create("a", trainer=trainer, placement={"topology": {"required": "kubernetes.io/hostname"}})
     words = ("trainer needs 2 pods with 5 nvidia.com/gpu each", "by the label kubernetes.io/hostname")
     check_told(world, "Scheduled", "Unschedulable", *words, "set placement.topology.preferred instead")
 
 
-def test_a_taint_that_is_not_tolerated(world: World, cluster: Cluster) -> None:
+def test_untolerated_taint_is_reported(world: World, cluster: Cluster) -> None:
     with fake_nodes(cluster, 1, prefix="tainted", labels={"dedicated": "team-b"}) as (name,):
         taint = {"key": "team", "value": "b", "effect": "NoSchedule"}
         world.kube("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
@@ -186,12 +186,12 @@ TAKEN = {
         },
     ),
 }
-"""Name of a child of run `a`, its API, and an object of somebody else."""
+"""Foreign objects by plural: name of a child of run `a`, its API, and the object."""
 
 
 @pytest.mark.parametrize("plural", TAKEN)
-def test_an_object_of_somebody_else_that_has_a_childs_name(world: World, plural: str) -> None:
-    """It is neither used nor taken over: an owner's reference to the run would delete it with the run."""
+def test_foreign_object_with_child_name_is_kept(world: World, plural: str) -> None:
+    """The object is neither used nor adopted: an owner reference to the run would delete it with the run."""
     name, api, rest = TAKEN[plural]
     before = world.kube("POST", world.path(api, plural), {"metadata": {"name": name, "labels": {"app": "ours"}}} | rest)
     world.create("a")

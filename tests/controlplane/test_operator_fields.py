@@ -1,4 +1,5 @@
-"""From fields to children on a real API server: what is accepted can be made, and what is refused is told as the manifest's own field."""
+"""Children from fields on a real API server: valid fields give accepted children, refusals name the field of the
+manifest."""
 
 from __future__ import annotations
 
@@ -47,12 +48,12 @@ EDGE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def operator_settings() -> Mapping[str, str]:
-    """A policy that leaves it to Kubernetes to refuse pods."""
+    """Settings of an operator that leaves refusals of pods to Kubernetes."""
     return UNRESTRICTED
 
 
-def made(world: World, name: str, sets: str, role: str) -> dict[str, Any]:
-    """The pod template of a role, once it is there."""
+def wait_template(world: World, name: str, sets: str, role: str) -> dict[str, Any]:
+    """Wait for the pod template of a role."""
     path = world.path(APPS, sets, f"{name}-{role}")
     found = wait_for(lambda: world.kube.get(path), lambda child: child is not None, f"{role} is made")
     assert found is not None
@@ -60,7 +61,7 @@ def made(world: World, name: str, sets: str, role: str) -> dict[str, Any]:
     return template
 
 
-def test_edge_values_make_children(world: World) -> None:
+def test_edge_values_produce_valid_children(world: World) -> None:
     environment = {
         "id": "my_package.sub:make_it",
         "name": "N" + "_.-:" * 15 + "zz",
@@ -89,11 +90,11 @@ def test_edge_values_make_children(world: World) -> None:
         failurePolicy={"rules": [{"name": "ä" * 63, "action": "FailRun", "roles": ["trainer"]}]},
         checkpoint={"resume": {"fromRun": "team-b/Run 1"}},
     )
-    trainer = made(world, LONGEST, "statefulsets", "trainer")
+    trainer = wait_template(world, LONGEST, "statefulsets", "trainer")
     (container,) = trainer["spec"]["containers"]
     names = [variable["name"] for variable in container["env"]]
     assert [each["name"] for each in VARIABLES if each["name"] not in names] == []
-    made(world, LONGEST, "deployments", "inference")
+    wait_template(world, LONGEST, "deployments", "inference")
     orchestrator = world.path(CORE, "pods", f"{LONGEST}-orchestrator-1")
     wait_for(lambda: world.kube.get(orchestrator), lambda pod: pod is not None, "the orchestrator is made")
     claim = world.kube("GET", world.path(CORE, "persistentvolumeclaims", f"{LONGEST}-data"))
@@ -105,7 +106,7 @@ def test_edge_values_make_children(world: World) -> None:
     )
 
 
-def test_the_largest_lists_cost_the_policy_too_little_to_refuse(world: World) -> None:
+def test_largest_lists_stay_below_policy_cost_limit(world: World) -> None:
     env = [{"name": f"V{i:0252}", "value": "x" * 1000} for i in range(128)]
     pods = {
         "env": env,
@@ -157,7 +158,7 @@ def test_the_largest_lists_cost_the_policy_too_little_to_refuse(world: World) ->
     ],
     ids=["resources", "affinity", "template", "unknown field", "network policy"],
 )  # fmt: skip
-def test_a_refused_child_is_told_as_the_manifests_field(world: World, spec: dict[str, Any], words: str) -> None:
+def test_refused_child_is_reported_as_manifest_field(world: World, spec: dict[str, Any], words: str) -> None:
     base: dict[str, Any] = {"orchestrator": {"batchSize": 16}}
     world.create("a", **{name: {**base.get(name, {}), **value} for name, value in (base | spec).items()})
     assert words in world.wait_phase("a", "Failed")["message"]
@@ -176,7 +177,7 @@ def annotate(world: World, name: str, value: str) -> None:
 
 
 @pytest.mark.full
-def test_the_advice_for_an_edit_of_a_failed_run_works(world: World) -> None:
+def test_edit_advice_for_failed_run_works(world: World) -> None:
     world.start("a")
     world.edit("a", {"activeDeadlineSeconds": 1})
     world.wait_phase("a", "Failed")
@@ -190,7 +191,7 @@ def test_the_advice_for_an_edit_of_a_failed_run_works(world: World) -> None:
 
 
 @pytest.mark.full
-def test_the_advice_for_an_edit_of_a_complete_run_works(world: World) -> None:
+def test_edit_advice_for_complete_run_works(world: World) -> None:
     world.start("a")
     world.end_pod("a-orchestrator-1", 0)
     world.wait_phase("a", "Complete")

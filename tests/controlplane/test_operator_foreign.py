@@ -1,6 +1,6 @@
-"""An object of somebody else under the name of each child that a run has: it is left alone, told, and waited for.
+"""Foreign objects with the name of a child: the operator keeps them, reports them and waits for their deletion.
 
-The cases are rendered by the operator's own builders, so that a kind that is added to them is tried here, too.
+The operator's own builders render the cases, so that new kinds of children are covered.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FULL: dict[str, Any] = {
     "inference": {"replicas": 2},
     "algorithm": {"preset": "grpo", "regularizers": {"kl": 0.04}, "reference": {"model": "team/model"}},
 }
-"""A run that has everything that a run without a host can have."""
+"""Specification of a run with every child that is possible without a host."""
 HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}, "guests": [NAME]}}
 GUEST: dict[str, Any] = {"trainer": {"sharedWith": "host", "lora": {}}}
 UNSEEN = (POD_GROUP.kind, SECRET.kind, WORKLOAD.kind)
-"""Kinds that nobody can have made before: the name holds the run's UID, which nobody knows before."""
+"""Kinds whose name contains the run's UID, so that a foreign object cannot exist before."""
 
 
 def children(name: str, spec: RLRunSpec, host: Host | None = None) -> dict[Ref, Manifest]:
-    """All children of a run's first attempt, as the operator makes them."""
+    """Return all children of a run's first attempt, as the operator renders them."""
     context = RunContext(name, "default", "uid", spec, 1, RenderSettings(), host)
     needs = render.render_prerequisites(context)
     key = render.api_key_secret(context, "k" * 8)
@@ -56,14 +56,14 @@ CASES = [
     *(("guest", ref) for ref in OF_GUEST if ref not in OF_FULL and ref.kind not in UNSEEN),
 ]
 IN_GATE = (Ref("StatefulSet", f"{NAME}-trainer"), Ref("ServiceAccount", f"{NAME}-rlrun"))
-"""One kind that refuses a wrong spec, and one that an apply would silently take over; the full set has all kinds."""
+"""One kind that refuses a wrong spec, and one that an apply would adopt silently. The full set has all kinds."""
 WORKLOADS = ("StatefulSet", "Deployment", "Pod")
 MADE_LAST = ("Deployment", "Pod")
-"""What is found to be taken when the trainer is there already, which then waits for it."""
+"""Kinds whose conflict is found after the trainer exists, which then waits."""
 
 
 def foreign(child: Manifest) -> Json:
-    """A valid object of somebody else: it has the child's kind, name and content, and none of its labels."""
+    """Return a valid foreign object with the child's kind, name and content, but without its labels."""
     made: Json = copy.deepcopy(dict(child))
     made["metadata"] = {"name": child["metadata"]["name"], "labels": {"app": "ours"}}
     if child["kind"] not in WORKLOADS:
@@ -76,8 +76,8 @@ def foreign(child: Manifest) -> Json:
     return made
 
 
-def content(found: Json) -> Json:
-    """What its owner has written, and who else has: without what controllers write."""
+def strip_controller_fields(found: Json) -> Json:
+    """Return the content written by the owner and the managers of rlrun, without fields that controllers write."""
     metadata = {key: found["metadata"].get(key) for key in ("uid", "labels", "ownerReferences", "deletionTimestamp")}
     managers = {each["manager"] for each in found["metadata"]["managedFields"] if "rlrun" in each["manager"]}
     rest = {key: value for key, value in found.items() if key not in ("metadata", "status", "spec")}
@@ -85,13 +85,13 @@ def content(found: Json) -> Json:
     return {**rest, "spec": spec, "metadata": metadata, "rlrun": sorted(managers)}
 
 
-def test_every_kind_that_the_operator_makes_is_tried() -> None:
+def test_cases_cover_every_kind_of_child() -> None:
     made = {ref.kind for _, ref in CASES} | set(UNSEEN)
     assert made == set(BY_KIND) - {RLRUN.kind, EVENT.kind, NODE.kind, QUOTA.kind}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_no_example_has_a_child_that_is_not_tried(path: Path) -> None:
+def test_cases_cover_children_of_example(path: Path) -> None:
     example = read_manifest(path)
     guest = example.spec.trainer.shared_with
     host = Host(guest, "uid-of-host", specified(HOST), 1) if guest is not None else None
@@ -105,8 +105,8 @@ def test_no_example_has_a_child_that_is_not_tried(path: Path) -> None:
     [pytest.param(case, ref, marks=() if ref in IN_GATE else pytest.mark.full) for case, ref in CASES],
     ids=lambda v: v if isinstance(v, str) else f"{v.kind} {v.name}",
 )
-def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: World, case: str, ref: Ref) -> None:
-    """It is neither used nor taken over: an owner's reference to the run would delete it with the run."""
+def test_foreign_object_is_kept_reported_and_waited_for(world: World, case: str, ref: Ref) -> None:
+    """The object is neither used nor adopted: an owner reference to the run would delete it with the run."""
     resource, _, _ = address_of((OF_FULL | OF_GUEST)[ref])
     path = resource.path(world.namespace, ref.name)
     before = world.kube("POST", resource.path(world.namespace), foreign((OF_FULL | OF_GUEST)[ref]))
@@ -122,7 +122,7 @@ def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: Wor
     assert (status["phase"], world.condition(NAME, "Scheduled")["reason"]) == ("Pending", "NameTaken")
     if ref.kind not in MADE_LAST:
         assert world.pods(NAME) == []
-    assert content(world.kube("GET", path)) == content(before)
+    assert strip_controller_fields(world.kube("GET", path)) == strip_controller_fields(before)
 
     world.kube("DELETE", path)
     wait_for(lambda: world.status(NAME).get("phase"), lambda phase: phase == "Starting", "the run begins")
@@ -133,18 +133,20 @@ def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: Wor
 
 @pytest.mark.full
 @pytest.mark.parametrize("ref", [ref for ref in OF_FULL if ref.kind in ("ServiceAccount", "ConfigMap")], ids=str)
-def test_a_copied_label_makes_nothing_the_runs_own(world: World, ref: Ref) -> None:
+def test_copied_run_label_does_not_make_object_owned(world: World, ref: Ref) -> None:
     resource, _, _ = address_of(OF_FULL[ref])
     made = foreign(OF_FULL[ref])
     made["metadata"]["labels"][RUN_LABEL] = NAME
     before = world.kube("POST", resource.path(world.namespace), made)
     world.create(NAME, **FULL)
     world.wait_told(NAME, f"{ref.kind} {ref.name} exists and is not of this run")
-    assert content(world.kube("GET", resource.path(world.namespace, ref.name))) == content(before)
+    assert strip_controller_fields(
+        world.kube("GET", resource.path(world.namespace, ref.name))
+    ) == strip_controller_fields(before)
 
 
 @pytest.mark.full
-def test_pods_that_somebody_has_labelled_as_a_runs_own_stop_nobody(world: World) -> None:
+def test_foreign_pods_with_run_labels_do_not_disturb_run(world: World) -> None:
     world.start(NAME)
     uid = world.run(NAME)["metadata"]["uid"]
     for index, (attempt, ties) in enumerate((("1", {}), ("9" * 62, {"annotations": {"rlrun.io/run-uid": uid}}))):
@@ -159,7 +161,7 @@ def test_pods_that_somebody_has_labelled_as_a_runs_own_stop_nobody(world: World)
 
 
 @pytest.mark.full
-def test_a_status_of_the_largest_numbers_stops_no_restart(world: World) -> None:
+def test_largest_status_numbers_do_not_prevent_restart(world: World) -> None:
     world.start(NAME)
     most = 2**63 - 1
     node = {"name": "bad name!", "until": "2999-01-01T00:00:00Z", "reason": "r"}

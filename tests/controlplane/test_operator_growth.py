@@ -1,4 +1,4 @@
-"""A larger claim on a real API server: what the StorageClass lets grow grows below the run, and what it does not harms nothing."""
+"""Growth of a run's claim on a real API server, with storage classes that allow it and that refuse it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASKED = "rlrun_operator_api_requests_total"
 
 @pytest.fixture(scope="module", autouse=True)
 def growing(cluster: Cluster) -> Iterator[None]:
-    """A class of volumes that may grow."""
+    """A storage class whose volumes may grow."""
     kube = Kube(cluster.kubeconfig)
     kube("POST", CLASSES, GROWS)
     yield
@@ -37,7 +37,7 @@ def sized(size: str, of_class: str) -> dict[str, Any]:
     return {"claimTemplate": {"size": size, "storageClassName": of_class}}
 
 
-def claim(world: World) -> dict[str, Any]:
+def read_claim(world: World) -> dict[str, Any]:
     return world.kube("GET", world.path(CORE, "persistentvolumeclaims", "a-data"))
 
 
@@ -49,28 +49,30 @@ def wait_bound(world: World) -> None:
     )
 
 
-def tries(operator: OperatorProcess) -> float:
-    """Patches of claims."""
+def count_claim_patches(operator: OperatorProcess) -> float:
+    """Return the number of patches of claims."""
     found = operator.metrics().items()
     return sum(
         value for name, value in found if ASKED in name and '"persistentvolumeclaims"' in name and '"patch"' in name
     )
 
 
-def test_a_claim_grows_below_a_run_that_trains(world: World) -> None:
+def test_claim_grows_while_run_trains(world: World) -> None:
     world.start("a", storage=sized("1Gi", "grows"))
     wait_bound(world)
     others = ("persistentvolumeclaims", "leases", "poddisruptionbudgets")
-    before, uid = world.settled("a", leave_out=others), claim(world)["metadata"]["uid"]
+    before, uid = world.settled("a", leave_out=others), read_claim(world)["metadata"]["uid"]
     world.edit("a", {"storage": sized("3Gi", "grows")})
     wait_for(
-        lambda: claim(world)["spec"]["resources"]["requests"]["storage"], lambda size: size == "3Gi", "the claim asks"
+        lambda: read_claim(world)["spec"]["resources"]["requests"]["storage"],
+        lambda size: size == "3Gi",
+        "the claim asks",
     )
     wait_for(lambda: world.status("a")["storage"], lambda found: found.get("size") == "3Gi", "the status has the size")
     capacity = {"status": {"capacity": {"storage": "3Gi"}}}
     world.kube("PATCH", world.path(CORE, "persistentvolumeclaims", "a-data") + "/status", capacity)
     wait_bound(world)
-    assert claim(world)["metadata"]["uid"] == uid
+    assert read_claim(world)["metadata"]["uid"] == uid
     assert world.versions("a", leave_out=others) == before, "nothing else is touched"
     status = world.status("a")
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
@@ -83,10 +85,10 @@ def test_a_claim_grows_below_a_run_that_trains(world: World) -> None:
     )
 
 
-def test_a_class_that_does_not_let_volumes_grow_is_told_once(world: World, operator: OperatorProcess) -> None:
+def test_unresizable_storage_class_is_reported_once(world: World, operator: OperatorProcess) -> None:
     world.start("a", storage=sized("1Gi", "shared"))
     wait_bound(world)
-    before = tries(operator)
+    before = count_claim_patches(operator)
     world.edit("a", {"storage": sized("2Gi", "shared")})
     found = wait_for(
         lambda: world.condition("a", "StorageReady"),
@@ -103,8 +105,8 @@ def test_a_class_that_does_not_let_volumes_grow_is_told_once(world: World, opera
         assert words in found["message"], found
     world.renew("a", 2)
     wait_for(lambda: world.status("a")["progress"]["step"], lambda step: step == 2, "the run goes on")
-    assert tries(operator) == before + 1, "it is not asked in each pass"
+    assert count_claim_patches(operator) == before + 1, "it is not asked in each pass"
     assert world.wait_event("a", "ClaimResizeRefused").count("ClaimResizeRefused") == 1, "one event tells it"
-    assert claim(world)["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    assert read_claim(world)["spec"]["resources"]["requests"]["storage"] == "1Gi"
     world.edit("a", {"storage": sized("1Gi", "shared")})
     wait_bound(world)

@@ -1,4 +1,4 @@
-"""Hostile objects of one team beside healthy runs of another one, on a real API server: the healthy ones do not notice."""
+"""Hostile objects of one team next to healthy runs of another team on a real API server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from tests.controlplane.world import CORE, RUNS, World, run
 POLICY = ROOT / "crds" / "rlrun.io_rlruns_policy.yaml"
 FIELDS = ("args", "options", "podTemplate", "affinity", "extraEgress")
 LEVELS = (33, 150, 300, 3000, 9000)
-"""One more than is allowed; within every parser's limit; beyond that of the operator's, of Python's, and almost of the API server's."""
+"""Nesting depths: one above the allowed depth; within every parser's limit; above the limits of the operator and
+Python, and close to that of the API server."""
 
 
 @pytest.fixture
 def unjudged(cluster: Cluster) -> Iterator[None]:
-    """Time in which the API server takes every specification, as one does on which nobody has installed the policy."""
+    """Remove the policy, as on an API server on which it is not installed."""
     cluster.kubectl("delete", "-f", str(POLICY))
     try:
-        wait_for(lambda: refused(cluster, "default", BROKEN), lambda message: message == "", "the policy is gone")
+        wait_for(lambda: read_refusal(cluster, "default", BROKEN), lambda message: message == "", "the policy is gone")
         yield
     finally:
         cluster.kubectl("apply", "-f", str(POLICY))
@@ -33,13 +34,14 @@ def unjudged(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def other(cluster: Cluster) -> Iterator[World]:
-    """The hostile team's namespace."""
+    """Namespace of the hostile team."""
     with fresh_namespace(cluster) as name:
         yield World(cluster, name)
 
 
-def placed(name: str, where: str, levels: int) -> str:
-    """A run with so many brackets in one of its free-form fields, as JSON; the standard encoder has a limit, too."""
+def render_nested_run(name: str, where: str, levels: int) -> str:
+    """Return the JSON of a run with deeply nested brackets in one free-form field; the standard encoder has a depth
+    limit, too."""
     hole: Json = {"x": "@"}
     spec: dict[str, Json] = {
         "args": {"environments": [{"id": "reverse-text", "groupSize": 8, "args": hole}]},
@@ -55,7 +57,7 @@ def placed(name: str, where: str, levels: int) -> str:
 
 
 def send(world: World, body: str) -> str:
-    """Create a run; return the API server's answer as text, as no parser here reads so many brackets."""
+    """Create a run; return the API server's answer as text, because no parser here reads such a nesting depth."""
     connection = world.kube.connect()
     connection.request("POST", world.path(RUNS, "rlruns"), body, {"Content-Type": "application/json"})
     answer = connection.getresponse().read().decode()
@@ -63,8 +65,8 @@ def send(world: World, body: str) -> str:
     return answer
 
 
-def refused(cluster: Cluster, namespace: str, manifest: Path) -> str:
-    """The API server's refusal of a dry run; empty: it accepts."""
+def read_refusal(cluster: Cluster, namespace: str, manifest: Path) -> str:
+    """Return the API server's refusal of a dry run, empty if it accepts."""
     try:
         cluster.kubectl("create", "--dry-run=server", "-n", namespace, "-f", str(manifest))
     except ClusterError as error:
@@ -72,10 +74,10 @@ def refused(cluster: Cluster, namespace: str, manifest: Path) -> str:
     return ""
 
 
-def test_brackets_are_refused_when_they_are_written(other: World) -> None:
+def test_deeply_nested_fields_are_refused_on_create(other: World) -> None:
     for where in FIELDS:
         for levels in LEVELS[1:]:
-            answer = send(other, placed("hostile", where, levels))
+            answer = send(other, render_nested_run("hostile", where, levels))
             assert "lists and mappings: flatten the value" in answer, answer[:1000]
     assert other.kube.items(other.path(RUNS, "rlruns")) == []
 
@@ -83,13 +85,15 @@ def test_brackets_are_refused_when_they_are_written(other: World) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("unjudged")
 @pytest.mark.timeout(240)
-def test_runs_of_brackets_are_told_and_stop_nobody(world: World, other: World, operator: OperatorProcess) -> None:
+def test_deeply_nested_runs_are_reported_and_others_unaffected(
+    world: World, other: World, operator: OperatorProcess
+) -> None:
     world.start("healthy", step=1)
     names = []
     for where in FIELDS:
         for levels in LEVELS:
             name = f"{where.lower()}-{levels}"
-            answer = send(other, placed(name, where, levels))
+            answer = send(other, render_nested_run(name, where, levels))
             assert '"kind":"RLRun"' in answer, answer[:1000]
             names.append(name)
     for name in names:
@@ -110,7 +114,7 @@ def test_runs_of_brackets_are_told_and_stop_nobody(world: World, other: World, o
     wait_for(lambda: operator.metrics()[step], lambda found: found == 2, "the healthy run's step is seen")
 
     operator.kill()
-    operator.start()  # with all of them in its lists
+    operator.start()  # all hostile runs are in its first list
     world.renew("healthy", 3)
     world.create("younger")
     world.wait_pods_ready("younger", 2)
@@ -122,6 +126,6 @@ def test_runs_of_brackets_are_told_and_stop_nobody(world: World, other: World, o
 
 
 def condition(world: World, name: str, kind: str) -> str:
-    """Status and message of one condition; kubectl answers with nothing of the rest."""
+    """Return status and message of one condition through kubectl, which filters the rest."""
     path = f"{{range .status.conditions[?(@.type=='{kind}')]}}{{.status}} {{.message}}{{end}}"
     return world.cluster.kubectl("get", "rlr", name, "-n", world.namespace, "-o", f"jsonpath={path}")

@@ -1,4 +1,4 @@
-"""Kueue as the queue, on a real API server: not there yet, then a run waits, trains, is evicted, goes on elsewhere and ends."""
+"""A run queued by Kueue on a real API server, from a missing installation over an eviction to completion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = {"trainer": {"gpusPerReplica": 0}, "inference": {"gpusPerReplica": 0}}
 
 @pytest.fixture(scope="module")
 def operator_settings() -> Mapping[str, str]:
-    """A queue that is Kueue, which is not installed when the operator starts."""
+    """Settings with Kueue, which is not installed when the operator starts."""
     return {"RLRUN_QUEUE": json.dumps(QUEUE)}
 
 
@@ -41,7 +41,7 @@ def no_pods(world: World) -> bool:
     return world.kube.items(world.path(CORE, "pods")) == []
 
 
-def test_a_run_waits_for_kueue_trains_is_evicted_goes_on_with_another_flavor_and_ends(world: World) -> None:
+def test_run_is_queued_evicted_and_readmitted_by_kueue(world: World) -> None:
     world.create("a", queueName="team-a", **SMALL)
     status = world.wait_phase("a", "Queued")
     assert status["reason"] == "QueueUnavailable"
@@ -88,7 +88,7 @@ def test_a_run_waits_for_kueue_trains_is_evicted_goes_on_with_another_flavor_and
 
 
 @pytest.mark.full
-def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does(world: World) -> None:
+def test_run_with_unknown_queue_moves_to_existing_queue(world: World) -> None:
     with kueue.Controller(world, StandIn()).at_work() as controller:
         world.create("b", **SMALL)
         status = world.wait_told("b", "LocalQueue default doesn't exist")
@@ -99,9 +99,7 @@ def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does
 
 
 @pytest.mark.full
-def test_an_operator_killed_while_its_run_gives_way_goes_on_where_it_was(
-    world: World, operator: OperatorProcess
-) -> None:
+def test_operator_killed_during_preemption_completes_it(world: World, operator: OperatorProcess) -> None:
     stand_in = StandIn()
     with kueue.Controller(world, stand_in).at_work() as controller:
         world.start("d", step=3, queueName="team-a", **SMALL)

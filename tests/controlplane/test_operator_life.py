@@ -1,4 +1,4 @@
-"""The operator on a real control plane: a run's whole life, told by its status, its conditions, its events."""
+"""Life of runs on a real control plane: status, conditions and events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.world import APPS, CORE, RUNS, World
 
 
-def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) -> None:
+def test_run_trains_from_creation_to_complete(world: World, cluster: Cluster) -> None:
     world.create("a")
     world.wait_phase("a", "Starting")
     world.wait_pods_ready("a", 2)
@@ -41,7 +41,7 @@ def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) ->
     assert len(events) <= 7, events
 
 
-def test_a_deleted_trainer_pod_restarts_the_run_uncounted(world: World) -> None:
+def test_deleted_trainer_pod_restarts_run_uncounted(world: World) -> None:
     world.start("a", step=7, checkpoint={"interval": 5})
     world.renew("a", 7, checkpoint_step=5)
     wait_for(lambda: world.status("a"), lambda s: s["checkpoint"].get("latestCompleteStep") == 5, "checkpoint")
@@ -74,7 +74,7 @@ def test_a_deleted_trainer_pod_restarts_the_run_uncounted(world: World) -> None:
 
 
 @pytest.mark.full
-def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) -> None:
+def test_run_fails_after_maximum_restarts(world: World, cluster: Cluster) -> None:
     backoff = {"initialSeconds": 0.1, "maxSeconds": 0.2}
     world.start("a", failurePolicy={"maxRestarts": 3, "backoff": backoff})
     for attempt in (1, 2, 3, 4):
@@ -95,7 +95,7 @@ def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) 
 
 
 @pytest.mark.full
-def test_a_wrong_configuration_ends_the_run_at_once(world: World) -> None:
+def test_wrong_configuration_fails_run_without_restart(world: World) -> None:
     world.start("a")
     world.end_pod("a-orchestrator-1", 78, "environments[0].id 'reverse-text' has no task for letters=0")
     status = world.wait_phase("a", "Failed")
@@ -106,7 +106,7 @@ def test_a_wrong_configuration_ends_the_run_at_once(world: World) -> None:
 
 
 @pytest.mark.full
-def test_a_label_that_no_node_has_is_named_with_the_role(world: World) -> None:
+def test_label_without_nodes_is_reported_with_role(world: World) -> None:
     world.create("a", trainer={"gpusPerReplica": 8}, placement={"gpuProduct": "NVIDIA-B300"})
     status = world.wait_told("a", "NVIDIA-B300")
     assert status["phase"] == "Starting"
@@ -116,14 +116,14 @@ def test_a_label_that_no_node_has_is_named_with_the_role(world: World) -> None:
 
 
 @pytest.mark.full
-def test_too_many_gpus_for_any_node_are_told(world: World) -> None:
+def test_unavailable_gpus_are_reported(world: World) -> None:
     world.create("a", trainer={"replicas": 40, "gpusPerReplica": 8})
     status = world.wait_told("a", "trainer needs")
     assert "8 nvidia.com/gpu" in status["message"]
 
 
 @pytest.mark.full
-def test_a_claim_that_cannot_be_bound_is_told(world: World) -> None:
+def test_unbound_claim_is_reported(world: World) -> None:
     world.create("a", storage={"claimTemplate": {"storageClassName": "broken", "size": "1Gi"}})
     status = world.wait_told("a", "broken")
     assert "a-data" in status["message"]
@@ -131,7 +131,7 @@ def test_a_claim_that_cannot_be_bound_is_told(world: World) -> None:
 
 
 @pytest.mark.full
-def test_a_claim_that_does_not_exist_is_told_and_followed_once_it_does(world: World) -> None:
+def test_missing_claim_is_reported_and_used_once_created(world: World) -> None:
     world.create("a", storage={"claimName": "mine"})
     world.wait_told("a", "mine")
     claim = {
@@ -148,7 +148,7 @@ def test_a_claim_that_does_not_exist_is_told_and_followed_once_it_does(world: Wo
 
 
 @pytest.mark.full
-def test_a_full_quota_is_told_and_overcome(world: World) -> None:
+def test_full_quota_is_reported_and_run_starts_after_raise(world: World) -> None:
     quota = {"metadata": {"name": "small"}, "spec": {"hard": {"count/pods": "0"}}}
     world.kube("POST", world.path(CORE, "resourcequotas"), quota)
     wait_for(
@@ -163,7 +163,7 @@ def test_a_full_quota_is_told_and_overcome(world: World) -> None:
 
 
 @pytest.mark.full
-def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World) -> None:
+def test_engine_scaling_changes_nothing_else(world: World) -> None:
     world.start("a")
     followers = ("pods", "deployments", "leases", "poddisruptionbudgets")
     before = world.versions("a", leave_out=followers)
@@ -173,7 +173,7 @@ def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World)
     assert world.status("a")["attempt"] == 1
 
 
-def test_deleting_a_run_removes_all_but_its_data(world: World) -> None:
+def test_deleted_run_keeps_only_its_claim(world: World) -> None:
     world.start("keeps")
     world.start("drops", storage={"claimTemplate": {"size": "1Gi"}, "whenDeleted": "Delete"})
     for name in ("keeps", "drops"):
@@ -184,7 +184,7 @@ def test_deleting_a_run_removes_all_but_its_data(world: World) -> None:
 
 
 @pytest.mark.full
-def test_a_run_created_again_under_the_same_name_waits_for_the_old_one_and_runs(world: World) -> None:
+def test_recreated_run_waits_for_old_children(world: World) -> None:
     world.start("a")
     uid = world.run("a")["metadata"]["uid"]
     world.delete("rlruns", "a", api="/apis/rlrun.io/v1alpha1")
@@ -199,7 +199,7 @@ def test_a_run_created_again_under_the_same_name_waits_for_the_old_one_and_runs(
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", [c for c in MALFORMED if c.stage == "operator"], ids=lambda case: case.name)
-def test_what_only_the_operator_sees_is_told_and_makes_nothing(world: World, cluster: Cluster, case: Malformed) -> None:
+def test_operator_reports_defect_and_creates_no_children(world: World, cluster: Cluster, case: Malformed) -> None:
     cluster.kubectl("apply", "-n", world.namespace, "-f", str(case.path))
     (item,) = world.kube.items(world.path("/apis/rlrun.io/v1alpha1", "rlruns"))
     name = item["metadata"]["name"]
@@ -212,7 +212,7 @@ def test_what_only_the_operator_sees_is_told_and_makes_nothing(world: World, clu
 
 
 @pytest.mark.full
-def test_a_mended_run_starts(world: World) -> None:
+def test_corrected_run_starts(world: World) -> None:
     world.create("a", trainer={"podTemplate": {"spec": {"terminationGracePeriodSeconds": "soon"}}})
     assert "terminationGracePeriodSeconds" in world.wait_phase("a", "Failed")["message"]
     world.edit("a", {"trainer": {"podTemplate": None}})
@@ -220,7 +220,7 @@ def test_a_mended_run_starts(world: World) -> None:
 
 
 @pytest.mark.full
-def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> None:
+def test_metrics_appear_and_vanish_with_run(world: World, operator: OperatorProcess) -> None:
     world.start("seen", step=3)
     mine = f'namespace="{world.namespace}"'
 
@@ -240,7 +240,7 @@ def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> Non
 
 
 @pytest.mark.full
-def test_describe_says_what_is_wrong_in_words(world: World, cluster: Cluster) -> None:
+def test_describe_shows_reason_for_unscheduled_run(world: World, cluster: Cluster) -> None:
     world.create("a", trainer={"nodeSelector": {"disk": "ssd"}})
     world.wait_told("a", "disk")
     world.wait_event("a", "Unschedulable")
@@ -267,7 +267,7 @@ def start_guest(world: World) -> None:
     world.wait_phase("guest", "Running")
 
 
-def test_a_guest_lives_with_its_host(world: World, cluster: Cluster) -> None:
+def test_guest_follows_host_until_both_complete(world: World, cluster: Cluster) -> None:
     world.create("guest", **GUEST)
     status = world.wait_told("guest", "there is no RLRun of this name")
     assert (status["phase"], status["reason"]) == ("Pending", "HostNotFound")
@@ -303,7 +303,7 @@ def test_a_guest_lives_with_its_host(world: World, cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_deleting_a_guest_touches_nothing_of_its_host_and_deleting_the_host_is_told(world: World) -> None:
+def test_guest_deletion_keeps_host_and_host_deletion_is_reported(world: World) -> None:
     world.start("host", **HOST)
     start_guest(world)
     before = world.settled("host")

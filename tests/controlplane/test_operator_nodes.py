@@ -1,4 +1,4 @@
-"""The operator and the nodes of a real control plane: what the API server and the scheduler make of its affinities and budgets."""
+"""Node exclusion and disruption budgets on a real control plane: effects of affinities on the scheduler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ HERE = {"nodeSelector": {"nodes-test": "yes"}}
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Two, so that three failures hit one of them twice."""
+    """Two nodes, so that three failures hit one of them twice."""
     with fake_nodes(cluster, 2, prefix="nodes", labels=HERE["nodeSelector"]) as names:
         yield names
 
 
-def test_a_node_that_failed_twice_gets_no_trainer_and_a_drain_leaves_an_engine(
-    world: World, nodes: tuple[str, ...]
-) -> None:
+def test_node_with_two_failures_is_excluded(world: World, nodes: tuple[str, ...]) -> None:
     policy = {"maxRestarts": 5, "backoff": {"initialSeconds": 0.1, "maxSeconds": 0.1}}
     roles = {"trainer": HERE, "inference": {"replicas": 2, **HERE}, "orchestrator": {"batchSize": 16, **HERE}}
     world.create("a", **roles, failurePolicy=policy)

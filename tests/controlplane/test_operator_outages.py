@@ -1,4 +1,5 @@
-"""What must not matter to a run: the operator killed, upgraded, frozen or doubled; the API server away; rights that come late."""
+"""Outages that must not disturb a run: a killed, upgraded, frozen or duplicate operator, API server outages, and late
+rights."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.controlplane.installation import wait_served
 from tests.controlplane.world import APPS, CORE, LEASES, World
 
 AWAY_SECONDS = 16.0
-"""Longer than the leader's Lease lasts."""
+"""Seconds that exceed the duration of the leader Lease."""
 CHART = Path(__file__).parents[2] / "charts" / "rlrun-operator"
 
 
@@ -23,18 +24,18 @@ pytestmark = pytest.mark.usefixtures("nodes")
 
 @pytest.fixture
 def world(cluster: Cluster, namespace: str) -> World:
-    """The test's namespace."""
+    """Namespace of the test."""
     return World(cluster, namespace)
 
 
 def operator_of(world: World, folder: Path, name: str = "operator-0", **environment: str) -> OperatorProcess:
-    """An operator for the test's namespace alone."""
+    """Return an operator that serves only the test's namespace."""
     own = {"RLRUN_WATCH_NAMESPACES": world.namespace, "POD_NAMESPACE": world.namespace}
     return OperatorProcess(world.cluster, folder, name, **own, **environment)
 
 
 class Started:
-    """An operator that is started and not waited for, and killed at the end."""
+    """Context of an operator that starts without waiting for readiness and is killed at the end."""
 
     def __init__(self, operator: OperatorProcess) -> None:
         self._operator = operator
@@ -48,24 +49,26 @@ class Started:
 
 
 def wait_stand_by(operator: OperatorProcess) -> None:
-    """Wait until it would act if it led."""
+    """Wait until the operator is ready to take over leadership."""
     wait_for(lambda: operator.http("/readyz")[0], lambda code: code == 200, "the stand-by is ready")
 
 
 def rendered(world: World, name: str) -> dict[str, int]:
-    """Generations of the children: they change with what is wanted, not with what other controllers say of it."""
+    """Return generations of the children: they change with the desired state, not with the status that other
+    controllers write."""
     return {child: version[1] for child, version in world.versions(name, leave_out=("leases", "pods")).items()}
 
 
 def uids(world: World, name: str) -> set[str]:
-    """The run's pods."""
+    """Return the UIDs of the run's pods."""
     return {pod["metadata"]["uid"] for pod in world.pods(name)}
 
 
 def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
-    """Renew with this step until the status tells it: the operator works.
+    """Renew the progress Lease with this step until the status contains it, which shows that the operator works.
 
-    A watch that a server opened as it came up may bring nothing: the operator opens it again after 70 s (`INACTIVITY_SECONDS`).
+    A watch that a starting server opened may deliver nothing: the operator opens it again after 70 s
+    (`INACTIVITY_SECONDS`).
     """
 
     def look() -> dict[str, object]:
@@ -80,7 +83,7 @@ def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
     )
 
 
-def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: World, tmp_path: Path) -> None:
+def test_restarted_operator_changes_no_child(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as operator:
         world.start("a")
         before = world.settled("a")
@@ -96,7 +99,7 @@ def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: Wor
 
 
 @pytest.mark.full
-def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: World, tmp_path: Path) -> None:
+def test_operator_upgrade_takes_effect_with_next_attempt(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path, RLRUN_TRAINER_IMAGE="reg/trainer:1") as operator:
         world.start("a")
         before = world.settled("a")
@@ -137,7 +140,7 @@ def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: Wor
 
 
 @pytest.mark.full
-def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_path: Path) -> None:
+def test_operator_handles_events_missed_while_dead(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as operator:
         world.start("restarts")
         world.start("goes")
@@ -153,8 +156,9 @@ def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_
 
 
 @pytest.mark.parametrize("how", [pytest.param("refuses", marks=pytest.mark.full), "hangs"])
-def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World, tmp_path: Path, how: str) -> None:
-    # Without the API server no node can renew its Lease: the pods must bear nodes that are called dead for a while.
+def test_api_server_outage_disturbs_no_run(world: World, tmp_path: Path, how: str) -> None:
+    # During the outage nodes cannot renew their Leases, so the pods need a toleration for nodes that are marked as
+    # dead.
     stays = {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}
     with operator_of(world, tmp_path) as operator:
         world.start("a", trainer=stays, inference=stays, orchestrator={"batchSize": 16, **stays})
@@ -164,7 +168,7 @@ def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World
         (server.stop if how == "refuses" else server.freeze)()
         try:
             wait_for(lambda: operator.metric("rlrun_operator_leader"), lambda leads: leads == 0.0, "it stops acting")
-            while time.monotonic() - began < AWAY_SECONDS:  # the outage's own length, nothing is waited for
+            while time.monotonic() - began < AWAY_SECONDS:  # the duration of the outage, not a wait for a condition
                 assert operator.http("/livez")[0] == 200, "a restart would not bring the API server back"
                 time.sleep(0.5)
         finally:
@@ -176,14 +180,14 @@ def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World
         assert "HeartbeatLost" not in world.events("a"), "that no renewal was seen was not the run's doing"
         assert (rendered(world, "a"), uids(world, "a")) == (before, pods)
         world.delete("pods", "a-trainer-0")
-        # The StatefulSet's controller has to come back and let its pods go.
+        # The StatefulSet's controller has to return and delete its pods.
         world.wait_phase("a", "Starting", attempt=2)
         operator.check_log()
     world.cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=60s", timeout=70)
 
 
 @pytest.mark.full
-def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_path: Path) -> None:
+def test_standby_operator_takes_over_from_frozen_leader(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as first, Started(operator_of(world, tmp_path, "operator-1")) as second:
         wait_stand_by(second)
         world.start("a")
@@ -200,7 +204,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_pa
 
 
 @pytest.mark.full
-def test_a_stopped_operator_hands_over_at_once(world: World, tmp_path: Path) -> None:
+def test_stopped_operator_releases_leadership_at_once(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as first, Started(operator_of(world, tmp_path, "operator-1")) as second:
         wait_stand_by(second)
         code, seconds = first.stop()
@@ -211,8 +215,8 @@ def test_a_stopped_operator_hands_over_at_once(world: World, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(world: World, tmp_path: Path) -> None:
-    """They have leader Leases of their own; replicas of one release do not wait for each other here."""
+def test_second_release_for_namespace_stays_idle_and_reports(world: World, tmp_path: Path) -> None:
+    """Different releases have different leader Leases, so the second one does not wait as a standby replica."""
     with operator_of(world, tmp_path) as first:
         world.start("a")
         before = world.settled("a")
@@ -230,7 +234,7 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
             assert world.versions("a", leave_out=("leases",)) == before
             first.stop()
             lease = world.path(LEASES, "leases", "rlrun-operator-serves")
-            # As after 120 s without a renewal, which the second one would have to see.
+            # Equivalent to 120 s without a renewal, which the second operator would have to observe.
             world.kube("PATCH", lease, {"spec": {"leaseDurationSeconds": 1, "holderIdentity": ""}})
             wait_for(lambda: second.metrics().get(served), lambda value: value == 1.0, "it follows")
             world.wait_pods_ready("b", 2)
@@ -239,7 +243,7 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
             assert world.versions("a", leave_out=("leases",)) == before
 
 
-def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp_path: Path) -> None:
+def test_missing_rights_are_reported_and_chart_role_suffices(world: World, tmp_path: Path) -> None:
     cluster, ns = world.cluster, world.namespace
     cluster.kubectl("create", "serviceaccount", "weak", "-n", ns)
     kubeconfig = as_account(cluster, ns, "weak", tmp_path)
@@ -279,7 +283,7 @@ def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp
 
 
 def as_account(cluster: Cluster, namespace: str, account: str, folder: Path) -> Path:
-    """A kubeconfig that is this ServiceAccount."""
+    """Write a kubeconfig for this ServiceAccount."""
     admin = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
     token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration=1h").strip()
     admin["users"] = [{"name": user["name"], "user": {"token": token}} for user in admin["users"]]
@@ -289,8 +293,9 @@ def as_account(cluster: Cluster, namespace: str, account: str, folder: Path) -> 
 
 
 @pytest.mark.full
-def test_a_crd_that_comes_late_is_waited_for(world: World, tmp_path: Path) -> None:
-    """The installation's two commands in the wrong order. Last: it takes every run of the cluster away."""
+def test_operator_waits_for_missing_crd(world: World, tmp_path: Path) -> None:
+    """The two commands of the installation run in the wrong order. This is the last test because it deletes all runs of
+    the cluster."""
     cluster = world.cluster
     kept = json.loads(cluster.kubectl("get", "crd", "rlruns.rlrun.io", "-o", "json"))
     kept["metadata"] = {k: v for k, v in kept["metadata"].items() if k in ("name", "labels", "annotations")}

@@ -1,4 +1,4 @@
-"""What somebody deletes or edits of a run's Services, policies, rights and ConfigMap while an attempt runs."""
+"""Repairs of deleted or edited Services, policies, rights and workloads during an attempt."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PARTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     (NETWORK, "networkpolicies", "NetworkPolicy drift-egress", {"spec": {"egress": [{}]}}),
     ("/apis/policy/v1", "poddisruptionbudgets", "PodDisruptionBudget drift-inference", {"spec": {"maxUnavailable": 2}}),
 )
-"""API, plural, kind and name, and what somebody writes into it."""
+"""API, plural, kind and name of a child, and an edit of it."""
 
 
 @pytest.mark.parametrize("verb", [pytest.param("deleted", marks=pytest.mark.full), "edited"])
-def test_what_somebody_deletes_or_edits_is_put_right_and_told_and_the_attempt_goes_on(world: World, verb: str) -> None:
+def test_changed_children_are_repaired_and_reported_without_restart(world: World, verb: str) -> None:
     world.create("drift", inference={"replicas": 2})
     world.wait_phase("drift", "Starting")
     world.wait_pods_ready("drift", 3)
@@ -35,17 +35,17 @@ def test_what_somebody_deletes_or_edits_is_put_right_and_told_and_the_attempt_go
     assert world.condition("drift", "ChildrenIntact") == {}, "nobody has touched anything"
     for api, plural, part, change in PARTS:
         path = world.path(api, plural, part.partition(" ")[2])
-        before = _content(world.kube("GET", path))
+        before = _strip_server_fields(world.kube("GET", path))
         if verb == "deleted":
             world.kube("DELETE", path)
         else:
             world.kube("PATCH", path, change)
         wait_for(
             lambda: world.condition("drift", "ChildrenIntact"),
-            lambda c, part=part: _tells(c, part, verb),
+            lambda c, part=part: _is_repaired(c, part, verb),
             f"{part} is told",
         )
-        assert _content(world.kube("GET", path)) == before
+        assert _strip_server_fields(world.kube("GET", path)) == before
     status = world.status("drift")
     assert (status["attempt"], status["phase"], status.get("restarts", 0)) == (1, "Running", 0)
     world.wait_event("drift", "Drifted")
@@ -60,10 +60,10 @@ WORKLOADS = (
     ),
     ("statefulsets", "drift-trainer", {"env": None}, "spec.template.spec.containers[0].env was removed"),
 )
-"""Plural, name, what somebody sets of the first container, and how it is reported."""
+"""Plural, name, edit of the first container, and the expected report."""
 
 
-def test_edited_workloads_are_put_back_and_named_and_later_attempts_have_nothing_of_it(world: World) -> None:
+def test_edited_workloads_are_restored_and_reported(world: World) -> None:
     world.create("drift", inference={"replicas": 2})
     world.wait_phase("drift", "Starting")
     world.wait_pods_ready("drift", 3)
@@ -92,8 +92,8 @@ def test_edited_workloads_are_put_back_and_named_and_later_attempts_have_nothing
 
 
 @pytest.mark.full
-def test_an_autoscaler_of_the_deployment_is_told_to_name_the_run(world: World) -> None:
-    """Without metrics it still keeps `minReplicas`."""
+def test_autoscaler_of_deployment_is_reported_with_fix(world: World) -> None:
+    """An autoscaler without metrics still enforces `minReplicas`."""
     world.create("drift", inference={"replicas": 2})
     world.wait_phase("drift", "Starting")
     world.wait_pods_ready("drift", 3)
@@ -114,8 +114,9 @@ def test_an_autoscaler_of_the_deployment_is_told_to_name_the_run(world: World) -
     world.wait_event("drift", "Drifted")
 
 
-def test_a_deletion_in_the_foreground_waits_for_the_runs_objects(world: World) -> None:
-    """`kubectl delete rlr NAME --cascade=foreground --wait`. A Service is held here: kwok takes the finalizers of pods away."""
+def test_foreground_deletion_waits_for_children(world: World) -> None:
+    """`kubectl delete rlr NAME --cascade=foreground --wait`. The test holds a Service because kwok removes finalizers
+    of pods."""
     world.start("front")
     run, held = world.path(RUNS, "rlruns", "front"), world.path(CORE, "services", "front-trainer")
     world.kube("PATCH", held, {"metadata": {"finalizers": ["test.example/hold"]}})
@@ -130,7 +131,7 @@ def test_a_deletion_in_the_foreground_waits_for_the_runs_objects(world: World) -
 
 
 def _edit_container(world: World, path: str, change: dict[str, Any]) -> None:
-    """Merge into the first container of a workload or a pod: a merge patch of JSON replaces whole lists."""
+    """Merge into the first container of a workload or a pod, because a JSON merge patch replaces whole lists."""
     found = world.kube("GET", path)
     spec = found["spec"] if found["kind"] == "Pod" else found["spec"]["template"]["spec"]
     first = {name: value for name, value in (spec["containers"][0] | change).items() if value is not None}
@@ -138,12 +139,12 @@ def _edit_container(world: World, path: str, change: dict[str, Any]) -> None:
     world.kube("PATCH", path, {"spec": part if found["kind"] == "Pod" else {"template": {"spec": part}}})
 
 
-def _tells(condition: dict[str, Any], part: str, verb: str) -> bool:
+def _is_repaired(condition: dict[str, Any], part: str, verb: str) -> bool:
     told = (condition.get("status"), condition.get("reason"), condition.get("message", ""))
     return told[:2] == ("True", "Repaired") and f"{part} was {verb}" in told[2]
 
 
-def _content(part: dict[str, Any]) -> dict[str, Any]:
-    """What a part holds, without what the API server writes of it."""
+def _strip_server_fields(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a child without the fields that the API server writes."""
     apart = ("metadata", "status", "secrets")
     return {name: value for name, value in part.items() if name not in apart} | {"labels": part["metadata"]["labels"]}

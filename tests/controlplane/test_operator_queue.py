@@ -1,4 +1,4 @@
-"""The queue on a real control plane: three runs and room for one, a fourth of higher priority, and a node that is lost."""
+"""The operator's queue on a real control plane: order, preemption, and loss of a node."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tests.controlplane.world import CORE, World
 
 HERE = {"queue-test": "yes"}
 GPUS = {role: {"gpusPerReplica": 1, "nodeSelector": HERE} for role in ("trainer", "inference")}
-"""A run of two GPUs: all that the node has."""
+"""Fields of a run with two GPUs, which is the capacity of the node."""
 SETTINGS = {"enabled": True, "startSeconds": 20}
-"""The making of a run's objects counts towards its start, and takes its time on a busy machine."""
+"""Queue settings. The creation of a run's objects counts towards its start, and takes long on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Room for one run."""
+    """One node with room for one run."""
     with fake_nodes(cluster, 1, prefix="queue", gpus=2, labels=HERE) as names:
         yield names
 
 
 @pytest.fixture(scope="module")
 def operator_settings() -> Mapping[str, str]:
-    """The operator's own queue."""
+    """Settings with the operator's own queue."""
     return {"RLRUN_QUEUE": json.dumps(SETTINGS)}
 
 
 def gpu_pods(world: World) -> dict[str, int]:
-    """Pods with a GPU by run, ending ones included."""
+    """Return the number of GPU pods by run, terminating pods included."""
     found: dict[str, int] = {}
     for pod in world.kube.items(world.path(CORE, "pods")):
         if pod["metadata"]["labels"]["rlrun.io/role"] != "orchestrator" and pod["status"]["phase"] != "Succeeded":
@@ -46,7 +46,7 @@ def gpu_pods(world: World) -> dict[str, int]:
 
 
 def wait_place(world: World, name: str, position: int, waiting: int, words: str) -> Json:
-    """Wait until a run says that it is in this place of the queue, and why."""
+    """Wait until a run reports this position in the queue and a matching message."""
     return wait_for(
         lambda: world.status(name),
         lambda s: (
@@ -68,9 +68,7 @@ def train(world: World, name: str, step: int, *, attempt: int = 1, **told: objec
     assert gpu_pods(world) == {name: 2}, "the others have no pods"
 
 
-def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_node_is_lost(
-    world: World, cluster: Cluster, nodes: tuple[str, ...]
-) -> None:
+def test_queue_orders_preempts_and_survives_node_loss(world: World, cluster: Cluster, nodes: tuple[str, ...]) -> None:
     world.create("first", **GPUS)
     train(world, "first", 7)
     world.create("second", **GPUS)
@@ -92,7 +90,8 @@ def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_nod
     wait_place(world, "second", 2, 3, "position 2 of 3")
 
     world.kube("DELETE", f"/api/v1/nodes/{nodes[0]}")
-    # Its pods go with it; the next ones have no node, so the run gives its room back and says what is missing.
+    # The run's pods are deleted with the node and the next pods find no node, so the run leaves its place and reports
+    # the missing node.
     wait_for(
         lambda: world.status("urgent"),
         lambda s: s.get("phase") == "Queued" and "0 qualify" in s["message"],

@@ -1,4 +1,5 @@
-"""A real ValidatingAdmissionPolicy refuses one write of the operator: the status has its words and the fix, and the rest is done."""
+"""Operator writes that a real ValidatingAdmissionPolicy refuses: the status has message and fix, and other work
+continues."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ SIZES = "object == null || oldObject == null || object.spec.replicas == oldObjec
 def policy(
     world: World, group: str, resource: str, operation: str, allowed: str, probe: tuple[str, str, Json]
 ) -> Iterator[str]:
-    """A policy for the world's namespace; its name.
+    """Install a policy in the world's namespace; yield its name.
 
     Args:
-        world: the namespace.
-        group: API group of what it judges.
-        resource: plural of that.
+        world: namespace under test.
+        group: API group of the judged objects.
+        resource: plural of the judged objects.
         operation: CREATE, UPDATE or DELETE.
         allowed: CEL expression.
-        probe: method, path and body of a request that it refuses; by that it is known that the API server has taken it up.
+        probe: method, path and body of a request that the policy refuses once the API server applies it.
     """
     name = f"keeps-{resource}-{world.namespace}"
     rules = [{"apiGroups": [group], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]}]
@@ -68,7 +69,7 @@ def wait_condition(world: World, kind: str, status: str, reason: str, *words: st
     )
 
 
-def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(world: World) -> None:
+def test_refused_scale_down_is_reported_and_retried(world: World) -> None:
     world.start("a")
     probe = ("PATCH", world.path(APPS, "statefulsets", "a-trainer"), {"spec": {"replicas": 7}})
     with policy(world, "apps", "statefulsets", "UPDATE", SIZES, probe) as name:
@@ -86,7 +87,7 @@ def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(
     wait_condition(world, "ChildrenIntact", "True", "Repaired", "let in again")
 
 
-def test_while_a_lost_deployment_is_refused_a_lost_lease_comes_back(world: World) -> None:
+def test_refused_deployment_does_not_delay_lease_repair(world: World) -> None:
     world.start("a")
     template = {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "x", "image": "x"}]}}
     spec = {"replicas": 0, "selector": {"matchLabels": {"app": "x"}}, "template": template}
@@ -107,8 +108,8 @@ def test_while_a_lost_deployment_is_refused_a_lost_lease_comes_back(world: World
     )
 
 
-def test_a_key_that_cannot_be_asked_for_is_told_while_a_pod_waits_for_it(world: World) -> None:
-    """No kubelet works here: the pod says what one would."""
+def test_refused_key_secret_is_reported_while_pod_waits(world: World) -> None:
+    """The test writes the pod status, because there is no kubelet."""
     world.start("a")
     secret = f"a-key-{world.run('a')['metadata']['uid'][:8]}"
     probe = ("POST", world.path(CORE, "secrets"), {"metadata": {"name": "probe"}})

@@ -1,4 +1,4 @@
-"""etcd is restored from a backup below a running operator: all resource versions go back, and so does the state of its runs."""
+"""Restore of etcd from a backup under a running operator: all resource versions and the state of its runs go back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAEMONS = ("kube-apiserver", "etcd")
 
 @pytest.fixture
 def own_cluster() -> Iterator[NativeCluster]:
-    """A cluster of this test: its etcd is stopped."""
+    """A cluster for this test only, because its etcd is stopped."""
     cluster = up("restored", nodes=0, tie=True)
     try:
         if not isinstance(cluster, NativeCluster):
@@ -34,7 +34,7 @@ def own_cluster() -> Iterator[NativeCluster]:
 
 
 class Etcd:
-    """Data of a cluster's etcd, below its stopped daemons."""
+    """Data of a cluster's etcd, changed while its daemons are stopped."""
 
     def __init__(self, cluster: NativeCluster, backup: Path) -> None:
         self._machine = cluster.state.machine(CONTROL_PLANE)
@@ -48,7 +48,7 @@ class Etcd:
         self._server.start()
 
     def restore(self) -> None:
-        """Put the backup in the place of the data."""
+        """Replace the data with the backup."""
         self._stop()
         shutil.rmtree(self._data)
         shutil.copytree(self._backup, self._data)
@@ -63,7 +63,7 @@ class Etcd:
 
 
 def wait_reason(world: World, reason: str) -> None:
-    """Wait until the run `kept` has this reason of ConfigurationValid."""
+    """Wait until ConfigurationValid of run `kept` has this reason."""
     wait_for(
         lambda: world.condition("kept", "ConfigurationValid").get("reason"),
         lambda found: found == reason,
@@ -71,7 +71,7 @@ def wait_reason(world: World, reason: str) -> None:
     )
 
 
-def test_an_operator_follows_a_restored_etcd_without_a_restart(own_cluster: Cluster, tmp_path: Path) -> None:
+def test_operator_follows_restored_etcd_without_restart(own_cluster: Cluster, tmp_path: Path) -> None:
     assert isinstance(own_cluster, NativeCluster)
     etcd = Etcd(own_cluster, tmp_path / "backup")
     with fake_nodes(own_cluster, 1, prefix="restored"), fresh_namespace(own_cluster) as namespace:
@@ -93,7 +93,7 @@ def test_an_operator_follows_a_restored_etcd_without_a_restart(own_cluster: Clus
             wait_for(lambda: world.pods("deleted"), lambda pods: not pods, "the deleted run's pods are gone")
             world.create("new")
             world.wait_phase("new", "Starting")
-            for number in range(300):  # the lost history is longer than what comes after it
+            for number in range(300):  # makes the lost history longer than the following one
                 world.kube("POST", world.path("/api/v1", "configmaps"), {"metadata": {"name": f"filler-{number}"}})
 
             etcd.restore()

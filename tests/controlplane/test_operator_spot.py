@@ -1,4 +1,4 @@
-"""Spot engines on a real control plane: their node is taken back, the run goes on without an attempt, and they return with a node."""
+"""Spot engines on a real control plane: their node is drained and returns, and the run continues in the same attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPOT = {"capacity": "spot"}
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """One for the run, and an interruptible one, with the taint that clouds give it."""
+    """One regular node and one spot node with the taint that clouds set."""
     taint = {"key": "capacity", "value": "spot", "effect": "NoSchedule"}
     with (
         fake_nodes(cluster, 1, prefix="plain", labels=HERE) as plain,
@@ -31,7 +31,7 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
 
 
 def wait_spot(world: World, **wanted: int) -> dict[str, Any]:
-    """The status, once it counts spot engines so."""
+    """Wait until the status has these counts of spot engines; return it."""
     return wait_for(
         lambda: world.status("a"),
         lambda s: wanted.items() <= ((s.get("inference") or {}).get("spot") or {}).items(),
@@ -40,12 +40,12 @@ def wait_spot(world: World, **wanted: int) -> dict[str, Any]:
 
 
 def engines(world: World) -> dict[str, int]:
-    """Replicas of the Deployments."""
+    """Return replicas by Deployment."""
     found = world.kube.items(world.path(APPS, "deployments"))
     return {child["metadata"]["name"]: child["spec"]["replicas"] for child in found}
 
 
-def test_spot_engines_come_and_go_and_the_run_goes_on(world: World, cluster: Cluster) -> None:
+def test_run_continues_through_loss_of_spot_engines(world: World, cluster: Cluster) -> None:
     world.create("a", inference={"replicas": 3, "nodeSelector": HERE, "spot": {"share": 0.7, "nodeSelector": SPOT}})
     wait_spot(world, desired=2, ready=2)
     world.wait_pods_ready("a", 4)

@@ -1,4 +1,4 @@
-"""Suspension on a real control plane: pods, quota and engines go in their order, an edit comes in, and the run goes on uncounted."""
+"""Suspension, edit and resumption of runs on a real control plane."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def no_pods(world: World) -> bool:
     return world.kube.items(world.path(CORE, "pods")) == []
 
 
-def test_a_run_is_suspended_edited_and_resumed_with_nothing_lost(world: World) -> None:
+def test_suspended_and_edited_run_resumes_without_loss(world: World) -> None:
     world.start("a", step=7)
     world.renew("a", 7, checkpoint_step=7)
     world.edit("a", {"suspend": True})
@@ -35,9 +35,7 @@ def test_a_run_is_suspended_edited_and_resumed_with_nothing_lost(world: World) -
 
 
 @pytest.mark.full
-def test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_restarted_by_hand_restarts_once(
-    world: World, cluster: Cluster
-) -> None:
+def test_run_created_suspended_starts_and_restarts_by_annotation(world: World, cluster: Cluster) -> None:
     world.create("a", suspend=True)
     world.wait_phase("a", "Suspended")
     assert no_pods(world)
@@ -54,7 +52,7 @@ def test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_res
 
 
 @pytest.mark.full
-def test_a_complete_run_trains_more_steps_and_leaves_what_its_policy_says(world: World) -> None:
+def test_complete_run_continues_with_raised_steps(world: World) -> None:
     world.start("a", step=100, cleanupPolicy={"onComplete": "All"})
     world.end_pod("a-orchestrator-1", 0)
     world.wait_phase("a", "Complete")

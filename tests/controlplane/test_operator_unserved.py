@@ -1,4 +1,4 @@
-"""A run that no operator serves says so, at no cost to whoever applies it, reads it, or serves it later."""
+"""Status of a run that no operator serves, as the API server's default."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlruns.rlrun.io"
 Json = dict[str, Any]
 
 
-def seen(world: World, name: str) -> list[Json]:
-    """The status of a run as a get, a list and a list from the cache have it."""
+def read_statuses(world: World, name: str) -> list[Json]:
+    """Return the status of a run from a get, a list, and a list from the cache."""
     field = f"fieldSelector=metadata.name={name}"
     lists = [world.kube.items(world.path(RUNS, "rlruns") + f"?{field}{more}") for more in ("", "&resourceVersion=0")]
     return [found.get("status") or {} for found in (world.run(name), *(items[0] for items in lists if items))]
 
 
-def watched(world: World, name: str) -> Json:
-    """The status of a run as a watch brings it first."""
+def read_watched_status(world: World, name: str) -> Json:
+    """Return the status of a run in the first event of a watch."""
     path = world.path(RUNS, "rlruns") + f"?watch=true&timeoutSeconds=1&fieldSelector=metadata.name={name}"
     first = json.loads(world.cluster.kubectl("get", "--raw", path).splitlines()[0])
     return dict(first["object"].get("status") or {})
@@ -33,13 +33,13 @@ def apply(world: World, document: Json, *options: str) -> str:
     return world.cluster.kubectl("apply", "-n", world.namespace, *options, "-f", "-", stdin=json.dumps(document))
 
 
-def test_everybody_sees_it_from_the_first_moment_and_nobody_a_difference(world: World) -> None:
+def test_unserved_status_is_visible_without_diff(world: World) -> None:
     document = run("a", managedBy="nobody")
     created = world.kube("POST", world.path(RUNS, "rlruns"), {**document, "metadata": {"name": "b"}})
     assert created["status"] == UNSERVED
     assert apply(world, document).strip().endswith("created")
-    assert seen(world, "a") == [UNSERVED] * 3
-    assert watched(world, "a") == UNSERVED
+    assert read_statuses(world, "a") == [UNSERVED] * 3
+    assert read_watched_status(world, "a") == UNSERVED
     of_namespace = ("-n", world.namespace)
     assert world.cluster.kubectl("get", "rlr", "a", *of_namespace).splitlines()[1].split()[:2] == ["a", "Unserved"]
     found = world.cluster.kubectl("get", "rlr", *of_namespace, "-o", "name", "--field-selector=status.phase=Unserved")
@@ -49,12 +49,12 @@ def test_everybody_sees_it_from_the_first_moment_and_nobody_a_difference(world: 
     assert world.cluster.kubectl("diff", *of_namespace, "-f", "-", stdin=json.dumps(document)) == ""
     assert world.run("a")["metadata"] == before
     apply(world, run("a", managedBy="nobody", seed=7))
-    assert seen(world, "a") == [UNSERVED] * 3
+    assert read_statuses(world, "a") == [UNSERVED] * 3
     assert world.events("a") == []
 
 
 @pytest.mark.full
-def test_two_managers_own_none_of_it(world: World) -> None:
+def test_unserved_status_belongs_to_no_manager(world: World) -> None:
     team, platform = run("a", managedBy="nobody"), {**run("a"), "spec": {"trainer": {"nodeSelector": {"pool": "b"}}}}
 
     def both() -> None:
@@ -67,11 +67,11 @@ def test_two_managers_own_none_of_it(world: World) -> None:
     assert world.run("a")["metadata"] == before, "nothing is written"
     owned = [entry["fieldsV1"] for entry in before["managedFields"]]
     assert (len(owned), [fields for fields in owned if "f:status" in fields]) == (2, [])
-    assert seen(world, "a") == [UNSERVED] * 3
+    assert read_statuses(world, "a") == [UNSERVED] * 3
 
 
 @pytest.mark.full
-def test_an_operators_first_status_leaves_nothing_of_it(world: World) -> None:
+def test_first_operator_status_replaces_unserved_default(world: World) -> None:
     world.create("a", managedBy="nobody")
     assert world.status("a") == UNSERVED
     world.edit("a", {"managedBy": None})
@@ -87,28 +87,28 @@ def test_an_operators_first_status_leaves_nothing_of_it(world: World) -> None:
 
 
 @pytest.mark.full
-def test_a_run_that_was_stored_before_says_so_too(world: World) -> None:
+def test_run_stored_without_status_reports_unserved(world: World) -> None:
     versions = world.kube("GET", CRD)["spec"]["versions"]
     schema = versions[0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     default = schema.pop("default")
     try:
         world.kube("PATCH", CRD, {"spec": {"versions": versions}})
-        # The API server takes up a new schema a moment later.
+        # The API server applies a new schema a moment later.
         wait_for(
             lambda: world.kube("POST", world.path(RUNS, "rlruns") + "?dryRun=All", run("x")),
             lambda made: "status" not in made,
             "runs begin without a status",
         )
         world.create("a", managedBy="nobody")
-        assert seen(world, "a") == [{}] * 3
+        assert read_statuses(world, "a") == [{}] * 3
     finally:
         schema["default"] = default
         world.kube("PATCH", CRD, {"spec": {"versions": versions}})
-    # Its cache, which it fills anew for that, last of all.
+    # The API server refills its cache last.
     wait_for(
         lambda: world.kube("GET", world.path(RUNS, "rlruns") + "?resourceVersion=0", ok=False),
         lambda answer: [item.get("status") for item in answer.get("items", ())] == [UNSERVED],
         "it says that nobody serves it",
     )
-    assert seen(world, "a") == [UNSERVED] * 3
-    assert watched(world, "a") == UNSERVED
+    assert read_statuses(world, "a") == [UNSERVED] * 3
+    assert read_watched_status(world, "a") == UNSERVED

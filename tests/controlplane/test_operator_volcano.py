@@ -1,4 +1,4 @@
-"""Volcano as the queue, on a real API server: not there yet, then a run waits, has no nodes, trains, is suspended, goes on and ends."""
+"""A run queued by Volcano on a real API server, from a missing installation to completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = {"trainer": {"gpusPerReplica": 0}, "inference": {"gpusPerReplica": 0}}
 
 @pytest.fixture(scope="module")
 def operator_settings() -> Mapping[str, str]:
-    """A queue that is Volcano, which is not installed when the operator starts."""
+    """Settings with Volcano, which is not installed when the operator starts."""
     return {"RLRUN_QUEUE": json.dumps({"provider": "volcano"})}
 
 
@@ -33,7 +33,7 @@ def no_pods(world: World) -> bool:
     return world.kube.items(world.path(CORE, "pods")) == []
 
 
-def test_a_run_waits_for_volcano_trains_is_suspended_goes_on_and_ends(world: World, nodes: tuple[str, ...]) -> None:
+def test_run_follows_volcano_from_queue_to_completion(world: World, nodes: tuple[str, ...]) -> None:
     world.create("a", queueName="team-a", **SMALL)
     status = world.wait_phase("a", "Queued")
     assert status["reason"] == "QueueUnavailable"
@@ -73,9 +73,7 @@ def test_a_run_waits_for_volcano_trains_is_suspended_goes_on_and_ends(world: Wor
 
 
 @pytest.mark.full
-def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does(
-    world: World, nodes: tuple[str, ...]
-) -> None:
+def test_run_with_unknown_queue_moves_to_existing_queue(world: World, nodes: tuple[str, ...]) -> None:
     with volcano.Scheduler(world, StandIn(), nodes[0]).at_work() as scheduler:
         world.create("b", queueName="nobody", **SMALL)
         status = world.wait_told("b", "Volcano has no such Queue")

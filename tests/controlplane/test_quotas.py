@@ -1,6 +1,5 @@
-"""ResourceQuotas and LimitRanges of a namespace, in the API server's own words: name, asked, used, and the fix; a run that waits for one
-goes on by itself.
-"""
+"""ResourceQuotas and LimitRanges of a namespace: the status has the API server's message and the fix, and waiting runs
+continue without help."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
 GPU = "requests.nvidia.com/gpu"
 
 
-def limit(world: World, **hard: str) -> None:
-    """Create or change the namespace's quota, and wait until it counts."""
+def set_quota(world: World, **hard: str) -> None:
+    """Create or change the namespace's quota, and wait until it is enforced."""
     named = {name.replace("__", "/").replace("_", "."): amount for name, amount in hard.items()}
     path = world.path(CORE, "resourcequotas", "team")
     if world.kube.get(path) is None:
@@ -28,14 +27,14 @@ def limit(world: World, **hard: str) -> None:
     wait_for(lambda: world.kube("GET", path)["status"], lambda s: s.get("hard") == named, "the quota counts")
 
 
-def bound(world: World, kind: str, **limits: Any) -> None:
+def create_limit_range(world: World, kind: str, **limits: Any) -> None:
     """Create the namespace's LimitRange."""
     spec = {"limits": [{"type": kind, **limits}]}
     world.kube("POST", world.path(CORE, "limitranges"), {"metadata": {"name": "range"}, "spec": spec})
 
 
 def wait_condition(world: World, kind: str, reason: str, *words: str) -> str:
-    """The message of a condition of run `a`, once it has this reason and these words."""
+    """Wait until a condition of run `a` has this reason and these words; return its message."""
     found = wait_for(
         lambda: world.condition("a", kind),
         lambda c: c.get("reason") == reason and all(word in c.get("message", "") for word in words),
@@ -45,13 +44,13 @@ def wait_condition(world: World, kind: str, reason: str, *words: str) -> str:
     return str(found["message"])
 
 
-def test_gpus_over_quota_are_told_and_waited_for(world: World) -> None:
-    limit(world, requests_nvidia_com__gpu="1")
+def test_gpus_over_quota_are_reported_and_waited_for(world: World) -> None:
+    set_quota(world, requests_nvidia_com__gpu="1")
     world.create("a", **GPUS)
     wait_condition(
         world, "Scheduled", "QuotaExceeded", "exceeded quota: team", f"requested: {GPU}=1", f"limited: {GPU}=1"
     )
-    limit(world, requests_nvidia_com__gpu="2")
+    set_quota(world, requests_nvidia_com__gpu="2")
     world.wait_pods_ready("a", 2)
 
 
@@ -64,30 +63,30 @@ def test_gpus_over_quota_are_told_and_waited_for(world: World) -> None:
     ],
     ids=["claims", "storage"],
 )
-def test_a_claim_over_quota_is_told_before_any_pod_is_made(
+def test_claim_over_quota_is_reported_before_pods_exist(
     world: World, hard: dict[str, str], more: dict[str, str], asked: str
 ) -> None:
-    limit(world, **hard)
+    set_quota(world, **hard)
     world.create("a")
     wait_condition(world, "StorageReady", "QuotaExceeded", "exceeded quota: team", asked, "have it raised")
     assert world.kube.items(world.path(CORE, "pods")) == []
-    limit(world, **more)
+    set_quota(world, **more)
     world.wait_pods_ready("a", 2)
 
 
 @pytest.mark.full
-def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> None:
-    limit(world, limits_memory="64Gi")
+def test_quota_on_missing_limit_is_reported_with_fix(world: World) -> None:
+    set_quota(world, limits_memory="64Gi")
     world.create("a")
     words = ("failed quota: team", "must specify limits.memory", ".resources, or add a LimitRange with defaults")
     wait_condition(world, "Scheduled", "QuotaExceeded", *words)
-    bound(world, "Container", default={"memory": "1Gi"})
+    create_limit_range(world, "Container", default={"memory": "1Gi"})
     world.wait_pods_ready("a", 2)
 
 
 @pytest.mark.full
-def test_a_maximum_below_the_request_is_told_with_the_field(world: World) -> None:
-    bound(world, "Container", max={"memory": "1Gi"})
+def test_maximum_below_request_is_reported_with_field(world: World) -> None:
+    create_limit_range(world, "Container", max={"memory": "1Gi"})
     memory = {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}}
     world.create("a", trainer=memory)
     message = wait_condition(world, "Scheduled", "PodsRefused", "maximum memory usage per Container is 1Gi")
@@ -97,9 +96,9 @@ def test_a_maximum_below_the_request_is_told_with_the_field(world: World) -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize("role", ["trainer", "orchestrator"])
-def test_a_filled_in_limit_below_the_request_is_told_and_waited_for(world: World, role: str) -> None:
-    """The orchestrator's pod is made by the operator itself, to which the API server says that the pod is invalid."""
-    bound(world, "Container", default={"memory": "512Mi"}, defaultRequest={"memory": "64Mi"})
+def test_default_limit_below_request_is_reported_and_waited_for(world: World, role: str) -> None:
+    """For the orchestrator the operator creates the pod, and the API server reports an invalid pod."""
+    create_limit_range(world, "Container", default={"memory": "512Mi"}, defaultRequest={"memory": "64Mi"})
     asks = {"resources": {"requests": {"memory": "1Gi"}}}
     world.create("a", **{role: asks | ({"batchSize": 16} if role == "orchestrator" else {})})
     message = wait_condition(world, "Scheduled", "PodsRefused", "must be less than or equal to memory limit of 512Mi")
@@ -109,8 +108,8 @@ def test_a_filled_in_limit_below_the_request_is_told_and_waited_for(world: World
     wait_for(lambda: len(world.pods("a")), lambda count: count == 3, "all pods are made")
 
 
-def scoped(world: World, name: str, pods: str, **scope: Any) -> None:
-    """Create or change a quota of pods with scopes, and wait until it counts."""
+def set_scoped_quota(world: World, name: str, pods: str, **scope: Any) -> None:
+    """Create or change a quota of pods with scopes, and wait until it is enforced."""
     path = world.path(CORE, "resourcequotas", name)
     if world.kube.get(path) is None:
         made = {"metadata": {"name": name}, "spec": {"hard": {"pods": pods}, **scope}}
@@ -125,31 +124,31 @@ def scoped(world: World, name: str, pods: str, **scope: Any) -> None:
 
 
 @pytest.mark.full
-def test_the_queue_counts_quotas_with_scopes_as_the_api_server_does(
+def test_queue_counts_scoped_quotas_like_api_server(
     cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Pods that ask for devices alone are BestEffort; those of no class are not of a quota for classes."""
+    """Pods that request only devices are BestEffort. Pods without a priority class do not count in a quota for classes."""
     world = World(cluster, namespace)
     classes = [{"scopeName": "PriorityClass", "operator": "Exists"}]
-    scoped(world, "classes", "0", scopeSelector={"matchExpressions": classes})
-    scoped(world, "bounded", "0", scopes=["NotBestEffort"])
-    scoped(world, "loose", "2", scopes=["BestEffort", "NotTerminating"])
+    set_scoped_quota(world, "classes", "0", scopeSelector={"matchExpressions": classes})
+    set_scoped_quota(world, "bounded", "0", scopes=["NotBestEffort"])
+    set_scoped_quota(world, "loose", "2", scopes=["BestEffort", "NotTerminating"])
     own = {"RLRUN_WATCH_NAMESPACES": namespace, "POD_NAMESPACE": namespace, "RLRUN_OPERATOR_NAME": "scoped"}
     queue = json.dumps({"provider": "own"})
     with OperatorProcess(cluster, tmp_path_factory.mktemp("scoped"), "scoped", RLRUN_QUEUE=queue, **own):
         world.create("a", managedBy="scoped", **GPUS)
         status = world.wait_told("a", "quota loose: pods: requested 3, used 0 of 2, even if nothing else ran")
         assert (status["phase"], world.kube.items(world.path(CORE, "pods"))) == ("Queued", [])
-        scoped(world, "loose", "3")
+        set_scoped_quota(world, "loose", "3")
         world.wait_pods_ready("a", 2)
 
 
 @pytest.mark.full
-def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
+def test_queue_holds_run_beyond_quota_without_pods(
     cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     world = World(cluster, namespace)
-    limit(world, requests_nvidia_com__gpu="1")
+    set_quota(world, requests_nvidia_com__gpu="1")
     own = {"RLRUN_WATCH_NAMESPACES": namespace, "POD_NAMESPACE": namespace, "RLRUN_OPERATOR_NAME": "queued"}
     queue = json.dumps({"provider": "own"})
     with OperatorProcess(cluster, tmp_path_factory.mktemp("queued"), "queued", RLRUN_QUEUE=queue, **own):
@@ -158,5 +157,5 @@ def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
         status = world.wait_told("a", words)
         assert (status["phase"], world.condition("a", "Admitted")["reason"]) == ("Queued", "NeverFits")
         assert world.kube.items(world.path(CORE, "pods")) == []
-        limit(world, requests_nvidia_com__gpu="2")
+        set_quota(world, requests_nvidia_com__gpu="2")
         world.wait_pods_ready("a", 2)

@@ -1,4 +1,4 @@
-"""The installed resource: what kubectl shows and explains, what is stored, and what may change once a run has begun."""
+"""The installed resource: output of kubectl, stored fields, and edits allowed after the start of a run."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ STATUS = {
 
 @pytest.fixture(scope="module")
 def begun(cluster: Cluster) -> Iterator[str]:
-    """The namespace of a run whose first attempt has begun, and that no test changes."""
+    """Namespace of a run whose first attempt has started; tests do not change it."""
     with fresh_namespace(cluster) as namespace:
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=SMALLEST)
-        begin(cluster, namespace, "frozen")
+        start_attempt(cluster, namespace, "frozen")
         yield namespace
 
 
 @pytest.fixture
 def run(cluster: Cluster, namespace: str) -> str:
-    """A run of that namespace that nobody operates; its name."""
+    """Name of a run without an operator in that namespace."""
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=SMALLEST)
     return "frozen"
 
 
 def patch(cluster: Cluster, namespace: str, run: str, changes: dict[str, Any], subresource: str = "") -> None:
-    """Merge `changes` into a run: by a request, as each kubectl costs CPU time."""
+    """Merge `changes` into a run by a request, because each kubectl costs CPU time."""
     path = f"{RUNS}/namespaces/{namespace}/rlruns/{run}"
     Kube(cluster.kubeconfig)("PATCH", f"{path}/{subresource}" if subresource else path, changes)
 
@@ -64,16 +64,16 @@ def refusal(cluster: Cluster, namespace: str, run: str, spec: dict[str, Any]) ->
     return str(error.value)
 
 
-def begin(cluster: Cluster, namespace: str, run: str) -> None:
+def start_attempt(cluster: Cluster, namespace: str, run: str) -> None:
     patch(cluster, namespace, run, {"status": {"attempt": 1}}, "status")
 
 
-def test_the_stored_object_is_what_its_author_wrote(cluster: Cluster, namespace: str, run: str) -> None:
+def test_stored_spec_equals_written_spec(cluster: Cluster, namespace: str, run: str) -> None:
     spec = json.loads(cluster.kubectl("get", "rlr", run, "-n", namespace, "-o", "json"))["spec"]
     assert spec == {"model": {"path": "/models/tiny"}, "environments": [{"id": "reverse-text"}]}
 
 
-def test_what_kubectl_shows(cluster: Cluster, namespace: str, run: str) -> None:
+def test_kubectl_get_shows_status_columns(cluster: Cluster, namespace: str, run: str) -> None:
     patch(cluster, namespace, run, {"status": STATUS}, "status")
     head, line = cluster.kubectl("get", "rlr", "-n", namespace).splitlines()
     assert head.split() == ["NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE"]
@@ -98,13 +98,13 @@ def test_what_kubectl_shows(cluster: Cluster, namespace: str, run: str) -> None:
         ("rlrun.status.checkpoint", "latestCompleteStep"),
     ],
 )
-def test_kubectl_explain_teaches(cluster: Cluster, path: str, words: str) -> None:
+def test_kubectl_explain_describes_field(cluster: Cluster, path: str, words: str) -> None:
     assert re.search(words, cluster.kubectl("explain", path), re.DOTALL)
 
 
-def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, namespace: str, run: str) -> None:
+def test_spec_is_editable_before_first_attempt(cluster: Cluster, namespace: str, run: str) -> None:
     patch(cluster, namespace, run, {"spec": {"maxSteps": 7, "trainer": {"replicas": 2}, "storage": {"claimName": "a"}}})
-    begin(cluster, namespace, run)
+    start_attempt(cluster, namespace, run)
     assert "seqLen (16, was 2048)" in refusal(cluster, namespace, run, {"seqLen": 16})
 
 
@@ -148,15 +148,15 @@ def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, nam
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_running_run_is_frozen(cluster: Cluster, begun: str, spec: dict[str, Any], words: str) -> None:
+def test_running_run_refuses_edit(cluster: Cluster, begun: str, spec: dict[str, Any], words: str) -> None:
     message = refusal(cluster, begun, "frozen", spec)
     assert re.search(words, message), message
     assert "since attempt 1 started" in message
 
 
-def test_run_of_which_a_role_has_not_started_may_be_edited(cluster: Cluster, namespace: str, run: str) -> None:
-    """The advice for a wrong image, a missing Secret or a wrong label is to edit the specification."""
-    begin(cluster, namespace, run)
+def test_run_with_unstarted_role_is_editable(cluster: Cluster, namespace: str, run: str) -> None:
+    """The fix for a wrong image, a missing Secret or a wrong label is an edit of the specification."""
+    start_attempt(cluster, namespace, run)
     patch(cluster, namespace, run, {"status": {"unstarted": ["inference"]}}, "status")
     patch(cluster, namespace, run, {"spec": {"inference": {"image": "registry/inference:1"}, "seqLen": 4096}})
     assert 'fixed since attempt 1 started: ["model.path"]' in refusal(
@@ -168,8 +168,8 @@ def test_run_of_which_a_role_has_not_started_may_be_edited(cluster: Cluster, nam
     )
 
 
-def test_storage_may_be_edited_until_there_is_a_volume(cluster: Cluster, namespace: str, run: str) -> None:
-    begin(cluster, namespace, run)
+def test_storage_is_editable_until_volume_exists(cluster: Cluster, namespace: str, run: str) -> None:
+    start_attempt(cluster, namespace, run)
     told = {"unstarted": ["trainer"], "storage": {"claimName": "a", "path": "/a", "size": "100Gi"}}
     patch(cluster, namespace, run, {"status": told}, "status")
     of_one_node = {"claimTemplate": {"storageClassName": "b", "accessModes": ["ReadWriteOnce"], "size": "10Gi"}}
@@ -187,8 +187,8 @@ def test_storage_may_be_edited_until_there_is_a_volume(cluster: Cluster, namespa
     )
 
 
-def test_a_claim_may_grow(cluster: Cluster, namespace: str, run: str) -> None:
-    begin(cluster, namespace, run)
+def test_claim_size_may_only_grow(cluster: Cluster, namespace: str, run: str) -> None:
+    start_attempt(cluster, namespace, run)
 
     def sized(size: str | None) -> dict[str, Any]:
         return {"storage": {"claimTemplate": {"size": size} if size else {}}}
@@ -209,8 +209,8 @@ def test_a_claim_may_grow(cluster: Cluster, namespace: str, run: str) -> None:
     patch(cluster, namespace, run, {"spec": sized("2T")})
 
 
-def test_what_stays_live(cluster: Cluster, namespace: str, run: str) -> None:
-    begin(cluster, namespace, run)
+def test_live_fields_stay_editable(cluster: Cluster, namespace: str, run: str) -> None:
+    start_attempt(cluster, namespace, run)
     patch(cluster, namespace, run, {"spec": {"inference": {"replicas": 4, "minAvailable": 2}}})
     patch(cluster, namespace, run, {"spec": {"failurePolicy": {"maxRestarts": 9}, "maxSteps": 200, "suspend": True}})
     ends = {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "cleanupPolicy": {"onFailure": "None"}}
@@ -222,8 +222,8 @@ def test_what_stays_live(cluster: Cluster, namespace: str, run: str) -> None:
     assert "minAvailable (5) must be at most replicas (4)" in message
 
 
-def test_a_suspended_run_may_be_edited_but_not_made_another_one(cluster: Cluster, namespace: str, run: str) -> None:
-    begin(cluster, namespace, run)
+def test_suspended_run_is_editable_except_fixed_fields(cluster: Cluster, namespace: str, run: str) -> None:
+    start_attempt(cluster, namespace, run)
     patch(cluster, namespace, run, {"spec": {"suspend": True}})
     edit = {"trainer": {"replicas": 2, "optimizer": {"lr": 0.1}}, "seqLen": 4096}
     assert "trainer.optimizer" in refusal(cluster, namespace, run, edit), "its pods are not gone yet"

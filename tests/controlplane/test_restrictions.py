@@ -1,4 +1,4 @@
-"""The chart's ValidatingAdmissionPolicy: the API server refuses what the operator would refuse, case by case."""
+"""The chart's ValidatingAdmissionPolicy: the API server refuses the same runs as the operator, case by case."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ACCOUNT = "boss"
 POLICIES = {"defaults": DEFAULTS, "lists": LISTS, "any": ANY, "container": CONTAINER, "everything": EVERYTHING}
 
 OF_ANOTHER_TYPE = ("no-map", "no-list")
-"""Cases whose values no expression can judge: it ends in an error."""
+"""Cases whose values no CEL expression can judge: the expression ends in an error."""
 
 
 def install(cluster: Cluster, name: str, policy: RunPolicy, namespace: str, *, own: bool = False) -> None:
-    """The operator's chart with an admission policy for one namespace, without an operator."""
+    """Install the operator's chart with an admission policy for one namespace, without an operator."""
     values = {
         "policy": policy.model_dump(mode="json", by_alias=True),
         "admissionPolicy": {"enabled": True},
@@ -44,19 +44,19 @@ def install(cluster: Cluster, name: str, policy: RunPolicy, namespace: str, *, o
     )  # fmt: skip
 
 
-def created(world: World, spec: dict[str, Any], name: str = "run") -> Json:
-    """The API server's answer to a run that is not kept."""
+def try_create(world: World, spec: dict[str, Any], name: str = "run") -> Json:
+    """Return the API server's answer to a dry-run creation of a run."""
     return world.kube("POST", f"{world.path(RUNS, 'rlruns')}?dryRun=All", run(name, **spec), ok=False)
 
 
 def wait_enforced(world: World, spec: dict[str, Any]) -> None:
-    """A new policy counts after a moment."""
-    wait_for(lambda: created(world, spec), lambda a: a.get("kind") == "Status", "the policy refuses")
+    """Wait until the API server applies a new policy."""
+    wait_for(lambda: try_create(world, spec), lambda a: a.get("kind") == "Status", "the policy refuses")
 
 
 @pytest.fixture(scope="module")
 def worlds(cluster: Cluster) -> Iterator[dict[str, World]]:
-    """A namespace under each policy."""
+    """One namespace for each policy."""
     with ExitStack() as stack:
         found = {name: World(cluster, stack.enter_context(fresh_namespace(cluster))) for name in POLICIES}
         for name, policy in POLICIES.items():
@@ -69,8 +69,8 @@ def worlds(cluster: Cluster) -> Iterator[dict[str, World]]:
             cluster.helm("uninstall", name, "--namespace", f"{SYSTEM}-{name}")
 
 
-def test_the_operator_begins_what_the_policy_allows_and_nothing_else(world: World, cluster: Cluster) -> None:
-    """In a namespace as docs/install.md labels it, and without an admission policy."""
+def test_operator_starts_only_runs_allowed_by_policy(world: World, cluster: Cluster) -> None:
+    """The namespace has the labels of docs/install.md and no admission policy."""
     cluster.kubectl("label", "namespace", world.namespace, "pod-security.kubernetes.io/enforce=restricted")
     asked = {
         "hostNetwork": True,
@@ -90,16 +90,16 @@ def test_the_operator_begins_what_the_policy_allows_and_nothing_else(world: Worl
     world.wait_pods_ready("a", 2)
 
 
-def general(path: str) -> str:
-    """A path as the policy's messages have it."""
+def to_policy_path(path: str) -> str:
+    """Return a path in the form of the policy's messages."""
     path = re.sub(r"^(trainer|inference|orchestrator)\b", "ROLE", path)
     return "spec." + re.sub(r"\[\d+\]", "[]", path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_api_server_judges_as_the_operator_does(worlds: dict[str, World], case: Case) -> None:
+def test_api_server_and_operator_agree(worlds: dict[str, World], case: Case) -> None:
     (name,) = (name for name, policy in POLICIES.items() if policy is case.policy)
-    answer = created(worlds[name], case.spec)
+    answer = try_create(worlds[name], case.spec)
     if not case.refused:
         assert answer["kind"] == "RLRun", answer["message"]
         return
@@ -110,10 +110,10 @@ def test_the_api_server_judges_as_the_operator_does(worlds: dict[str, World], ca
         assert "resulted in error" in message, message
     else:
         told = message.partition("denied request: ")[2].partition(" is not allowed by this installation")[0]
-        assert any(general(path).startswith(told) for path in case.refused), message
+        assert any(to_policy_path(path).startswith(told) for path in case.refused), message
 
 
-def test_a_run_of_many_parts_is_judged_within_the_api_servers_budget(worlds: dict[str, World]) -> None:
+def test_large_run_stays_within_cel_budget(worlds: dict[str, World]) -> None:
     secret = {"secretKeyRef": {"name": "for-rlrun-hub", "key": "a"}}
     env = [{"name": f"V{i}", "valueFrom": secret} for i in range(128)]
     volumes = [{"name": f"v{i}", "secret": {"secretName": "for-rlrun-hub"}} for i in range(100)]
@@ -126,22 +126,22 @@ def test_a_run_of_many_parts_is_judged_within_the_api_servers_budget(worlds: dic
     spec = {role: block(role) for role in ("trainer", "inference", "orchestrator")}
     spec["orchestrator"]["batchSize"] = 16
     for name in ("defaults", "lists"):
-        answer = created(worlds[name], spec)
+        answer = try_create(worlds[name], spec)
         assert answer["kind"] == "RLRun", answer["message"]
 
 
 @pytest.mark.parametrize("field", ["serviceAccountName", "serviceAccount"])
-def test_the_operators_own_account_is_refused_even_where_all_are_allowed(cluster: Cluster, field: str) -> None:
+def test_operator_account_is_always_refused(cluster: Cluster, field: str) -> None:
     with fresh_namespace(cluster) as namespace:
         install(cluster, "own", EVERYTHING, namespace, own=True)
         world, spec = World(cluster, namespace), pod("orchestrator", **{field: ACCOUNT})
         wait_enforced(world, spec)
-        assert "the operator's own account" in created(world, spec)["message"]
-        assert created(world, pod("orchestrator", **{field: "other"}))["kind"] == "RLRun"
+        assert "the operator's own account" in try_create(world, spec)["message"]
+        assert try_create(world, pod("orchestrator", **{field: "other"}))["kind"] == "RLRun"
         cluster.helm("uninstall", "own", "--namespace", namespace)
 
 
-def test_a_run_from_before_a_stricter_policy_may_still_be_suspended(cluster: Cluster, namespace: str) -> None:
+def test_run_older_than_policy_can_be_suspended(cluster: Cluster, namespace: str) -> None:
     world = World(cluster, namespace)
     world.create("old", **pod(hostNetwork=True))
     install(cluster, "late", DEFAULTS, namespace)
@@ -163,7 +163,7 @@ def test_a_run_from_before_a_stricter_policy_may_still_be_suspended(cluster: Clu
         ("rlrun-edit", {"create", "update", "patch", "delete"}),
     ],
 )
-def test_kubernetes_own_roles_know_runs(cluster: Cluster, namespace: str, role: str, may: set[str]) -> None:
+def test_builtin_roles_include_runs(cluster: Cluster, namespace: str, role: str, may: set[str]) -> None:
     world = World(cluster, namespace)
     cluster.kubectl("create", "rolebinding", "ann", "-n", namespace, f"--clusterrole={role}", "--user=ann")
 

@@ -1,4 +1,4 @@
-"""`rlrun get`, `why`, `suspend` and their like against a real API server, by the kubectl of this machine."""
+"""`rlrun get`, `why`, `suspend` and other commands against a real API server, through this machine's kubectl."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.processes.cli.test_cli_cpu import TIMED
 
 COMMAND_SECONDS = 60.0
 CPU_SECONDS = 1.0
-"""Time of a command with all kubectl that it starts: the best of a few tries."""
+"""CPU time of a command with all its kubectl processes; the best of a few tries counts."""
 TRIES = 5
 
 
 def rlrun(
     world: World, *words: str, module: str = "rlrun.cli.main", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`rlrun WORDS` in the world's namespace."""
+    """Run `rlrun WORDS` in the world's namespace."""
     flags = ["--kubeconfig", str(world.cluster.kubeconfig), "-n", world.namespace]
     return subprocess.run(
         [sys.executable, "-m", module, *words, *flags],
@@ -31,24 +31,24 @@ def rlrun(
     )  # fmt: skip
 
 
-def told(world: World, *words: str) -> str:
-    """Output of a command that succeeds, on one line."""
+def run_successfully(world: World, *words: str) -> str:
+    """Return the output of a successful command on one line."""
     done = rlrun(world, *words)
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.split())
 
 
-def test_a_run_is_found_and_explained(world: World) -> None:
+def test_get_why_and_status_explain_runs(world: World) -> None:
     world.start("a", step=7)
     world.create("b", trainer={"nodeSelector": {"nowhere": "yes"}})
     wait_for(lambda: world.status("b"), lambda s: s.get("reason") == "Unschedulable", "b finds no node")
     found = {run["name"]: run for run in json.loads(rlrun(world, "get", "-o", "json").stdout)}
     assert (found["a"]["phase"], found["b"]["reason"]) == ("Running", "Unschedulable")
-    text = told(world, "why", "b")
+    text = run_successfully(world, "why", "b")
     assert "Scheduled: Unschedulable" in text
     assert "trainer needs 1 pod" in text
     assert "Free the resources in the message" in text
-    text = told(world, "status", "a")
+    text = run_successfully(world, "status", "a")
     assert "Running (Training)" in text
     assert "7/100" in text
     assert "could not be read" not in text
@@ -59,10 +59,10 @@ def test_a_run_is_found_and_explained(world: World) -> None:
 
 
 @pytest.mark.full
-def test_a_run_is_changed(world: World) -> None:
+def test_set_scale_restart_and_suspend_change_run(world: World) -> None:
     world.start("a", step=7)
-    told(world, "scale", "a", "--inference", "2")
-    told(world, "set", "a", "maxSteps=200")
+    run_successfully(world, "scale", "a", "--inference", "2")
+    run_successfully(world, "set", "a", "maxSteps=200")
     spec = world.run("a")["spec"]
     assert (spec["inference"]["replicas"], spec["maxSteps"]) == (2, 200)
     unknown = rlrun(world, "set", "a", "inference.replica=3")
@@ -70,11 +70,11 @@ def test_a_run_is_changed(world: World) -> None:
     assert "spec.inference.replica" in unknown.stderr
     frozen = rlrun(world, "set", "a", "seqLen=128")
     assert (frozen.returncode, "frozen" in frozen.stderr) == (78, True), frozen.stderr
-    told(world, "restart", "a")
+    run_successfully(world, "restart", "a")
     world.wait_phase("a", "Starting", attempt=2)
-    told(world, "suspend", "a")
+    run_successfully(world, "suspend", "a")
     world.wait_phase("a", "Suspended")
-    told(world, "resume", "a")
+    run_successfully(world, "resume", "a")
     world.wait_phase("a", "Starting", attempt=3)
 
 
@@ -100,14 +100,14 @@ ANSWERS: list[tuple[str, int, str]] = [
     ("plot trains --svg curve.svg", 69, "kubectl exec failed"),
     ("debug trains --file bundle.tar.gz", 0, "bundle.tar.gz: "),
 ]
-"""Words of a command, its exit code and what it says. Nodes without kubelets show no volume and no log."""
+"""Words of a command, its exit code and its expected output. Without kubelets there is no volume and no log."""
 MORE_SECONDS = {"debug": 2.0}
-"""Bounds of commands that ask for much: events, pods, their logs."""
+"""CPU limits of expensive commands, which read events, pods and their logs."""
 IN_A_CLUSTER = {*TIMED, "fork", "replay"} - {"completion", "version", "charts", "env"}
 
 
-def cpu(world: World, folder: Path, row: tuple[str, int, str], most: float) -> float:
-    """CPU seconds of a command: the first try below `most`, else the best of all."""
+def measure_cpu(world: World, folder: Path, row: tuple[str, int, str], most: float) -> float:
+    """Return the CPU seconds of a command: the first try below `most`, else the best of all tries."""
     words, code, said = row
     best = float("inf")
     for _ in range(TRIES):
@@ -124,18 +124,18 @@ def cpu(world: World, folder: Path, row: tuple[str, int, str], most: float) -> f
     return best
 
 
-def test_each_command_on_a_run_has_a_row() -> None:
+def test_every_run_command_has_a_case() -> None:
     assert {words.split()[0] for words, _, _ in ANSWERS} == IN_A_CLUSTER
 
 
 @pytest.mark.full
-def test_commands_answer_in_a_second_of_their_own(world: World, tmp_path: Path) -> None:
+def test_commands_stay_within_cpu_limit(world: World, tmp_path: Path) -> None:
     world.create("new", suspend=True)
     world.wait_phase("new", "Suspended")
     world.start("trains", step=7)
     slow = {}
     for row in ANSWERS:
         most = MORE_SECONDS.get(row[0].split()[0], CPU_SECONDS)
-        if (took := cpu(world, tmp_path, row, most)) > most:
+        if (took := measure_cpu(world, tmp_path, row, most)) > most:
             slow[row[0]] = f"{took:.2f} s"
     assert slow == {}

@@ -1,4 +1,4 @@
-"""Defaults of a namespace on a real API server: in the pods and the status, never in the stored specification."""
+"""Defaults of a namespace on a real API server: used for pods and status, and not stored in the specification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEAM = "spec: {trainer: {image: team/trainer:1, nodeSelector: {shared: 'yes'}}}\
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ConfigMap as it is mounted into the operator's pod."""
+    """Folder of the ConfigMap as mounted into the operator's pod."""
     found = tmp_path_factory.mktemp("defaults")
     (found / "defaults.yaml").write_text(TEAM)
     return found
@@ -25,11 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def operator_settings(folder: Path) -> Mapping[str, str]:
-    """Defaults of a namespace."""
+    """Settings with defaults for a namespace."""
     return {"RLRUN_DEFAULTS_FOLDER": str(folder), "RLRUN_DEFAULTS_NAME": "team", "POD_NAMESPACE": "default"}
 
 
-def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> None:
+def test_team_defaults_apply_and_lock_fields(world: World, folder: Path) -> None:
     world.start("a")
     found = world.run("a")
     assert found["spec"] == run("a")["spec"], "what is stored is what was written"

@@ -1,6 +1,4 @@
-"""Two teams with a release each, in Roles alone: what one team's accounts try against the other's is refused, and neither sees or starves
-the other.
-"""
+"""Isolation of two teams, each with a release that has only Roles: accounts of one team cannot access the other team."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from tests.support.teams import ACTORS, DEEDS, Actor, Deed
 
 CHART = str(ROOT / "charts" / "rlrun-operator")
 RELEASE = "rlrun-operator"
-"""Both releases have the name that the documentation gives them: it must not matter."""
+"""Name of both releases, as in the documentation; equal names must not matter."""
 RUN = "same"
-"""Likewise for the runs."""
+"""Name of both runs; equal names must not matter."""
 HERE = {"teams-test": "yes"}
 GPUS = {role: {"gpusPerReplica": 1, "nodeSelector": HERE} for role in ("trainer", "inference")}
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -41,7 +39,7 @@ class Team:
     system: str
 
     def identity(self, actor: Actor) -> tuple[str, tuple[str, ...]]:
-        """User and groups that the API server knows an account by."""
+        """Return user and groups of an account."""
         accounts = {
             "operator": (self.system, RELEASE),
             "orchestrator": (self.world.namespace, f"{RUN}-rlrun"),
@@ -54,19 +52,19 @@ class Team:
         return f"system:serviceaccount:{namespace}:{account}", groups
 
     def place(self, deed: Deed) -> str:
-        """Namespace of this team that a deed is about; empty: none."""
+        """Return this team's namespace for a deed, empty for cluster scope."""
         return {"team": self.world.namespace, "system": self.system, "cluster": ""}[deed.place]
 
 
 class As(Kube):
-    """Requests as somebody else."""
+    """Client with an impersonated account."""
 
     def __init__(self, kubeconfig: Path, user: str, groups: tuple[str, ...]) -> None:
         super().__init__(kubeconfig)
         self._user, self._groups = user, groups
 
     def status_of(self, method: str, path: str) -> tuple[int, Json]:
-        """Status code and answer."""
+        """Return status code and body."""
         connection = self.connect()
         connection.putrequest(method, path)
         connection.putheader("Impersonate-User", self._user)
@@ -88,7 +86,7 @@ class As(Kube):
 
 @pytest.fixture(scope="module")
 def teams(cluster: Cluster) -> Iterator[tuple[Team, Team]]:
-    """Two teams with a release each, and a user of each of Kubernetes' roles."""
+    """Two teams, each with a release and a user for each built-in role of Kubernetes."""
     found = []
     for name in ("red", "blue"):
         space, system = f"teams-{name}-{os.getpid()}", f"teams-{name}-system-{os.getpid()}"
@@ -111,14 +109,14 @@ def teams(cluster: Cluster) -> Iterator[tuple[Team, Team]]:
 def operators(
     cluster: Cluster, teams: tuple[Team, Team], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
-    """The operator of each team as its chart's account; both know what is free on the nodes."""
+    """The operator of each team with the account of its chart; both can read free capacity of the nodes."""
     processes = []
     for team in teams:
         folder = tmp_path_factory.mktemp(team.name)
         for kind in (
             "node-reader",
             "pod-reader",
-        ):  # as readNodes gives, after the first test looked at what is given without
+        ):  # rights of readNodes, granted after the first test has checked the rights without them
             verbs, resource = ("get,list", "nodes") if kind == "node-reader" else ("list", "pods")
             name = f"{team.system}-{kind}"
             cluster.kubectl("create", "clusterrole", name, f"--verb={verbs}", f"--resource={resource}")
@@ -150,7 +148,7 @@ def operators(
 
 @pytest.fixture(scope="module")
 def started(cluster: Cluster, teams: tuple[Team, Team], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The rights of an orchestrator in each team, as the operator makes them."""
+    """The rights of an orchestrator in each team, as the operator creates them."""
     for team in teams:
         world, group = team.world, "/apis/rbac.authorization.k8s.io/v1"
         rule = {
@@ -167,14 +165,14 @@ def started(cluster: Cluster, teams: tuple[Team, Team], tmp_path_factory: pytest
 
 
 def name_of(deed: Deed, team: Team) -> str:
-    """Name of the object that a deed is about, where one is needed."""
+    """Return the name of a deed's object, if it needs one."""
     if deed.resource == "leases":
         return RELEASE if deed.place == "system" else f"{RUN}-progress"
     return RUN
 
 
 def attributes(deed: Deed, verb: str, team: Team) -> Json:
-    """A deed against a team as an access review has it."""
+    """Return the attributes of a deed for an access review."""
     named = verb not in ("list", "watch", "create", "deletecollection") or deed.subresource
     found = {
         "namespace": team.place(deed),
@@ -188,7 +186,7 @@ def attributes(deed: Deed, verb: str, team: Team) -> Json:
 
 
 def allowed(kube: Kube, who: Team, actor: Actor, asked: Json) -> bool:
-    """True if the API server would let an account do it."""
+    """Return whether the API server would allow an account's request."""
     user, groups = who.identity(actor)
     spec = {"user": user, "groups": list(groups), "resourceAttributes": asked}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
@@ -196,7 +194,7 @@ def allowed(kube: Kube, who: Team, actor: Actor, asked: Json) -> bool:
 
 
 def request_of(deed: Deed, verb: str, team: Team) -> tuple[str, str]:
-    """Method and path of a deed against a team."""
+    """Return method and path of a deed's request."""
     version = VERSIONS.get(deed.group, "v1")
     path = f"/apis/{deed.group}/{version}" if deed.group else "/api/v1"
     path += f"/namespaces/{place}" if (place := team.place(deed)) else ""
@@ -208,15 +206,15 @@ def request_of(deed: Deed, verb: str, team: Team) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("actor", ACTORS)
-def test_what_one_teams_accounts_try_against_the_other_is_refused(
+def test_accounts_of_one_team_cannot_access_other_team(
     teams: tuple[Team, Team], started: None, cluster: Cluster, actor: Actor
 ) -> None:
-    """By an access review for every verb, and by the request itself where it is one."""
+    """Each verb is tried by an access review and, if possible, by a request."""
     red, blue = teams
     kube = red.world.kube
     attacker = As(cluster.kubeconfig, *red.identity(actor))
     for deed in DEEDS:
-        # The API server takes up bindings, and adds the CRD's rules to its own roles, a moment after they are made.
+        # The API server applies bindings, and adds the CRD's rules to its own roles, a moment after their creation.
         wait_for(
             lambda deed=deed: [verb for verb in deed.verbs if allowed(kube, red, actor, attributes(deed, verb, red))],  # type: ignore[misc]
             lambda own, deed=deed: bool(own) == (actor in deed.own),  # type: ignore[misc]
@@ -232,15 +230,16 @@ def test_what_one_teams_accounts_try_against_the_other_is_refused(
 
 
 def samples(operator: OperatorProcess, namespace: str) -> list[str]:
-    """Metrics of an operator that name a namespace."""
+    """Return metrics of an operator that name a namespace."""
     return [sample for sample in operator.metrics() if f'"{namespace}"' in sample]
 
 
 @pytest.mark.full
-def test_neither_sees_counts_or_starves_the_other(
+def test_teams_are_isolated_in_queue_and_metrics(
     cluster: Cluster, teams: tuple[Team, Team], operators: tuple[OperatorProcess, OperatorProcess]
 ) -> None:
-    """One node with room for one run: the second team's waits in its own queue, for what the first team's pods hold."""
+    """One node has room for one run. The second team's run waits in its own queue for GPUs that pods of the first team
+    use."""
     red, blue = teams
     with fake_nodes(cluster, 1, prefix="teams", gpus=2, labels=HERE):
         red.world.create(RUN, **GPUS)

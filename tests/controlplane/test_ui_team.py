@@ -1,4 +1,4 @@
-"""The page of a team before a real API server: users of two teams, tokens by TokenRequest, and the rights of the chart's own roles."""
+"""The team page against a real API server: users of two teams, tokens by TokenRequest, and the roles of the chart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROLES = "/apis/rbac.authorization.k8s.io/v1"
 
 @dataclass
 class Page:
-    """The page of two teams' namespaces, with the account that the chart gives it."""
+    """The page for the namespaces of two teams, with the account of the chart."""
 
     kube: Kube
     gate: Gate
@@ -36,16 +36,16 @@ class Page:
     theirs: str
 
     def token(self, namespace: str, name: str, audience: str | None = AUDIENCE) -> str:
-        """A token of a ServiceAccount, as `kubectl create token` makes it."""
+        """Return a token of a ServiceAccount, as `kubectl create token` does."""
         return token(self.kube, namespace, name, audience)
 
     def get(self, path: str, bearer: str, **words: object) -> tuple[int, bytes]:
-        """Status and body of an answer to a user."""
+        """Return status and body of a user's request."""
         reply = Client(self.gate).get(path, headers={"authorization": f"Bearer {bearer}"}, **words)
         return reply.status, reply.body
 
     def user(self, namespace: str, name: str, role: str) -> str:
-        """Token of a new ServiceAccount that has one of Kubernetes' own roles in its namespace."""
+        """Return the token of a new ServiceAccount that has a built-in role in its namespace."""
         self.kube("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
         subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
         body = {
@@ -61,7 +61,7 @@ class Page:
 
 
 def token(kube: Kube, namespace: str, name: str, audience: str | None) -> str:
-    """A token of a ServiceAccount."""
+    """Return a token of a ServiceAccount."""
     spec = {"audiences": [audience]} if audience else {}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
@@ -91,7 +91,7 @@ def page(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             cluster.helm("uninstall", RELEASE, "--namespace", HOME)
 
 
-def test_each_user_sees_their_own_runs_by_every_route_and_no_other(page: Page) -> None:
+def test_user_sees_only_own_runs_on_every_route(page: Page) -> None:
     users = {page.mine: page.user(page.mine, "ann", "edit"), page.theirs: page.user(page.theirs, "bob", "edit")}
     other = {page.mine: page.theirs, page.theirs: page.mine}
     ids = [f"{namespace}.demo" for namespace in users]
@@ -112,20 +112,20 @@ def test_each_user_sees_their_own_runs_by_every_route_and_no_other(page: Page) -
     assert Client(page.gate).get(ENDLESS).status == 401
 
 
-def test_who_may_only_view_sees_no_files_and_names_of_nothing_else(page: Page) -> None:
+def test_viewer_cannot_read_files(page: Page) -> None:
     bearer = page.user(page.mine, "carol", "view")
     status, body = page.get(f"/api/runs/{page.mine}.demo", bearer)
     assert (status, b"rlruns/files" in body) == (200, True)
     assert page.get(f"/api/runs/{page.mine}.demo/rollouts", bearer, step=1)[0] == 403
 
 
-def test_a_token_for_others_and_one_of_nobody_are_refused(page: Page) -> None:
+def test_foreign_and_forged_tokens_are_refused(page: Page) -> None:
     page.user(page.mine, "dora", "view")
     for bearer in (page.token(page.mine, "dora", None), page.token(page.mine, "dora", "elsewhere"), "forged"):
         assert page.get("/api/me", bearer)[0] == 401
 
 
-def test_a_right_that_is_taken_away_is_gone(page: Page) -> None:
+def test_revoked_right_ends_access(page: Page) -> None:
     bearer = page.user(page.mine, "emil", "view")
     path = f"/api/runs/{page.mine}.demo"
     assert page.get(path, bearer)[0] == 200

@@ -1,7 +1,7 @@
-"""From an earlier release's charts to the present ones and back, with a run under way.
+"""Upgrade and rollback between an earlier release's charts and the present ones during a run.
 
-`releases/charts-COMMIT.tar.gz` is `git archive COMMIT charts | gzip -9n`, so that no history is needed here. The operators of two
-releases, with their images, are played by `python -m tests.e2e.upgrade`.
+`releases/charts-COMMIT.tar.gz` is `git archive COMMIT charts | gzip -9n`, so that the test needs no git history.
+`python -m tests.e2e.upgrade` covers the operators and images of two releases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RELEASE = "upgrade"
 EDITED = ("leases", "poddisruptionbudgets")
 """Objects of a run that an edit changes without a new attempt."""
 OBJECT_BYTES = 1_000_000
-"""An object of the API server is smaller than that of etcd, 1.5 MiB, with the records of its managers."""
+"""Size limit of an object, 1.5 MiB in etcd, less the records of its managers."""
 
 
 pytestmark = pytest.mark.usefixtures("nodes")
@@ -43,30 +43,30 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def present(cluster: Cluster) -> Iterator[None]:
-    """The present resource for the tests after this one."""
+    """Reinstall the present resource after a test."""
     yield
     install_crds(cluster)
 
 
 @pytest.fixture
 def world(cluster: Cluster, namespace: str) -> World:
-    """The test's namespace."""
+    """Namespace of the test."""
     return World(cluster, namespace)
 
 
 def install_earlier_crds(world: World, charts: Path) -> None:
-    """The earlier resource, once the API server acts on it: it has no autoscaling of engines."""
+    """Install the earlier resource, which has no autoscaling of engines, and wait until the API server applies it."""
     world.cluster.helm("upgrade", "--install", "rlrun-crds", str(charts / "rlrun-crds"), "--namespace", "kube-system")
     wait_for(lambda: has_autoscale(world), lambda found: not found, "the earlier resource is served")
 
 
 def has_autoscale(world: World) -> bool:
-    """True if the present resource is installed."""
+    """Return whether the present resource is installed."""
     return "autoscale" in json.dumps(world.kube("GET", CRD)["spec"])
 
 
 def check_undisturbed(world: World, spec: Any, before: dict[str, tuple[str, int]], step: int) -> None:
-    """Run `a` trains on, and nothing of it was made again."""
+    """Check that run `a` continues and that none of its objects was recreated."""
     wait_seen(world, "a", step)
     found = world.run("a")
     assert (found["spec"], found["metadata"]["generation"]) == (spec, 1)
@@ -76,9 +76,7 @@ def check_undisturbed(world: World, spec: Any, before: dict[str, tuple[str, int]
 
 @pytest.mark.full
 @pytest.mark.usefixtures("present")
-def test_a_run_trains_on_through_an_upgrade_of_the_resource_and_the_way_back(
-    world: World, earlier: Path, tmp_path: Path
-) -> None:
+def test_run_survives_crd_upgrade_and_downgrade(world: World, earlier: Path, tmp_path: Path) -> None:
     install_earlier_crds(world, earlier)
     with operator_of(world, tmp_path) as operator:
         world.start("a")
@@ -106,8 +104,8 @@ def test_a_run_trains_on_through_an_upgrade_of_the_resource_and_the_way_back(
         operator.check_log()
 
 
-def test_a_releases_values_go_with_the_next_chart_and_the_way_back(world: World, earlier: Path, tmp_path: Path) -> None:
-    """`--reuse-values` keeps the earlier chart's own defaults: values that are new have none then."""
+def test_helm_values_survive_upgrade_and_rollback(world: World, earlier: Path, tmp_path: Path) -> None:
+    """`--reuse-values` keeps the defaults of the earlier chart, so new values are missing."""
     cluster, ns = world.cluster, world.namespace
     system = f"{ns}-system"
     values = f"watchNamespaces={{{ns}}},replicas=0,readNodes=true,admissionPolicy.enabled=true"
@@ -127,8 +125,8 @@ def test_a_releases_values_go_with_the_next_chart_and_the_way_back(world: World,
 
 @pytest.mark.full
 @pytest.mark.usefixtures("present")
-def test_a_second_version_is_served_beside_the_stored_one_without_a_webhook(world: World) -> None:
-    """As docs/life.md says v1beta1 will come: of the same schema, judged by the same policy, converted by the API server alone."""
+def test_second_api_version_is_served_without_webhook(world: World) -> None:
+    """docs/life.md plans v1beta1 like this: the same schema and policy, converted by the API server without a webhook."""
     kube, spec = world.kube, world.kube("GET", CRD)["spec"]
     (stored,) = spec["versions"]
     second = {**stored, "name": "v1beta1", "storage": False}

@@ -1,4 +1,4 @@
-"""Waits of this folder: no progress for some time is a failure, and a slow cluster is not."""
+"""Waits of this folder: a wait fails without progress, and continues on a slow cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 1.0
 
 
 class Part:
-    """An operator, say: it does something `moves` times, and nothing after that."""
+    """Watched part that makes progress `moves` times."""
 
     def __init__(self, moves: int) -> None:
         self._moves, self._read = moves, count(1)
@@ -32,7 +32,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "SIGNS_SECONDS", PATIENCE_SECONDS / 4)
 
 
-def test_wait_without_progress_fails_with_the_state() -> None:
+def test_wait_without_progress_fails_with_state() -> None:
     part = Part(moves=2)
     WATCHED.add(part)
     with pytest.raises(StalledError) as error:

@@ -1,4 +1,5 @@
-"""Volcano on a real control plane: definitions of PodGroup and Queue as its release v1.14 has them, and the stand-in as its scheduler."""
+"""Volcano's definitions of PodGroup and Queue from release v1.14, and the stand-in as its scheduler on a real control
+plane."""
 
 from __future__ import annotations
 
@@ -77,13 +78,13 @@ def _definition(kind: str, plural: str, scope: str, schema: Json, subresources: 
 
 
 DEFINED = (
-    _definition("PodGroup", "podgroups", "Namespaced", _GROUP, {}),  # its status is no subresource
+    _definition("PodGroup", "podgroups", "Namespaced", _GROUP, {}),  # the definition has no status subresource
     _definition("Queue", "queues", "Cluster", _QUEUE, {"status": {}}),
 )
 
 
 def install(kube: Kube, *queues: str) -> None:
-    """Make the definitions and open Queues, and wait until they are served."""
+    """Create the definitions and open Queues, and wait until they are served."""
     for definition in DEFINED:
         kube("POST", DEFINITIONS, definition)
     wait_for(
@@ -121,7 +122,7 @@ class Scheduler:
 
     @contextmanager
     def at_work(self) -> Iterator[Scheduler]:
-        """The thread runs; at the end, what it has found wrong is told."""
+        """Run the thread, and raise its errors at the end."""
         self._thread.start()
         try:
             yield self
@@ -131,14 +132,14 @@ class Scheduler:
         assert not self.problems, "\n".join(self.problems)
 
     def groups(self, kube: Kube | None = None) -> list[Json]:
-        """All PodGroups of the namespace."""
+        """Return all PodGroups of the namespace."""
         return (kube or self._world.kube).items(self._world.path(VOLCANO, "podgroups"))
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE):
             try:
                 self._session()
-            except Exception as error:  # of another thread: told at the end
+            except Exception as error:  # an error of another thread, raised at the end
                 self.problems.append(repr(error))
 
     def _session(self) -> None:

@@ -1,7 +1,7 @@
-"""One namespace with runs, and the part of their pods.
+"""One namespace with runs, and the test's control over their pods.
 
-kwok makes pods Running and Ready. Everything that a process inside a pod would cause is caused here: renewed progress Leases, exit
-codes, failed pods.
+kwok makes pods Running and Ready. The test causes all effects of processes in pods: renewed progress Leases, exit codes
+and failed pods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CORE = "/api/v1"
 
 
 class World:
-    """One namespace, and the pods of the runs in it."""
+    """One namespace and the pods of its runs."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -32,11 +32,11 @@ class World:
         WATCHED.add(self)
 
     def progress(self) -> object:
-        """Versions of the namespace's runs, pods and events."""
+        """Return versions of the namespace's runs, pods and events."""
         return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in self._moving()}
 
     def account(self) -> str:
-        """Describe its runs, and its last events, for the report of a wait that failed."""
+        """Describe the runs and the last events for the report of a failed wait."""
         lines = [f"namespace {self.namespace}:"]
         for item in self._moving():
             name, status = item["metadata"]["name"], item.get("status") or {}
@@ -49,15 +49,15 @@ class World:
     def _moving(self) -> list[Json]:
         try:
             return [item for api, plural in MOVING for item in self.kube.items(self.path(api, plural))]
-        except (OSError, AssertionError):  # the API server is away on purpose
+        except (OSError, AssertionError):  # the API server is stopped on purpose
             return []
 
     def path(self, api: str, plural: str, name: str = "") -> str:
-        """Path of an object or of a list."""
+        """Return the path of an object or a list."""
         return f"{api}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     def create(self, name: str, **spec: Any) -> None:
-        """Create a run: the smallest spec, with `spec` over it."""
+        """Create a run from the smallest spec with the fields of `spec`."""
         self.kube("POST", self.path(RUNS, "rlruns"), run(name, **spec))
 
     def edit(self, name: str, spec: Json) -> None:
@@ -65,15 +65,15 @@ class World:
         self.kube("PATCH", self.path(RUNS, "rlruns", name), {"spec": spec})
 
     def run(self, name: str) -> Json:
-        """The run."""
+        """Return the run."""
         return self.kube("GET", self.path(RUNS, "rlruns", name))
 
     def status(self, name: str) -> Json:
-        """Its status."""
+        """Return its status."""
         return dict(self.run(name).get("status") or {})
 
     def wait_phase(self, name: str, phase: str, *, attempt: int | None = None) -> Json:
-        """The status, once the run is in this phase (of this attempt)."""
+        """Wait until the run is in this phase (of this attempt); return its status."""
         return wait_for(
             lambda: self.status(name),
             lambda status: status.get("phase") == phase and attempt in (None, status.get("attempt")),
@@ -81,7 +81,7 @@ class World:
         )
 
     def wait_told(self, name: str, words: str) -> Json:
-        """The status, once its message matches."""
+        """Wait until the run's message matches; return its status."""
         return wait_for(
             lambda: self.status(name),
             lambda status: re.search(words, status.get("message") or "") is not None,
@@ -89,17 +89,17 @@ class World:
         )
 
     def condition(self, name: str, kind: str) -> Json:
-        """One condition; empty when it is not there."""
+        """Return one condition, empty if it does not exist."""
         found = [c for c in self.status(name).get("conditions", ()) if c["type"] == kind]
         return dict(found[0]) if found else {}
 
     def pods(self, name: str) -> list[Json]:
-        """Pods of a run that have not ended or been deleted."""
+        """Return pods of a run that have neither ended nor been deleted."""
         found = self.kube.items(self.path(CORE, "pods") + f"?labelSelector=rlrun.io/run={name}")
         return [p for p in found if "deletionTimestamp" not in p["metadata"] and p["status"]["phase"] != "Succeeded"]
 
     def wait_pods_ready(self, name: str, count: int) -> None:
-        """Wait until the status counts so many ready trainer and inference pods together."""
+        """Wait until the status counts this many ready trainer and inference pods in total."""
         wait_for(
             lambda: self.status(name),
             lambda s: (s.get("trainer") or {}).get("ready", 0) + (s.get("inference") or {}).get("ready", 0) == count,
@@ -107,7 +107,7 @@ class World:
         )
 
     def renew(self, name: str, step: int, *, attempt: int = 1, ok: bool = True, **more: object) -> None:
-        """The orchestrator tells how far it is; `more`: annotation names in snake case -> values."""
+        """Renew the progress Lease as the orchestrator does; `more`: annotation names in snake case and their values."""
         told = {told_by.STEP: step, told_by.ATTEMPT: attempt, told_by.REWARD: 0.5 + step / 1000}
         told |= {f"rlrun.io/{key.replace('_', '-')}": value for key, value in more.items()}  # type: ignore[misc]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -126,17 +126,17 @@ class World:
         self.wait_phase(name, "Running")
 
     def end_pod(self, pod: str, code: int, message: str = "") -> None:
-        """A pod that never restarts (the orchestrator's) ends with this exit code."""
+        """End a pod that never restarts (the orchestrator's) with this exit code."""
         phase = "Failed" if code else "Succeeded"
         self._set_status(pod, {"phase": phase}, {"state": _terminated(code, message), "ready": False})
 
     def set_ready(self, pod: str, *, ready: bool) -> None:
-        """What the pod's kubelet finds of its container, which runs on."""
+        """Set the readiness of a running container, as a kubelet would."""
         running = {"state": {"running": {"startedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}}}
         self._set_status(pod, {}, {**running, "ready": ready})
 
     def end_container(self, pod: str, code: int, message: str = "") -> None:
-        """The container of a pod that always restarts (a trainer's) ends with this exit code; the exit shim then holds."""
+        """End the container of a pod that always restarts (a trainer's) with this exit code; the exit shim then waits."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         held = {"lastState": _terminated(code, message), "restartCount": 1, "ready": False}
         self._set_status(pod, {}, {**held, "state": {"running": {"startedAt": now}}})
@@ -146,7 +146,7 @@ class World:
             lambda: self.kube("GET", self.path(CORE, "pods", pod))["status"],
             lambda status: bool(
                 status.get("containerStatuses")
-            ),  # a pod that kwok has not started yet ends as little as a real one
+            ),  # a pod that kwok has not started cannot end, like a real one
             f"pod {pod} runs",
         )
         containers = [{**found["containerStatuses"][0], **container}, *found["containerStatuses"][1:]]
@@ -157,13 +157,13 @@ class World:
         self.kube("PATCH", self.path(CORE, "pods", pod) + "/status", patch)
 
     def delete(self, plural: str, name: str, api: str = CORE) -> None:
-        """Delete an object, with a pod's own grace."""
+        """Delete an object with the pod's own grace period."""
         self.kube("DELETE", self.path(api, plural, name))
 
     def versions(self, name: str, *, leave_out: tuple[str, ...] = ()) -> dict[str, tuple[str, int]]:
-        """All children of a run: kind and name -> mark of its content and generation.
+        """Return all children of a run: kind and name with a mark of content and generation.
 
-        Their status is of other controllers, which write it when they come to it.
+        The mark leaves out the status, which other controllers write later.
         """
         found = {}
         for api, plural in CHILDREN:
@@ -175,7 +175,7 @@ class World:
         return found
 
     def settled(self, name: str, *, leave_out: tuple[str, ...] = ("leases",)) -> dict[str, tuple[str, int]]:
-        """Its `versions`, once every pod has a node and nothing changes any more by itself."""
+        """Return `versions` once every pod has a node and nothing changes any more."""
         previous: dict[str, tuple[str, int]] = {}
 
         def look() -> dict[str, tuple[str, int]]:
@@ -186,7 +186,7 @@ class World:
         return wait_for(look, bool, f"the children of {name} rest", pause=1.0)
 
     def events(self, name: str) -> list[str]:
-        """Reasons of the events on a run, oldest first."""
+        """Return reasons of the events on a run, oldest first."""
         found = self.kube.items(
             self.path(CORE, "events") + f"?fieldSelector=involvedObject.kind=RLRun,involvedObject.name={name}"
         )
@@ -196,7 +196,7 @@ class World:
         ]
 
     def wait_event(self, name: str, reason: str) -> list[str]:
-        """Reasons of the events on a run, once one is this: it is posted after the status that it is about was written."""
+        """Wait for an event on a run and return all reasons; the event is posted after the related status was written."""
         return wait_for(lambda: self.events(name), lambda found: reason in found, f"an event {reason} on run {name}")
 
 
@@ -219,7 +219,7 @@ CHILDREN = (
 
 
 def run(name: str, **spec: Any) -> Json:
-    """A small run."""
+    """Return the manifest of a small run."""
     small = {
         "model": {"tiny": {}},
         "maxSteps": 100,
@@ -232,7 +232,7 @@ def run(name: str, **spec: Any) -> Json:
 
 
 def _mark(child: Json) -> str:
-    """Mark of what somebody wants of an object; any write of it that changes something changes the mark."""
+    """Return a mark of the desired state of an object; each effective write changes it."""
     apart = ("resourceVersion", "managedFields")
     metadata = {name: value for name, value in child["metadata"].items() if name not in apart}
     content = {name: value for name, value in child.items() if name != "status"} | {"metadata": metadata}

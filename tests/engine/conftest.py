@@ -1,4 +1,4 @@
-"""One real vLLM server for all tests of this folder, with a random model of 0.8 M parameters."""
+"""Fixtures: one real vLLM server for all tests of this folder, with a random model of 0.8 M parameters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=*()<>?!., \n"
 
 
 def group_members(group: int) -> list[str]:
-    """State and name of every process of a group that still runs (zombies do not)."""
+    """Return state and name of every process of a group, except zombies."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -45,7 +45,7 @@ def group_members(group: int) -> list[str]:
 
 
 def random_model(seed: int) -> LlamaForCausalLM:
-    """Weights wide enough that two seeds disagree about every token."""
+    """Build random weights wide enough that two seeds disagree about every token."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=64,
@@ -65,7 +65,7 @@ def random_model(seed: int) -> LlamaForCausalLM:
 
 
 def sampled_logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[int], temperature: float) -> torch.Tensor:
-    """Log-probs of `tokens` after `prompt` by transformers, float32."""
+    """Return the log-probs of `tokens` after `prompt` by transformers, in float32."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
     return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
@@ -73,7 +73,7 @@ def sampled_logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[in
 
 @dataclass
 class Server:
-    """A server process, the folder it may load from, and its log."""
+    """Server process with its weights folder and its log."""
 
     process: subprocess.Popen[bytes] | Forked
     url: str
@@ -96,12 +96,12 @@ class Server:
         return self.get("/health")[0] == 200
 
     def stop(self, signum: int) -> int:
-        """Signal the server alone, as a supervisor would; its exit code."""
+        """Send a signal only to the server, like a supervisor, and return its exit code."""
         self.process.send_signal(signum)
         return wait_for_exit(self.process, state=self.log.read_text)
 
     def publish(self, model: LlamaForCausalLM, name: str, complete: bool = True) -> Path:
-        """A weight folder as the trainer writes it."""
+        """Write a weight folder like the trainer."""
         folder = self.root / "weights" / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -132,9 +132,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Starts servers, and kills those that still run at the end.
+    """Return a function that starts servers; those still running are killed at the end.
 
-    They are forked from a process that has imported vLLM; with `own_python` a server is a command, as users start it.
+    Servers are forked from a process that has imported vLLM; with `own_python` a server is a command, as users start
+    it.
     """
     servers: list[Server] = []
 
@@ -175,8 +176,10 @@ def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session")
 def server(launch: Callable[..., Server]) -> Iterator[Server]:
-    """The shared server, which takes versions from files and from the trainer's memory, as what differs too, and sleeps; its end is a test
-    of its own: SIGTERM, exit code 0, nobody left."""
+    """Shared server, which loads versions from files and from the trainer's memory, also as differences, and sleeps.
+
+    Its end is a test too: SIGTERM, exit code 0 and no remaining process.
+    """
     running = launch(receives=True, deltas=True, colocated=True)
     wait_for(running.serving, "the server answers")
     yield running

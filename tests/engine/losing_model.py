@@ -1,6 +1,6 @@
-"""A model whose code writes to one of its parameters past the loader, and forgets another where it is told to.
+"""Model whose code writes to one parameter directly instead of its loader, and omits another one if told.
 
-`python -m tests.engine.losing_model`: loads a second version as a worker does, and prints what the model has then.
+`python -m tests.engine.losing_model` loads a second version like a worker and prints the resulting values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ("loaded", "written", "forgotten")
 
 
 class Layer(nn.Module):
-    """One vector."""
+    """Layer with one vector."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Three layers; each gets its values in another way."""
+    """Three layers that receive their values in different ways."""
 
     def __init__(self, *, forgets: bool) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 def second_version(*, forgets: bool) -> dict[str, object]:
-    """Values of the model after a second version, which has 2 everywhere, or what the load says."""
+    """Return the values after a second version, which is 2 everywhere, or the error of the load."""
     model = Model(forgets=forgets)
     layerwise.record_metadata_for_reloading(model)
     places = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""vLLM's own chat route behind the guard: the model's chat template with tools, as the orchestrator writes it, and the policy's weights."""
+"""vLLM's chat route with the run's key: the orchestrator's prompt with tools, and the policy's weights."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def ask(server: Server, key: str | None, **changes: Any) -> tuple[int, Any]:
         return error.code, error.read()
 
 
-async def test_a_chat_completion_has_the_orchestrators_prompt_and_the_versions_logprobs(
-    server: Server, model_folder: Path
-) -> None:
+async def test_chat_completion_uses_orchestrator_prompt_and_current_weights(server: Server, model_folder: Path) -> None:
     model, version = random_model(6), next(server.versions)
     async with EngineClient(server.url, API_KEY) as client:
         await client.update_weights(str(server.publish(model, f"v{version}")), version)
@@ -56,5 +54,5 @@ async def test_a_chat_completion_has_the_orchestrators_prompt_and_the_versions_l
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])
-def test_a_chat_completion_needs_the_runs_key(server: Server, key: str | None) -> None:
+def test_chat_completion_requires_the_run_key(server: Server, key: str | None) -> None:
     assert ask(server, key)[0] == 401

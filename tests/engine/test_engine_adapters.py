@@ -1,4 +1,4 @@
-"""Adapters on a real engine: the trainer's log-probs, a version per request, nothing mixed, nothing left behind."""
+"""Adapters on a real engine: the trainer's log-probs, one version per request, separate caches and no leftovers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CONFIG = LoRAConfig(rank=6, alpha=12)
 PROMPT = [1, 9, 17, 25, 33, 41]
 IN_FLIGHT_TOKENS = 400
 LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
-"""Three times the cache's block of 128 tokens."""
+"""Three times the cache block of 128 tokens."""
 
 
 @pytest.fixture(scope="module")
 def adapter_server(launch: Callable[..., Server]) -> Iterator[Server]:
-    """Its end is a test of its own: SIGKILL while it serves, and nobody is left."""
+    """Server whose end is a test too: SIGKILL while it serves, and no remaining process."""
     running = launch(max_lora_rank=CONFIG.rank, colocated=True)
     wait_for(running.serving, "the server answers")
     yield running
@@ -49,7 +49,7 @@ async def client(adapter_server: Server) -> AsyncIterator[EngineClient]:
 
 
 def adapted_model(seed: int, config: LoRAConfig = CONFIG) -> Any:
-    """The base model of the server with adapters that disagree with it about every token."""
+    """Build the server's base model with adapters that disagree with it about every token."""
     model = random_model(0)
     lora.inject_adapters(model, config)
     lora.initialize_adapters(model, seed)
@@ -82,12 +82,12 @@ async def sample(client: EngineClient, prompt: list[int], version: int | None, *
 
 
 def deviation(model: Any, prompt: list[int], completion: Completion, temperature: float = 1.0) -> float:
-    """Largest difference to the trainer's log-probs."""
+    """Return the largest difference from the trainer's log-probs."""
     reference = sampled_logprobs(model, prompt, completion.token_ids, temperature)
     return float((reference - torch.tensor(completion.logprobs)).abs().max())
 
 
-async def test_the_engine_samples_from_the_trainers_policy(adapter_server: Server, client: EngineClient) -> None:
+async def test_engine_samples_from_the_trained_adapter(adapter_server: Server, client: EngineClient) -> None:
     for seed in (1, 2):
         await client.sleep()
         version, model = await hand_over(adapter_server, client, seed)
@@ -101,7 +101,7 @@ async def test_the_engine_samples_from_the_trainers_policy(adapter_server: Serve
         assert deviation(adapted_model(seed + 1), PROMPT, completions[0], 0.7) > 0.05
 
 
-async def test_the_bare_model_is_no_version(adapter_server: Server, client: EngineClient) -> None:
+async def test_base_model_is_not_a_version(adapter_server: Server, client: EngineClient) -> None:
     with pytest.raises(EngineError, match="unknown version"):
         await sample(client, PROMPT, None)
     with pytest.raises(EngineError, match="only adapters") as refused:
@@ -109,7 +109,7 @@ async def test_the_bare_model_is_no_version(adapter_server: Server, client: Engi
     assert refused.value.status == 400
 
 
-async def test_a_request_keeps_its_adapter_while_newer_ones_come(adapter_server: Server, client: EngineClient) -> None:
+async def test_request_keeps_its_adapter_during_updates(adapter_server: Server, client: EngineClient) -> None:
     first, old = await hand_over(adapter_server, client, seed=3)
     generation = asyncio.create_task(sample(client, PROMPT, first, n=2, max_tokens=IN_FLIGHT_TOKENS))
 
@@ -129,7 +129,7 @@ async def test_a_request_keeps_its_adapter_while_newer_ones_come(adapter_server:
         assert deviation(old, PROMPT, completion) < 1e-3
 
 
-async def test_a_cached_prefix_is_of_its_adapter_alone(adapter_server: Server, client: EngineClient) -> None:
+async def test_cached_prefix_belongs_to_one_adapter(adapter_server: Server, client: EngineClient) -> None:
     old_version, old = await hand_over(adapter_server, client, seed=7)
     await sample(client, LONG_PROMPT, old_version)
     new_version, new = await hand_over(adapter_server, client, seed=8)
@@ -144,7 +144,7 @@ async def test_a_cached_prefix_is_of_its_adapter_alone(adapter_server: Server, c
     assert deviation(adapted_model(9), LONG_PROMPT, replaced) < 1e-3
 
 
-async def test_what_nobody_needs_is_unloaded(adapter_server: Server, client: EngineClient) -> None:
+async def test_unused_adapters_are_unloaded(adapter_server: Server, client: EngineClient) -> None:
     versions = [(await hand_over(adapter_server, client, seed))[0] for seed in (10, 11, 12, 13)]
     served = await client._json("GET", "/v1/models", 5)
     names = [card["id"] for card in served["data"]]
@@ -156,7 +156,7 @@ async def test_what_nobody_needs_is_unloaded(adapter_server: Server, client: Eng
     assert gone.value.status is None, "the replica is to get weights again; the rollout is not to blame"
 
 
-async def test_a_bad_adapter_changes_nothing(adapter_server: Server, client: EngineClient) -> None:
+async def test_invalid_adapter_changes_nothing(adapter_server: Server, client: EngineClient) -> None:
     version, model = await hand_over(adapter_server, client, seed=15)
     wide = LoRAConfig(rank=12, alpha=12)
     other = publish(adapter_server, adapted_model(16), "of-another-model")

@@ -1,4 +1,6 @@
-"""Versions as what differs from the one before, in a real server: from the trainer's memory over gloo, and from the volume."""
+"""Versions as differences from the previous one in a real server: from the trainer's memory over gloo, and from the
+volume.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def outbox() -> Iterator[Outbox]:
 
 @pytest.fixture
 def trainer(outbox: Outbox) -> Iterator[str]:
-    """Where the trainer's channel listens."""
+    """Return the address of the trainer's channel."""
     channel = Channel.listen(attempt=1, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: Path())
     channel.offer = outbox.offer
     yield f"http://127.0.0.1:{channel.port}"
@@ -46,14 +48,14 @@ async def client(server: Server) -> AsyncIterator[EngineClient]:
 
 
 def step(model: LlamaForCausalLM, seed: int) -> None:
-    """Change one element in a hundred, enough to be seen in the answers."""
+    """Change one element in a hundred, enough to affect the answers."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter[torch.rand(parameter.shape, generator=random) < 0.01] += 0.5
 
 
-async def test_what_differs_comes_from_the_trainers_memory(
+async def test_differences_are_received_from_trainer_memory(
     client: EngineClient, outbox: Outbox, trainer: str, server: Server
 ) -> None:
     model = random_model(111)
@@ -72,7 +74,7 @@ async def test_what_differs_comes_from_the_trainers_memory(
 
 
 class Volume:
-    """Published folders, written as one rank writes them."""
+    """Published folders, written like one rank writes them."""
 
     def __init__(self, root: Path, model: LlamaForCausalLM) -> None:
         self.root = root
@@ -114,7 +116,7 @@ class Volume:
         return folder
 
 
-async def test_what_differs_comes_from_the_volume(client: EngineClient, server: Server) -> None:
+async def test_differences_are_loaded_from_the_volume(client: EngineClient, server: Server) -> None:
     model = random_model(121)
     versions = [next(server.versions) for _ in range(5)]
     whole = server.publish(model, f"v{versions[0]:08d}.a0001")

@@ -1,4 +1,4 @@
-"""Exactness of what is trained: under equal weights the trainer's log-probs are the engine's, whatever training's sampling is set to."""
+"""Equality of the trainer's and the engine's log-probs under equal weights, for every accepted sampling parameter."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REFUSED: dict[str, Any] = {
 
 
 class Playing:
-    """One version of random weights on the engine, and the same weights in a model of the trainer's."""
+    """One version of random weights on the engine, and the same weights in a model of the trainer."""
 
     def __init__(self, client: EngineClient, url: str, version: int, model: Any, chat: ChatTokens) -> None:
         self.pool = EnginePool([Replica(url, client, version=version)], Signal())
@@ -68,7 +68,7 @@ class Playing:
     async def turns(
         self, sampling: SamplingConfig | CompleteSampling, seed: int | None, stops: tuple[int, ...] = ()
     ) -> Recorded:
-        """A conversation of two turns."""
+        """Play a conversation of two turns."""
         chat = self.chat.called_with(sampling.chat_template_arguments)
         session = Session(self.pool, sampling, stops or chat.stop_token_ids, seed=seed)
         talk = Conversation(session, chat, seq_len=900, max_tokens=sampling.max_tokens, stop=sampling.stop)
@@ -79,7 +79,7 @@ class Playing:
         return recorded
 
     def mismatch(self, recorded: Recorded, temperature: float) -> float:
-        """The trainer's metric of these tokens, by its own forward pass over a packed row."""
+        """Return the trainer's mismatch metric of these tokens, computed by its own forward pass over a packed row."""
         zeros = np.zeros(len(recorded.input_ids), np.float32)
         columns = (recorded.input_ids, recorded.loss_mask, recorded.logprobs, recorded.versions, zeros)
         sample = Sample(*columns, temperature, "env", "task", group=0, rollout=0, dispatch_version=0, reward=0.0)
@@ -102,14 +102,14 @@ async def play(server: Server, model_folder: Path) -> AsyncIterator[Playing]:
         yield Playing(client, server.url, version, model, ChatTokens(tokenizer))
 
 
-def test_each_parameter_is_here() -> None:
+def test_every_sampling_parameter_is_classified() -> None:
     assert {*ACCEPTED, *REFUSED} - {"nothing", "all"} == set(SamplingConfig.model_fields)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("nothing", "all") else pytest.mark.full) for name in ACCEPTED]
 )
-async def test_what_training_takes_leaves_the_log_probs_the_trainers(play: Playing, name: str) -> None:
+async def test_accepted_sampling_keeps_log_probs_exact(play: Playing, name: str) -> None:
     sampling = SamplingConfig(**{"max_tokens": 24} | ACCEPTED[name])
     recorded = await play.turns(sampling, sampling.seed)
     assert recorded.loss_mask.sum() >= 4
@@ -122,7 +122,7 @@ async def test_what_training_takes_leaves_the_log_probs_the_trainers(play: Playi
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_training_refuses_would_not(play: Playing, name: str) -> None:
+async def test_refused_sampling_changes_log_probs(play: Playing, name: str) -> None:
     sampling = CompleteSampling(temperature=1.0, max_tokens=24, **{name: REFUSED[name]})
     stops = tuple(range(40, 54)) if name == "min_tokens" else ()
     assert play.mismatch(await play.turns(sampling, 5, stops), 1.0) > 100 * EXACT

@@ -1,4 +1,4 @@
-"""A family whose code in vLLM writes to parameters past their loaders, and whose experts a CPU packs, gets a second version whole."""
+"""Families with special loading in vLLM: parameters written without loaders, and experts that a CPU packs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.vllm_forks import vllm_forks
 from tests.trainer.in_vllm import LIMIT
 
 
-def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_end_the_update(
+def test_model_without_loaded_values_fails_the_update(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
@@ -26,7 +26,7 @@ def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_e
 
 
 @pytest.mark.full
-def test_a_second_version_of_gpt_oss_is_served_whole(tmp_path: Path) -> None:
+def test_second_version_of_gpt_oss_is_served(tmp_path: Path) -> None:
     done = run_program(
         [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"], cwd=Path(__file__).parents[2]
     )

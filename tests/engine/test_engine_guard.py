@@ -1,4 +1,4 @@
-"""Every route of the running server, asked without a key, with a wrong one and with the right one."""
+"""Every route of the running server, requested without a key, with a wrong key and with the right key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = {
     "/v1/responses/{response_id}/cancel",
     "/v1/systemone",
 }
-"""Served by vLLM, closed by the guard. A vLLM that brings a new route fails here until somebody has judged it."""
+"""Routes of vLLM that the guard closes. A vLLM with a new route fails here until the route is classified."""
 DEVELOPMENT = [
     "/abort_requests",
     "/collective_rpc",
@@ -70,7 +70,7 @@ TRICKS = [
 
 
 def ask(server: Server, method: str, path: str, key: str | None = None) -> int:
-    """The status of one request whose path is sent as it is."""
+    """Return the status of one request whose path is sent unchanged."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(server.url).netloc, timeout=PATIENCE_SECONDS)
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     try:
@@ -82,7 +82,7 @@ def ask(server: Server, method: str, path: str, key: str | None = None) -> int:
 
 @pytest.fixture(scope="module")
 def routes(server: Server) -> list[tuple[str, str]]:
-    """Method and path of every route, as the server itself lists its app's routes at the start."""
+    """Return method and path of every route, as the server lists them at the start."""
     found = re.findall(r"Route: (\S+), Methods: (.+)", server.log.read_text())
     pairs = [(method, path) for path, methods in found for method in methods.strip().split(", ")]
     assert len(pairs) > 25
@@ -90,7 +90,7 @@ def routes(server: Server) -> list[tuple[str, str]]:
     return pairs
 
 
-def test_every_route_is_judged(routes: list[tuple[str, str]]) -> None:
+def test_every_route_is_classified(routes: list[tuple[str, str]]) -> None:
     assert {path for _, path in routes} - set(PUBLIC) - set(KEYED) == REFUSED
 
 
@@ -105,22 +105,20 @@ def test_no_route_answers_without_the_key(server: Server, routes: list[tuple[str
                 assert status in (401, 403), (method, path, key)
 
 
-def test_routes_that_change_the_engine_are_closed_even_with_the_key(
-    server: Server, routes: list[tuple[str, str]]
-) -> None:
+def test_engine_changing_routes_are_closed_with_the_key(server: Server, routes: list[tuple[str, str]]) -> None:
     assert not {path for _, path in routes} & set(DEVELOPMENT), "development mode is off"
     for path in [*DEVELOPMENT, *(path.replace("{response_id}", "x") for path in REFUSED)]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             assert ask(server, method, path, API_KEY) == 403, (method, path)
 
 
-def test_the_key_opens_what_clients_need(server: Server) -> None:
+def test_key_opens_the_client_routes(server: Server) -> None:
     for path in ("/v1/models", "/rlrun/status", "/version", "/load", "/ping"):
         assert ask(server, "GET", path, API_KEY) == 200, path
         assert ask(server, "GET", path) == 401, path
 
 
-def test_path_tricks_do_not_get_around_the_guard(server: Server) -> None:
+def test_path_tricks_do_not_bypass_the_guard(server: Server) -> None:
     for trick in TRICKS:
         assert ask(server, "GET", trick) in (400, 401, 403), trick
     for method in ("OPTIONS", "HEAD", "PUT", "TRACE", "get"):

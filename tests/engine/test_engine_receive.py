@@ -1,4 +1,6 @@
-"""Versions from the trainer's memory: a real server, the trainer's real channel and outbox in this process, gloo between them."""
+"""Versions from the trainer's memory: a real server, the trainer's real channel and outbox in this process, and gloo
+between them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.support.waiting import UNREACHED_SECONDS
 BUCKET_BYTES = 10_000
 PROMPT = [5, 9, 12, 40, 7]
 GROUP = "others receive weights from"
-"""What the server says of a group with a trainer."""
+"""Log line of the server about a group with a trainer."""
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def outbox() -> Iterator[Outbox]:
 
 @pytest.fixture
 def trainer(outbox: Outbox) -> Iterator[str]:
-    """Where the trainer's channel listens."""
+    """Return the address of the trainer's channel."""
     channel = Channel.listen(attempt=1, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: Path())
     channel.offer = outbox.offer
     yield f"http://127.0.0.1:{channel.port}"
@@ -73,7 +75,7 @@ async def assert_serves(client: EngineClient, model: LlamaForCausalLM, version: 
     assert torch.allclose(expected, torch.tensor(answer.logprobs), atol=1e-4)
 
 
-async def test_versions_come_from_the_trainers_memory(
+async def test_versions_are_received_from_trainer_memory(
     client: EngineClient, outbox: Outbox, trainer: str, server: Server
 ) -> None:
     first, second = random_model(101), random_model(102)
@@ -99,13 +101,15 @@ async def generate_long(client: EngineClient) -> list[int]:
     return list(answer.versions)
 
 
-async def test_what_cannot_be_sent_leaves_the_engine_as_it_is(
+async def test_failed_transfer_leaves_the_engine_unchanged(
     client: EngineClient, outbox: Outbox, trainer: str, server: Server
 ) -> None:
     model = random_model(103)
     good, bad, last = (next(server.versions) for _ in range(3))
     hold(outbox, good, published(model))
-    await client.receive_weights(trainer, good)  # of another trainer than the test before: the old group is left
+    await client.receive_weights(
+        trainer, good
+    )  # from a trainer other than that of the previous test, so the old group is left
     told = f"version {bad} is not in the trainer's memory; the newest is {good}"
     with pytest.raises(EngineError, match=told) as caught:
         await client.receive_weights(trainer, bad)

@@ -1,4 +1,4 @@
-"""Evaluation's sampling parameters on the real engine, through the orchestrator's own client and the route for packed tokens."""
+"""Sampling parameters of evaluations on the real engine, through the orchestrator's client and the packed route."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = 24
 
 
 class Asking:
-    """One version of random weights on the engine, and the same weights here."""
+    """One version of random weights on the engine, and the same weights in this process."""
 
     def __init__(self, client: EngineClient, version: int, model: Any) -> None:
         self.client, self.version, self.model = client, version, model
@@ -44,7 +44,7 @@ class Asking:
         return answer
 
     def likeliest(self) -> list[int]:
-        """The greedy continuation by transformers."""
+        """Return the greedy continuation by transformers."""
         ids = list(PROMPT)
         with torch.no_grad():
             for _ in range(TOKENS):
@@ -63,18 +63,18 @@ async def ask(server: Server) -> AsyncIterator[Asking]:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
-async def test_what_leaves_only_the_likeliest_token_gives_it(ask: Asking, sampling: dict[str, Any]) -> None:
+async def test_greedy_equivalent_sampling_gives_likeliest_tokens(ask: Asking, sampling: dict[str, Any]) -> None:
     assert list((await ask(**sampling)).token_ids) == ask.likeliest()
 
 
-async def test_a_seed_gives_each_sample_its_own_answer_again(ask: Asking) -> None:
+async def test_seeded_sample_is_reproducible(ask: Asking) -> None:
     first, again, other = [list((await ask(sample, seed=7)).token_ids) for sample in (0, 0, 1)]
     assert first == again
     assert first != other
     assert list((await ask(0, seed=8)).token_ids) == other
 
 
-async def test_a_text_to_stop_at_ends_the_answer_where_it_is_complete(ask: Asking, model_folder: Path) -> None:
+async def test_stop_text_ends_the_answer(ask: Asking, model_folder: Path) -> None:
     whole = list((await ask(temperature=0.0)).token_ids)
     chat = ChatTokens.load(model_folder)
     texts = [chat.decode([token]).strip() for token in whole]
@@ -88,7 +88,7 @@ async def test_a_text_to_stop_at_ends_the_answer_where_it_is_complete(ask: Askin
     assert len(later.token_ids) > at + 1
 
 
-async def test_penalties_change_what_is_said_again(ask: Asking) -> None:
+async def test_penalties_reduce_repetition(ask: Asking) -> None:
     plain = ask.likeliest()
     assert len(set(plain)) < len(plain), "nothing is said again here, so that no penalty could show"
     for penalty in ({"repetition_penalty": 10.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):

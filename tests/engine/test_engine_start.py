@@ -1,4 +1,4 @@
-"""Starting and stopping: clear refusals, and no process left behind."""
+"""Start and stop of the server: clear refusals, and no remaining processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_model_without_weights_is_refused_before_vllm_is_loaded(
     assert server.log.read_text() == f"model: {tmp_path} contains no *.safetensors file\n"
 
 
-def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Callable[..., Server]) -> None:
+def test_setting_unsupported_by_model_is_configuration_error(launch: Callable[..., Server]) -> None:
     server = launch(max_model_len=100_000)
     assert wait_for_exit(server.process) == 78
     last = server.log.read_text()
@@ -48,7 +48,7 @@ def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Calla
     assert "max_model_len" in last
 
 
-def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -> None:
+def test_sigterm_during_start_leaves_no_process(launch: Callable[..., Server]) -> None:
     server = launch()
     group = server.process.pid
     wait_for(lambda: any("VLLM" in name for name in group_members(group)), "the engine's process exists")
@@ -56,8 +56,8 @@ def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -
     wait_for(lambda: not group_members(group), "all processes of the server are gone")
 
 
-async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Callable[..., Server]) -> None:
-    """vLLM can neither compute nor load again after that: only a fresh server helps."""
+async def test_server_stops_after_a_partial_reload(launch: Callable[..., Server]) -> None:
+    """vLLM can neither compute nor load afterwards, so only a new server helps."""
     server = launch()
     group = server.process.pid
     wait_for(server.serving, "the server answers")
@@ -76,7 +76,7 @@ async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Ca
 
 
 def make_uncopyable(file: Path, name: str) -> None:
-    """Declare one tensor to be of 4-bit floats: a valid file that no float32 model can take."""
+    """Declare one tensor as 4-bit floats: a valid file that no float32 model can load."""
     data = file.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]

@@ -1,4 +1,4 @@
-"""Hand-over against a real engine: versions, log-probs, caches, refusals, recovery."""
+"""Weight updates of a real engine: versions, log-probs, caches, refusals and recovery."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .conftest import API_KEY, Server, random_model, sampled_logprobs
 
 PROMPT = [1, 9, 17, 25, 33, 41]
 LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
-"""Three times the cache's block of 128 tokens."""
+"""Three times the cache block of 128 tokens."""
 IN_FLIGHT_TOKENS = 400
-"""Length of an answer that an update meets: its tokens take ten times as long as the update."""
+"""Length of an answer during an update: its tokens take ten times as long as the update."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def until_running(client: EngineClient, wanted: bool) -> None:
 
 
 def generated(server: Server) -> int:
-    """Tokens that the engine has computed so far, of all requests."""
+    """Return the number of tokens that the engine has computed so far."""
     text = server.get("/metrics")[1].decode()
     return sum(
         int(float(line.split()[-1])) for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
@@ -60,12 +60,12 @@ def generated(server: Server) -> int:
 
 
 def deviation(model: Any, prompt: list[int], completion: Completion, temperature: float = 1.0) -> float:
-    """Largest difference to transformers' log-probs."""
+    """Return the largest difference from transformers' log-probs."""
     reference = sampled_logprobs(model, prompt, completion.token_ids, temperature)
     return float((reference - torch.tensor(completion.logprobs)).abs().max())
 
 
-async def test_readiness_needs_weights_and_then_tells_the_version(server: Server, client: EngineClient) -> None:
+async def test_readiness_requires_weights_and_reports_the_version(server: Server, client: EngineClient) -> None:
     before = await client.ready()
     if before.weight_version is None:
         assert not before.ready
@@ -78,8 +78,8 @@ async def test_readiness_needs_weights_and_then_tells_the_version(server: Server
     assert (await client.status())["engine_alive"] is True
 
 
-async def test_it_sleeps_until_it_is_given_weights(server: Server, client: EngineClient) -> None:
-    """On CPU no memory is given up; what is asked, refused and answered is the same."""
+async def test_sleeping_engine_wakes_with_new_weights(server: Server, client: EngineClient) -> None:
+    """On a CPU no memory is released, but requests, refusals and answers are the same."""
     version, old = await hand_over(server, client, seed=2)
     in_flight = asyncio.create_task(sample(client, PROMPT, str(version), max_tokens=900))
     await until_running(client, True)
@@ -103,7 +103,7 @@ async def test_it_sleeps_until_it_is_given_weights(server: Server, client: Engin
     assert len(await sample(client, PROMPT, None)) == 1
 
 
-async def test_logprobs_are_those_of_the_sampling_distribution(server: Server, client: EngineClient) -> None:
+async def test_logprobs_match_the_sampling_distribution(server: Server, client: EngineClient) -> None:
     version, model = await hand_over(server, client, seed=2)
     temperature = 0.7
     completions = await sample(client, PROMPT, str(version), n=16, max_tokens=48, temperature=temperature)
@@ -116,16 +116,16 @@ async def test_logprobs_are_those_of_the_sampling_distribution(server: Server, c
     assert all(len(c.token_ids) == 48 and c.finish_reason == "length" for c in completions)
 
 
-async def test_top_p_and_seed(server: Server, client: EngineClient) -> None:
+async def test_top_p_and_seed_are_applied(server: Server, client: EngineClient) -> None:
     version, _ = await hand_over(server, client, seed=3)
     first, again = [await sample(client, PROMPT, str(version), temperature=1.3, top_p=0.2, seed=7) for _ in range(2)]
     assert first == again
-    # Renormalised over the nucleus: the likeliest token of a nucleus of 20 % has a large part of it.
+    # The log-probs are normalized over the nucleus: the likeliest token of a nucleus of 20 % has a large share of it.
     assert max(first[0].logprobs) > -1.0
 
 
-async def test_packed_answers_are_those_of_vllms_own_route(server: Server, client: EngineClient) -> None:
-    """Under a seed both routes sample the same tokens, with the same log-probs and versions."""
+async def test_packed_answers_equal_vllm_route(server: Server, client: EngineClient) -> None:
+    """With a seed both routes sample the same tokens, with the same log-probs and versions."""
     version, _ = await hand_over(server, client, seed=3)
     packed = await sample(client, PROMPT, str(version), n=3, max_tokens=24, seed=11)
     assert client._packs, "the server has no packed route"
@@ -143,7 +143,7 @@ async def test_packed_answers_are_those_of_vllms_own_route(server: Server, clien
         await sample(client, [9_999_999], str(version))
 
 
-async def test_requests_in_flight_continue_on_new_weights_and_say_so(server: Server, client: EngineClient) -> None:
+async def test_requests_in_flight_switch_to_new_weights(server: Server, client: EngineClient) -> None:
     old_version, old = await hand_over(server, client, seed=4)
     folder = server.publish(random_model(5), "mid")
     generation = asyncio.create_task(sample(client, PROMPT, str(old_version), n=4, max_tokens=IN_FLIGHT_TOKENS))
@@ -161,9 +161,7 @@ async def test_requests_in_flight_continue_on_new_weights_and_say_so(server: Ser
         assert difference[switch : switch + 8].max() > 0.05, "the next ones are not"
 
 
-async def test_no_response_computed_with_a_prefix_cached_under_older_weights(
-    server: Server, client: EngineClient
-) -> None:
+async def test_cached_prefix_of_older_weights_is_not_reused(server: Server, client: EngineClient) -> None:
     old_version, _ = await hand_over(server, client, seed=6)
     await sample(client, LONG_PROMPT, str(old_version))
     new_version, new = await hand_over(server, client, seed=7)
@@ -173,7 +171,7 @@ async def test_no_response_computed_with_a_prefix_cached_under_older_weights(
     assert deviation(new, LONG_PROMPT, fresh) < 1e-3
 
 
-async def test_going_back_to_an_older_version_drops_the_cache(server: Server, client: EngineClient) -> None:
+async def test_older_version_drops_the_cache(server: Server, client: EngineClient) -> None:
     version, _ = await hand_over(server, client, seed=8)
     await sample(client, LONG_PROMPT, str(version))
     replacement = random_model(9)
@@ -191,7 +189,7 @@ async def test_going_back_to_an_older_version_drops_the_cache(server: Server, cl
     assert (await client.ready()).weight_version == version - 1
 
 
-async def test_the_cache_is_dropped_while_requests_are_running(server: Server, client: EngineClient) -> None:
+async def test_cache_is_dropped_while_requests_run(server: Server, client: EngineClient) -> None:
     version, _ = await hand_over(server, client, seed=10)
     generation = asyncio.create_task(sample(client, LONG_PROMPT, str(version), n=2, max_tokens=IN_FLIGHT_TOKENS))
     await until_running(client, True)
@@ -202,7 +200,7 @@ async def test_the_cache_is_dropped_while_requests_are_running(server: Server, c
     assert [len(c.token_ids) for c in await generation] == [IN_FLIGHT_TOKENS] * 2
 
 
-async def test_same_version_is_loaded_once_and_the_base_model_again(server: Server, client: EngineClient) -> None:
+async def test_same_version_is_loaded_once(server: Server, client: EngineClient) -> None:
     version, model = await hand_over(server, client, seed=12)
     assert await client.update_weights(str(server.root / "weights" / f"v{version}"), version) == {}
     base = next(server.versions)
@@ -213,7 +211,7 @@ async def test_same_version_is_loaded_once_and_the_base_model_again(server: Serv
     assert deviation(model, PROMPT, completion) > 0.05
 
 
-async def test_a_bad_folder_changes_nothing(server: Server, client: EngineClient, tmp_path: Path) -> None:
+async def test_invalid_weight_folder_changes_nothing(server: Server, client: EngineClient, tmp_path: Path) -> None:
     version, model = await hand_over(server, client, seed=13)
     good = server.publish(random_model(14), "good")
     whole = (good / "model.safetensors").read_bytes()
@@ -257,7 +255,7 @@ async def test_a_bad_folder_changes_nothing(server: Server, client: EngineClient
     assert (await client.ready()).ready
 
 
-async def test_cancelling_a_task_aborts_its_request_in_the_engine(server: Server, client: EngineClient) -> None:
+async def test_cancelled_task_aborts_its_engine_request(server: Server, client: EngineClient) -> None:
     version, _ = await hand_over(server, client, seed=18)
     before = generated(server)
     generation = asyncio.create_task(sample(client, PROMPT, str(version), n=8, max_tokens=1000))
@@ -270,7 +268,7 @@ async def test_cancelling_a_task_aborts_its_request_in_the_engine(server: Server
     await hand_over(server, client, seed=19)
 
 
-async def test_an_update_outlives_the_client_that_asked_for_it(server: Server, client: EngineClient) -> None:
+async def test_update_continues_without_its_client(server: Server, client: EngineClient) -> None:
     version = next(server.versions)
     folder = server.publish(random_model(20), "orphan")
     update = asyncio.create_task(client.update_weights(str(folder), version))

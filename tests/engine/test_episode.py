@@ -1,4 +1,4 @@
-"""A conversation with tools on a real engine: what the engine saw and sampled is what is trained on, in all samples of the episode."""
+"""Conversation with tools on a real engine: all training samples contain the engine's tokens and log-probs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPERATURE = 0.7
 
 
 class Watched(EngineClient):
-    """Keeps what the engine was asked and said."""
+    """Client that records the engine's requests and answers."""
 
     seen: list[list[int]]
 
@@ -35,7 +35,7 @@ class Watched(EngineClient):
         return completions
 
 
-async def test_all_samples_of_an_episode_hold_what_the_engine_computed(server: Server, model_folder: Path) -> None:
+async def test_episode_samples_contain_the_engine_computation(server: Server, model_folder: Path) -> None:
     chat = ChatTokens.load(model_folder)
     model, version = random_model(5), next(server.versions)
     async with Watched(server.url, API_KEY) as client:

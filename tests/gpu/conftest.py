@@ -1,7 +1,7 @@
 """Tests for one CUDA GPU, started by hand: `pytest tests/gpu`. No tier collects them; without a GPU each is skipped.
 
-With `RLRUN_GPU_DRY=1` those that do not measure a GPU's memory run on the CPU, in float32:
-so a test that cannot even begin is found without one.
+With `RLRUN_GPU_DRY=1`, tests that do not measure GPU memory run on the CPU in float32, which finds broken tests without
+a GPU.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """The GPU; the CPU in a dry run."""
+    """The GPU, or the CPU in a dry run."""
     return torch.device("cpu") if DRY and not torch.cuda.is_available() else torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="session")
 def dtype(device: torch.device) -> torch.dtype:
-    """What the trainer computes in there."""
+    """Compute dtype of the trainer on this device."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 @pytest.fixture(scope="session")
 def alone(device: torch.device) -> Iterator[Group]:
-    """A group of this process alone."""
+    """A group with this process as its only rank."""
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,4 +1,5 @@
-"""Moments in host memory on a GPU: bit for bit the numbers of moments that stay, and memory of the device for two buckets alone."""
+"""Optimizer moments in host memory on a GPU: bitwise equality with device moments, and device memory for two buckets
+only."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devi
 
 
 @pytest.mark.parametrize("fields", [{}, {"moments": "int8"}, {"name": "sgd"}])
-def test_every_bit_is_that_of_moments_on_the_device(fields: dict[str, Any], device: torch.device) -> None:
+def test_host_moments_equal_device_moments_bitwise(fields: dict[str, Any], device: torch.device) -> None:
     plain, moved = parameters(device), parameters(device)
     steps(plain, make_optimizer(plain, OptimizerConfig(**fields), device), device)
     optimizer = HostMoments(make_optimizer(moved, OptimizerConfig(**fields), device), device, bucket_bytes=BUCKET)

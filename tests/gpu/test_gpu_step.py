@@ -1,4 +1,4 @@
-"""What runs on CUDA alone, against float32 on the CPU."""
+"""Code paths that run only on CUDA, compared with float32 on the CPU."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def batch() -> Batch:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference, relative to the expected norm."""
+    """Return the norm of the difference, relative to the expected norm."""
     return float((found.detach().float().cpu() - expected.detach().float()).norm() / expected.detach().float().norm())
 
 
-def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu(device: torch.device, dtype: torch.dtype) -> None:
+def test_fused_head_in_bfloat16_is_close_to_float32(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(300, 256).bfloat16() / 8, torch.randn(5000, 256).bfloat16()
     targets, temperatures = torch.randint(5000, (300,)), 0.5 + torch.rand(300)
@@ -74,7 +74,7 @@ def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu(device: torch.dev
         (logprobs.sum() + 0.1 * entropy.sum()).backward()
         results.append((logprobs, entropy, leaves[0].grad, leaves[1].grad))
     (logprobs, entropy, d_hidden, d_weight), found = results
-    # The products are summed and kept in float32, so that values are exact for the rounded inputs.
+    # The products are summed and kept in float32, so the values are exact for the rounded inputs.
     torch.testing.assert_close(found[0].detach().cpu(), logprobs.detach(), atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(found[1].detach().cpu(), entropy.detach(), atol=1e-3, rtol=1e-4)
     for own, exact in ((found[2], d_hidden), (found[3], d_weight)):
@@ -84,7 +84,7 @@ def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu(device: torch.dev
 
 
 @pytest.mark.measures_gpu_memory
-def test_the_fused_head_never_holds_the_logits_of_a_row() -> None:
+def test_fused_head_does_not_store_full_logits() -> None:
     tokens, vocabulary = 8192, 150_000
     hidden = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(vocabulary, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -96,7 +96,7 @@ def test_the_fused_head_never_holds_the_logits_of_a_row() -> None:
     assert torch.cuda.max_memory_allocated() - before < tokens * vocabulary * 4 / 2
 
 
-def test_varlen_attention_is_that_of_each_sequence_alone(device: torch.device, dtype: torch.dtype) -> None:
+def test_varlen_attention_is_close_to_cpu_reference(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     total = sum(LENGTHS)
     query, key, value = (torch.randn(1, heads, total, 64).bfloat16() for heads in (4, 2, 2))
@@ -113,9 +113,7 @@ def test_varlen_attention_is_that_of_each_sequence_alone(device: torch.device, d
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_every_kernel_that_is_here_computes_what_its_options_say(
-    name: Any, device: torch.device, dtype: torch.dtype
-) -> None:
+def test_attention_kernel_is_close_to_sdpa_reference(name: Any, device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     total, backend = sum(LENGTHS), BACKENDS[name]
     try:
@@ -144,11 +142,11 @@ def test_every_kernel_that_is_here_computes_what_its_options_say(
         assert distance(own, exact) < 0.03
 
 
-def test_activations_in_host_memory_change_no_gradient(alone: Group, model: Any, batch: Batch) -> None:
+def test_offloaded_activations_keep_gradients(alone: Group, model: Any, batch: Batch) -> None:
     results = []
     for mode in ("none", "offload"):
         sharded = shard_model(copy.deepcopy(model), alone, memory=Memory(activations=mode))
-        for _ in range(2):  # the second step has the first one's buffers
+        for _ in range(2):  # the second step reuses the first one's buffers
             sharded.zero_grad()
             token_statistics(sharded, micro_batch(batch.samples, alone.device)).logprobs.sum().backward()
         results.append({name: p.grad.full_tensor().cpu() for name, p in sharded.named_parameters()})
@@ -156,7 +154,7 @@ def test_activations_in_host_memory_change_no_gradient(alone: Group, model: Any,
         assert distance(results[1][name], expected) < 0.01, name
 
 
-def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(alone: Group, model: Any, batch: Batch) -> None:
+def test_sharded_model_in_bfloat16_is_close_to_float32(alone: Group, model: Any, batch: Batch) -> None:
     reference = copy.deepcopy(model)
     expected = token_statistics(reference, micro_batch(batch.samples, CPU))
     expected.logprobs.sum().backward()
@@ -177,7 +175,7 @@ def cosine(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU it compiles for a minute what tests/tensors traces")
 @pytest.mark.parametrize("mode", ["selective", "attention"])
-def test_compiled_layers_are_near_float32_on_the_cpu_and_compiled_once(mode: Any, alone: Group, model: Any) -> None:
+def test_compiled_layers_are_close_and_compile_once(mode: Any, alone: Group, model: Any) -> None:
     reference = copy.deepcopy(model)
     torch._dynamo.reset()
     shard_model(model, alone, memory=Memory(compile=True, activations=mode))
@@ -196,7 +194,7 @@ def test_compiled_layers_are_near_float32_on_the_cpu_and_compiled_once(mode: Any
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
-def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: Group, model: Any, batch: Batch) -> None:
+def test_optimizer_steps_lower_loss(name: str, alone: Group, model: Any, batch: Batch) -> None:
     config = OptimizerConfig(name=name, lr=1e-3 if name != "sgd" else 0.1)
     shard_model(model, alone)
     optimizer = make_optimizer(model, config, alone.device)
@@ -216,7 +214,7 @@ def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: G
     assert losses[-1]["loss"] < losses[0]["loss"]
 
 
-def test_orthogonalising_in_bfloat16_brings_singular_values_near_one(device: torch.device) -> None:
+def test_orthogonalize_gives_singular_values_near_one(device: torch.device) -> None:
     torch.manual_seed(0)
     found = orthogonalize(torch.randn(64, 256, device=device))
     assert found.dtype == torch.float32

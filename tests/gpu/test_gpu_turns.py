@@ -1,4 +1,4 @@
-"""What a GPU's memory holds when it is the other side's turn, for a trainer and for an engine."""
+"""GPU memory of a trainer and of an engine that take turns on one GPU."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from rlrun.trainer.ranks.group import Group
 VOCABULARY = 32_000
 MIB = 2**20
 LEFT_OF_A_TRAINER = 64 * MIB
-"""Of its tensors, once it has given its memory up."""
+"""Bytes of a trainer's tensors after it has released its memory."""
 LEFT_OF_AN_ENGINE = 4096 * MIB
-"""Of its memory in its sleep: context, CUDA graphs, buffers of kernels."""
+"""Bytes of a sleeping engine: context, CUDA graphs, buffers of kernels."""
 START_SECONDS = 600.0
 
 
@@ -62,7 +62,7 @@ def model() -> Any:
 
 @pytest.mark.measures_gpu_memory
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(alone: Group, name: Any) -> None:
+def test_trainer_releases_gpu_memory_and_keeps_losses(alone: Group, name: Any) -> None:
     losses: dict[bool, list[float]] = {}
     for in_turns in (False, True):
         gc.collect()
@@ -94,7 +94,7 @@ def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(alone: Gro
 @pytest.mark.measures_gpu_memory
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM, the engine")
 @pytest.mark.timeout(START_SECONDS + 300)
-def test_an_engine_gives_its_memory_up_and_wakes_with_weights(tmp_path: Path) -> None:
+def test_engine_releases_gpu_memory_and_wakes_with_weights(tmp_path: Path) -> None:
     folder, weights = tmp_path / "model", tmp_path / "weights"
     made = model().to(torch.bfloat16)
     made.config._attn_implementation = "sdpa"

@@ -1,4 +1,4 @@
-"""A fixture of many tests that fails: one failure, the rest skipped, and its folder is kept."""
+"""Failure of a shared fixture: one test fails, the others are skipped, and its folder is kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FAILS = 'raise RuntimeError("exit code 139")'
 
 
 def run_pytest(folder: Path, text: str) -> tuple[dict[str, int], str]:
-    """Outcomes, and the output, of a file of tests in a project of its own that has the plugin."""
+    """Run a file of tests in its own project with the plugin, and return the outcomes and the output."""
     (folder / "test_run.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     code = (
@@ -50,28 +50,28 @@ def run_pytest(folder: Path, text: str) -> tuple[dict[str, int], str]:
         f"sys.exit(pytest.main(['-rA', '-p', 'no:cacheprovider', {str(folder)!r}], plugins=[fixture_failures]))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the plugin of Hypothesis needs 1.4 CPU seconds to load
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis needs 1.4 CPU seconds to load
     done = run_program([sys.executable, "-c", code], cwd=ROOT, env=environment)
     words = done.stdout.strip().splitlines()[-1].replace(",", "").split()
     return {words[i + 1].rstrip("s"): int(words[i]) for i in range(len(words) - 1) if words[i].isdigit()}, done.stdout
 
 
 @pytest.mark.parametrize("scope", ["module", "session"])
-def test_one_test_fails_and_the_others_are_skipped(tmp_path: Path, scope: str) -> None:
+def test_failed_fixture_fails_one_test_and_skips_others(tmp_path: Path, scope: str) -> None:
     outcomes, output = run_pytest(tmp_path, RUN.format(scope=scope, end=FAILS))
     assert outcomes == {"passed": 1, "skipped": 5, "error": 1}, output
     assert output.count('raise RuntimeError("exit code 139")') == 1, "its story is told once"
     assert "run failed in test_run.py::" in output, "a test that is skipped says which one tells why"
 
 
-def test_what_it_left_is_kept_and_told(tmp_path: Path) -> None:
+def test_failed_fixture_folder_is_kept_and_reported(tmp_path: Path) -> None:
     _, output = run_pytest(tmp_path, RUN.format(scope="module", end=FAILS))
     (kept,) = (tmp_path / "kept").iterdir()
     assert f"what run left is kept in {kept}" in output
     assert [path.name for path in (kept / "run0").iterdir()] == ["trainer.log"], "weights are not"
 
 
-def test_a_fixture_that_works_or_skips_is_left_alone(tmp_path: Path) -> None:
+def test_fixture_that_works_or_skips_is_not_reported(tmp_path: Path) -> None:
     assert run_pytest(tmp_path, RUN.format(scope="module", end="return folder"))[0] == {"passed": 7}
     assert run_pytest(tmp_path, RUN.format(scope="module", end='pytest.skip("no GPU")'))[0] == {
         "passed": 1,
@@ -80,7 +80,7 @@ def test_a_fixture_that_works_or_skips_is_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
-def test_the_failure_is_never_swallowed_by_a_test_that_may_fail(tmp_path: Path) -> None:
+def test_expected_failure_does_not_hide_failed_fixture(tmp_path: Path) -> None:
     expected = "pytest.param(0, marks=pytest.mark.xfail), *range(1, 5)"
     text = RUN.format(scope="module", end=FAILS).replace('"part", range(5)', f'"part", [{expected}]')
     assert run_pytest(tmp_path, text)[0] == {"passed": 1, "xfailed": 1, "error": 5}, (
@@ -88,5 +88,5 @@ def test_the_failure_is_never_swallowed_by_a_test_that_may_fail(tmp_path: Path) 
     )
 
 
-def test_fixtures_of_one_test_fail_each_of_them(tmp_path: Path) -> None:
+def test_failed_function_fixture_fails_each_test(tmp_path: Path) -> None:
     assert run_pytest(tmp_path, RUN.format(scope="function", end=FAILS))[0] == {"passed": 1, "error": 6}

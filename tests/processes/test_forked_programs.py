@@ -1,4 +1,4 @@
-"""Forked programs with pipes: output, folder, environment and end are those of a program that is started."""
+"""Forked programs with pipes: same output, folder, environment and exit code as started programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("ending", ENDS)
-def test_forked_program_has_the_output_and_the_end_of_one_that_is_started(ending: str, tmp_path: Path) -> None:
+def test_forked_program_has_output_and_exit_of_started_program(ending: str, tmp_path: Path) -> None:
     code = REPORT.replace("ENDING", ENDS[ending])
     variables = {"ONE": "of this program", "PATH": os.environ["PATH"], "LC_CTYPE": "C.UTF-8"}
     forked = program_forks().call(CODE, code, "word", environment=variables, folder=tmp_path)
@@ -38,7 +38,7 @@ def test_forked_program_has_the_output_and_the_end_of_one_that_is_started(ending
     assert (forked.returncode, forked.stdout, forked.stderr) == (started.returncode, started.stdout, started.stderr)
 
 
-def test_forked_program_that_still_runs_ends_with_its_block(tmp_path: Path) -> None:
+def test_running_forked_program_is_killed_at_block_end(tmp_path: Path) -> None:
     code = f"import time; open({str(tmp_path / 'up')!r}, 'w'); time.sleep(600)"
     with program_forks().open(CODE, code, environment=os.environ) as program:
         wait_for((tmp_path / "up").exists, "the program runs")

@@ -1,4 +1,4 @@
-"""A test that hangs ends, with the stacks and the states of its processes."""
+"""Time limit of tests: a hanging test fails with the stacks and states of its processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_next_one_runs():
 """
 
 
-def test_hanging_test_is_ended(tmp_path: Path) -> None:
+def test_hanging_test_is_killed_with_report(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(HANGS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.hang_limit", "-p", "no:cacheprovider", "--timeout=1"]
     done = run_program(

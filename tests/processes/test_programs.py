@@ -1,4 +1,4 @@
-"""Waits for programs: a program that stands still fails its test, with its state."""
+"""Waits for programs: a stalled program fails its test, with its state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_stopped_program_fails_with_state_and_is_killed(monkeypatch: pytest.Monk
         wait_until(lambda: has_ended(child) and process.poll() is not None, "the tree is killed")
 
 
-def test_wait_for_exit_of_stopped_process_fails_and_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_exit_reports_and_keeps_stopped_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         process.send_signal(signal.SIGSTOP)
         monkeypatch.setattr(waiting, "PATIENCE_SECONDS", IMPATIENT_SECONDS)
@@ -73,7 +73,7 @@ def test_wait_for_exit_of_stopped_process_fails_and_leaves_it(monkeypatch: pytes
 def test_program_that_computes_or_writes_makes_progress(
     works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends when three snapshots of its progress differ."""
+    """The program ends after three different snapshots of its progress."""
     enough, seen = tmp_path / "enough", set[object]()
 
     def poll(self: waiting.Wait) -> None:
@@ -109,7 +109,7 @@ def test_sleeping_program_makes_no_progress(
 def test_cpu_time_contains_children_that_have_ended() -> None:
     before = cpu_seconds(os.getpid())
     run_program([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    assert cpu_seconds(os.getpid()) - before >= 0.25  # sums of ticks of 0.01 s, each cut down
+    assert cpu_seconds(os.getpid()) - before >= 0.25  # Sum of ticks of 0.01 s, each rounded down.
     assert cpu_seconds(2**22 + 1) == 0.0, "a process that does not exist"
 
 

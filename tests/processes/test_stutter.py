@@ -1,4 +1,4 @@
-"""A command that is interrupted ends as it does otherwise, and nothing stays stopped."""
+"""Interrupted commands: normal exit code, and no process stays stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.exit(7)
 """
 
 
-def test_every_process_of_a_command_is_stopped_at_times_and_goes_on() -> None:
+def test_each_process_of_command_is_stopped_and_continued() -> None:
     command = [sys.executable, "-m", "tests.stutter", "--share", "0.3", "--most", "0.5", sys.executable, "-c", WORK]
     done = run_program(command)
     assert done.returncode == 7, done.stderr
@@ -40,7 +40,7 @@ def test_every_process_of_a_command_is_stopped_at_times_and_goes_on() -> None:
     assert state != "T", "what outlives the command runs"
 
 
-def test_a_request_to_end_goes_on_to_the_command_and_leaves_nothing_stopped() -> None:
+def test_sigterm_reaches_command_and_no_process_stays_stopped() -> None:
     words = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
     command = [sys.executable, "-m", "tests.stutter", "--share", "1", "--most", "0.2", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stuttering:
@@ -50,5 +50,5 @@ def test_a_request_to_end_goes_on_to_the_command_and_leaves_nothing_stopped() ->
         assert wait_for_exit(stuttering) == -signal.SIGTERM % 256
 
 
-def test_nothing_else_is_a_process_of_the_command() -> None:
+def test_unknown_marker_finds_no_process() -> None:
     assert Processes("of nobody").look() == set()

@@ -1,4 +1,4 @@
-"""The runner of tiers: each test file belongs to one tier, a failed or empty tier fails the run, a flaky test gets a row."""
+"""Runner of tiers: each test file is in one tier, a failed or empty tier fails the run, a flaky test gets a row."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.tiers import AT_LAST, LANES, THEN, TIERS, WAITING
 ROOT = Path(__file__).parents[2]
 Lanes = Callable[..., None]
 BY_HAND = ("tests/gpu", "tests/controllers")
-"""Run where there is a GPU, and where Kueue has been built: `make test-controllers`."""
+"""Folders outside all tiers: they need a GPU or a build of Kueue (`make test-controllers`)."""
 
 
 SEED_OPTION = "def pytest_addoption(parser): parser.addoption('--hypothesis-seed')"
-"""The plugin of Hypothesis needs 1.4 CPU seconds to load; one test needs more of it than its option."""
+"""Replacement of the Hypothesis plugin, which needs 1.4 CPU seconds to load; only one test needs more than its option."""
 
 
 @pytest.fixture
@@ -58,34 +58,34 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     return replace
 
 
-def run(*tiers: str, options: str) -> subprocess.CompletedProcess[str]:
+def run_tiers(*tiers: str, options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTEST_ADDOPTS": options}
     return run_program([sys.executable, "-m", "tests.tiers", *tiers], cwd=ROOT, env=environment)
 
 
-def holds(arguments: Sequence[str], file: Path) -> bool:
+def is_in_tier(arguments: Sequence[str], file: Path) -> bool:
     ignored = [argument.removeprefix("--ignore=") for argument in arguments if argument.startswith("--ignore=")]
     folders = [argument for argument in arguments if not argument.startswith("--")]
     inside = [any(file.is_relative_to(ROOT / folder) for folder in group) for group in (folders, ignored)]
     return inside == [True, False]
 
 
-def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
+def test_each_test_file_is_in_exactly_one_tier() -> None:
     tiers = [TIERS[name] for lane in (*LANES, WAITING, THEN, AT_LAST) for name in lane]
     for file in (ROOT / "tests").rglob("test_*.py"):
         if not any(file.is_relative_to(ROOT / folder) for folder in BY_HAND):
-            assert sum(holds(tier, file) for tier in tiers) == 1, file
+            assert sum(is_in_tier(tier, file) for tier in tiers) == 1, file
 
 
-def test_no_folder_of_tests_has_a_name_that_pytest_leaves_out(pytestconfig: pytest.Config) -> None:
+def test_no_test_folder_has_name_ignored_by_pytest(pytestconfig: pytest.Config) -> None:
     left_out = pytestconfig.getini("norecursedirs")
     folders = {part for file in (ROOT / "tests").rglob("test_*.py") for part in file.relative_to(ROOT).parts[:-1]}
     assert "build" in folders, "pytest's own default leaves out folders of this name"
     assert [name for name in sorted(folders) if any(fnmatch(name, pattern) for pattern in left_out)] == []
 
 
-def test_a_tier_in_which_nothing_runs_has_not_passed() -> None:
-    result = run("unit", options="--ignore-glob=* -q")
+def test_tier_without_tests_fails() -> None:
+    result = run_tiers("unit", options="--ignore-glob=* -q")
     assert (result.returncode, "unit: FAILED (5)" in result.stdout) == (1, True), result.stdout
 
 
@@ -128,7 +128,7 @@ def test_hasty(number):
 
 
 def prepare_hasty(folder: Path, *, failing: Sequence[int], tests: int = 1) -> None:
-    """Write tests that fail in the runs of the given numbers, counted from 1."""
+    """Write tests that fail in the runs with the given numbers, counted from 1."""
     for old in folder.glob("runs-*"):
         old.unlink()
     (folder / "test_some.py").write_text(HASTY)
@@ -136,7 +136,7 @@ def prepare_hasty(folder: Path, *, failing: Sequence[int], tests: int = 1) -> No
     (folder / "failing").write_text(repr(list(failing)))
 
 
-def test_flaky_test_passes_twice_in_isolation_and_gets_a_row(
+def test_flaky_test_is_repeated_in_isolation_and_listed(
     tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes({"some": tmp_path}, [["some"]])
@@ -157,7 +157,7 @@ def test_flaky_test_passes_twice_in_isolation_and_gets_a_row(
 
 
 @pytest.mark.parametrize("failing", [pytest.param([1, 2], marks=pytest.mark.full), [1, 3]])
-def test_test_that_fails_once_more_in_isolation_fails_the_run(
+def test_second_failure_in_isolation_fails_the_run(
     tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str], failing: list[int]
 ) -> None:
     lanes({"some": tmp_path}, [["some"]])
@@ -171,17 +171,17 @@ def test_test_that_fails_once_more_in_isolation_fails_the_run(
     assert len((tmp_path / "runs-0").read_text()) == max(failing)
 
 
-def test_more_failures_than_the_list_may_hold_are_not_run_again(tmp_path: Path, lanes: Lanes) -> None:
+def test_excess_failures_are_not_run_again(tmp_path: Path, lanes: Lanes) -> None:
     lanes({"some": tmp_path}, [["some"]])
     prepare_hasty(tmp_path, failing=[1], tests=flakes.MAX_OPEN + 1)
     assert runner.main([]) == 1
     assert [len(file.read_text()) for file in tmp_path.glob("runs-*")] == [1] * (flakes.MAX_OPEN + 1)
 
 
-def test_tests_skipped_for_a_failed_fixture_run_again_with_it(
+def test_tests_skipped_by_failed_fixture_run_again(
     tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole run failed once, and what it shows fails always: a second success of the first test alone would hide that."""
+    """The fixture fails only once, but the behavior behind it always fails. A second success of only the first test would hide that."""
     (tmp_path / "conftest.py").write_text(
         "from tests import fixture_failures\n"
         "def pytest_configure(config): config.pluginmanager.register(fixture_failures)\n"
@@ -211,7 +211,7 @@ def test_tests_skipped_for_a_failed_fixture_run_again_with_it(
         ([(1, f"test_{number}") for number in range(6)], "6 flaky tests are open, at most 5 may be"),
     ],
 )
-def test_list_of_flaky_tests_that_is_long_or_old_fails_the_run_before_it_starts(
+def test_long_or_old_flaky_list_fails_the_run_early(
     tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str], rows: list[tuple[int, str]], message: str
 ) -> None:
     lanes({"some": tmp_path}, [["some"]])
@@ -228,9 +228,7 @@ def test_list_of_flaky_tests_that_is_long_or_old_fails_the_run_before_it_starts(
     assert runner.main([]) == 0, "rows of repaired tests do not count"
 
 
-def test_sixth_flaky_test_fails_the_run_that_finds_it(
-    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sixth_flaky_test_fails_the_run(tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
     lanes({"some": tmp_path}, [["some"]])
     prepare_hasty(tmp_path, failing=[1])
     listed = [flakes.Flake(f"test_{number}", "unit", 0, 1.5) for number in range(flakes.MAX_OPEN)]
@@ -239,7 +237,7 @@ def test_sixth_flaky_test_fails_the_run_that_finds_it(
     assert "6 flaky tests are open, at most 5 may be" in capsys.readouterr().out
 
 
-def test_gate_leaves_out_the_full_set(tmp_path: Path, lanes: Lanes) -> None:
+def test_gate_excludes_full_set(tmp_path: Path, lanes: Lanes) -> None:
     (tmp_path / "test_some.py").write_text(
         "from pathlib import Path\n"
         "import pytest\n"
@@ -255,7 +253,7 @@ def test_gate_leaves_out_the_full_set(tmp_path: Path, lanes: Lanes) -> None:
         assert (tmp_path / "ran").read_text() == ran
 
 
-def test_gate_draws_the_same_examples_and_the_full_set_others(
+def test_gate_examples_are_fixed_and_full_set_differs(
     tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_PLUGINS", "_hypothesis_pytestplugin")
@@ -276,7 +274,7 @@ def test_gate_draws_the_same_examples_and_the_full_set_others(
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_temporary_files_are_in_memory_and_gone_afterwards(
+def test_temporary_files_are_in_memory_and_deleted(
     tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_some.py").write_text(
@@ -300,8 +298,8 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
         assert folder is None
 
 
-def test_tiers_keep_the_bytecode_of_what_they_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of thousands of programs would compile the whole product otherwise; sandboxes and images often set the variable."""
+def test_tiers_keep_bytecode_of_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bytecode, each of thousands of programs would compile the whole product; sandboxes and images often set the variable."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     variables = runner.environment("tensors", runner.Settings(tmp_path, memory=str(tmp_path)))
     changed = {"PYTHONDONTWRITEBYTECODE": None, "TMPDIR": str(tmp_path), **runner.LOWEST_CAPABILITY}
@@ -311,12 +309,12 @@ def test_tiers_keep_the_bytecode_of_what_they_import(tmp_path: Path, monkeypatch
     }
 
 
-def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
+def test_idle_lane_runs_unstarted_tiers_of_other_lanes(
     tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The long lane ends only after all others have run, so these have run in the other one, and each of them once.
+    """The long lane ends only after all others, so the other lane must have run their tiers, each once.
 
-    The lane that waits is through at once, and takes nothing: the short one ends a while after it, and then begins with the rest.
+    The waiting lane is idle at once and runs nothing; the short lane ends later and then starts the remaining tiers.
     """
     names = ("long", "short", "free", "waits", "last")
     needs = {"long": ["short", "free"], "short": ["waits"]}
@@ -342,10 +340,10 @@ def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
     assert (sorted(started), started[-1]) == (sorted(names), "last")
 
 
-def test_patient_tiers_run_next_to_the_others_with_the_least_priority(
+def test_patient_tiers_run_in_parallel_with_lowest_priority(
     tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both lanes end only after the patient tiers: nobody else can have run these. What is not patient is left to the lanes."""
+    """Both lanes end only after the patient tiers, so no lane can have run them. The lanes run all other tiers."""
     waits = "    while not all((here / name).exists() for name in ('calm', 'calmer')): time.sleep(0.05)\n"
     for name in ("long", "short", "free", "calm", "calmer"):
         (tmp_path / f"test_{name}.py").write_text(
@@ -368,12 +366,12 @@ def test_patient_tiers_run_next_to_the_others_with_the_least_priority(
     assert [(tmp_path / name).read_text() for name in ("calm", "calmer")] == [usual] * 2, "there is nobody to wait for"
 
 
-def test_an_unknown_tier_is_named() -> None:
-    result = run("units", options="")
+def test_unknown_tier_is_refused_by_name() -> None:
+    result = run_tiers("units", options="")
     assert (result.returncode, "unknown tier units; there are unit, " in result.stderr) == (2, True)
 
 
-def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
+def test_signal_ends_running_tiers_and_starts_no_others(tmp_path: Path) -> None:
     (tmp_path / "slow_start.py").write_text("import time; time.sleep(600)")
     environment = {**os.environ, "PYTHONPATH": before(tmp_path), "PYTEST_PLUGINS": "slow_start"}
     process = subprocess.Popen(

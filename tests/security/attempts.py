@@ -1,4 +1,4 @@
-"""An intruder as an environment of a process of the product: the command that runs one deed of it, as an ordinary user."""
+"""Intruder as an environment of a product process: the command that runs one of its deeds as an ordinary user."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FIRST_PROCESS = "tests.security.intruder.first_process"
 KEY = "the-runs-key"
 NOBODY = 65534
 RESTRICTED = "--no-new-privs"
-"""As in a pod without privilege escalation: there a filter keeps signals off, too."""
+"""Option of a pod without privilege escalation; a filter then also blocks signals."""
 X86_64_ONLY = pytest.mark.skipif(platform.machine() != "x86_64", reason="the ways are x86-64's")
 
 
 def ordinary_user(*more: str) -> list[str]:
-    """The beginning of a command that runs as an ordinary user, who may read this checkout."""
+    """Return the start of a command that runs as an ordinary user with read access to this checkout."""
     if os.geteuid() != 0:
         return ["setpriv", *more] if more else []
     may_read = [
@@ -42,14 +42,14 @@ def ordinary_user(*more: str) -> list[str]:
 def intruder_forks(*more: str) -> Forks:
     """Return the process of an ordinary user that has imported the intruder's first process; it ends with the session.
 
-    That process needs 1 s of CPU time for its imports, more than for most deeds. Each deed has processes of its own.
+    That process needs 1 s of CPU time for its imports, more than for most deeds. Each deed has its own processes.
     """
-    forks = Forks([FIRST_PROCESS], _variables("/nonexistent"), ordinary_user(*more))
+    forks = Forks([FIRST_PROCESS], _make_variables("/nonexistent"), ordinary_user(*more))
     atexit.register(forks.close)
     return forks
 
 
-def _variables(home: str) -> dict[str, str]:
+def _make_variables(home: str) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")},
         "PYTHONPATH": before(FOLDER),
@@ -65,22 +65,29 @@ def _variables(home: str) -> dict[str, str]:
 
 
 def attempt(entry: str, deed: str, *more: str, cwd: str = "/") -> Any:
-    """Run a deed of the intruder; return what it found.
+    """Run a deed of the intruder; return its result.
 
     Args:
-        entry: the process that starts it, see `first_process.py`.
+        entry: process that starts the intruder, see `first_process.py`.
         deed: name of a function of `intruder.py`.
         more: options of `setpriv`.
         cwd: working directory of the process.
     """
-    # On a disk: `/dev/shm`, where temporary files of tests may lie, stays open to environments.
+    # On a disk: `/dev/shm`, a possible place of temporary files, stays open to environments.
     with tempfile.TemporaryDirectory(prefix="home-", dir="/var/tmp") as home:
         Path(home, "tmp").mkdir()
         for folder in (Path(home), Path(home, "tmp")):
-            folder.chmod(0o777)  # the ordinary user's
+            folder.chmod(0o777)  # The ordinary user needs write access.
         out, err = Path(home, "out"), Path(home, "err")
         process = intruder_forks(*more).start(
-            FIRST_PROCESS, entry, deed, log=out, errors=err, environment=_variables(home), exact=True, folder=Path(cwd)
+            FIRST_PROCESS,
+            entry,
+            deed,
+            log=out,
+            errors=err,
+            environment=_make_variables(home),
+            exact=True,
+            folder=Path(cwd),
         )
         wait_for(lambda: process.poll() is not None, f"the end of {deed}", state=lambda: out.read_text())
         printed = out.read_text()
@@ -90,5 +97,5 @@ def attempt(entry: str, deed: str, *more: str, cwd: str = "/") -> Any:
 
 
 def refused(found: dict[str, str]) -> set[str]:
-    """Names of the ways that were refused."""
+    """Return the names of the refused ways."""
     return {way for way, outcome in found.items() if outcome == "refused"}

@@ -1,4 +1,4 @@
-"""Inputs that somebody else has written: seeds changed at random, in their bytes and in their structure."""
+"""Hostile inputs: seeds with random changes of their bytes and structure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KEYS = ("", "op", "__class__", "$patch", "a" * 300, "\ud800", "format_version",
 
 
 def documents(seeds: list[Any], seed: int = 0, count: int = COUNT) -> Iterator[Any]:
-    """JSON values: the seeds with parts replaced, removed, added, repeated and nested."""
+    """Yield JSON values: the seeds with replaced, removed, added, repeated and nested parts."""
     rng = random.Random(seed)
     for _ in range(count):
         document = copy.deepcopy(rng.choice(seeds))
@@ -59,7 +59,7 @@ def documents(seeds: list[Any], seed: int = 0, count: int = COUNT) -> Iterator[A
 
 
 def texts(seeds: list[bytes], seed: int = 0, count: int = COUNT) -> Iterator[bytes]:
-    """Bytes: the seeds with bytes changed, cut, doubled, swapped with others, or of no sense at all."""
+    """Yield bytes: the seeds with changed, cut, doubled or swapped bytes, or random bytes."""
     rng = random.Random(seed)
     for _ in range(count):
         data = bytearray(rng.choice(seeds))
@@ -82,12 +82,12 @@ def texts(seeds: list[bytes], seed: int = 0, count: int = COUNT) -> Iterator[byt
 
 
 def as_json(document: Any) -> bytes:
-    """A document as a hostile client would write it: not every value is JSON, nor every text UTF-8."""
+    """Encode a document as a hostile client would: not every value is JSON, nor every text UTF-8."""
     return json.dumps(document).encode()
 
 
 def deep(levels: int, opening: str = "[", closing: str = "]") -> bytes:
-    """A document of so many levels."""
+    """Return a document with this number of levels."""
     return (opening * levels + closing * levels).encode()
 
 

@@ -1,4 +1,4 @@
-"""An environment without an image of its own writes no file that another process of the run reads, and honest ones work."""
+"""Write access of environments without their own image: refused for files that other processes read, allowed for their own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = X86_64_ONLY
 
 @pytest.fixture
 def shared_folder() -> Iterator[str]:
-    """A folder that everybody may write, on a disk: `/dev/shm`, where temporary files of tests may lie, stays open to environments."""
+    """World-writable folder on a disk: `/dev/shm`, a possible place of temporary files, stays open to environments."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         Path(folder).chmod(0o777)
         yield folder
 
 
 CONTAINERS = pytest.mark.parametrize("entry", ["nothing", "shared container"])
-"""The orchestrator's container, and the one that environments share."""
+"""The orchestrator's container, and the shared container of environments."""
 
 
 @CONTAINERS
@@ -48,20 +48,20 @@ def test_signals_to_helpers_of_the_orchestrator_are_refused() -> None:
 
 
 @pytest.mark.parametrize("more", [(), (RESTRICTED,)], ids=["user", "pod"])
-def test_an_environment_does_not_reach_the_host_of_its_container(more: tuple[str, ...]) -> None:
-    """Else it would start processes outside of its Landlock domain, with limits of its own choice."""
+def test_environment_cannot_connect_to_its_host(more: tuple[str, ...]) -> None:
+    """Otherwise it could start processes outside of its Landlock domain with its own limits."""
     assert attempt("shared container", "connects_to_its_host", *more) == ""
 
 
 @CONTAINERS
-def test_an_honest_environment_uses_its_own_files(entry: str) -> None:
+def test_honest_environment_uses_its_own_files(entry: str) -> None:
     found = attempt(entry, "uses_its_own_files", RESTRICTED)
     assert found.pop("folder").endswith("/work")
     assert found == {"program": "helper", "moved": "1", "signal": -9}
 
 
 @pytest.mark.parametrize("module", ["trio", "pydantic", "json", "rlrun"])
-def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path, module: str) -> None:
+def test_module_in_working_directory_is_not_imported(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("import os; os.write(1, b'planted'); os._exit(7)")
     for command in (module_command("rlrun.pod", ["--help"]), python_command("rlrun.pod.pod_command", ["--help"])):
         done = run_program(command, cwd=tmp_path)
@@ -69,12 +69,12 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path, modul
         assert "planted" not in done.stdout
 
 
-def test_every_program_starts_without_the_working_directory_on_its_path() -> None:
-    """All lists of the product that start an interpreter."""
+def test_each_program_starts_without_working_directory_on_path() -> None:
+    """Checks each list of the product that starts an interpreter."""
     starts = [
         (path.name, element.lineno)
         for path in Path(rlrun.__file__).parent.rglob("*.py")
-        if "sys.executable" in (text := path.read_text())  # to parse all modules takes 1.5 s of CPU time
+        if "sys.executable" in (text := path.read_text())  # Parsing all modules takes 1.5 s of CPU time.
         for element in ast.walk(ast.parse(text))
         if isinstance(element, ast.List | ast.Tuple) and starts_unsafely(element)
     ]
@@ -92,7 +92,7 @@ def is_safe(words: list[str]) -> bool:
     return bool({"SAFE_PATH", "'-I'"} & set(words))
 
 
-def test_a_users_module_is_found_last(tmp_path: Path) -> None:
+def test_user_module_is_found_last(tmp_path: Path) -> None:
     (tmp_path / "my_loss.py").write_text("def loss(): ...")
     (tmp_path / "json.py").write_text("raise SystemExit(7)")
     program = "from rlrun.custom import imported; print(imported('loss', 'my_loss:loss').__module__)"

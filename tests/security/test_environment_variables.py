@@ -1,4 +1,4 @@
-"""What an environment's process gets of the orchestrator's environment variables, tried in real processes."""
+"""Environment variables that an environment's process receives, in real processes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ USUAL = ("PATH", "HOME", "PYTHONPATH", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HO
 
 
 class Echo:
-    """Answers with the prompt."""
+    """Model that returns the prompt."""
 
     async def complete(self, messages: Sequence[Message], **_: Any) -> Reply:
         return Reply(str(messages[-1]["content"]), "stop")
 
 
-async def attempt(name: str, args: Mapping[str, Any] | None = None, variables: tuple[str, ...] = ()) -> Any:
-    """What a deed of the intruder brought back."""
+async def run_deed(name: str, args: Mapping[str, Any] | None = None, variables: tuple[str, ...] = ()) -> Any:
+    """Return the result of a deed of the intruder."""
     life = Life(
         Command("intruder:intruder", args or {}, variables=variables),
         Limits(start_seconds=UNREACHED_SECONDS),
@@ -77,27 +77,27 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("who", ["own", "child", "keeper"])
-async def test_read_the_orchestrators_variables(who: str) -> None:
-    found = (await attempt("variables"))[who]
-    if found == "PermissionError":  # not even the allowed ones
+async def test_environment_cannot_read_orchestrator_variables(who: str) -> None:
+    found = (await run_deed("variables"))[who]
+    if found == "PermissionError":  # Even the allowed variables are unreadable.
         return
     assert set(USUAL) <= set(found)
     assert set(SECRETS) & set(found) == set()
 
 
-async def test_variables_that_the_manifest_names_are_passed_and_no_others() -> None:
-    found = (await attempt("variables", variables=("AWS_*", "TEAM_TOKEN")))["own"]
+async def test_only_variables_of_the_manifest_are_passed() -> None:
+    found = (await run_deed("variables", variables=("AWS_*", "TEAM_TOKEN")))["own"]
     assert set(SECRETS) & set(found) == {"AWS_SECRET_ACCESS_KEY", "AWS_REGION", "TEAM_TOKEN"}
 
 
 @pytest.mark.parametrize("name", ["RLRUN_API_KEY", "RLRUN_*", "R*", "RL*"])
-async def test_the_runs_key_is_not_passed_whatever_is_named(name: str) -> None:
-    found = (await attempt("variables", {"api_key_env": "RLRUN_API_KEY"}, variables=(name,)))["own"]
+async def test_api_key_is_never_passed(name: str) -> None:
+    found = (await run_deed("variables", {"api_key_env": "RLRUN_API_KEY"}, variables=(name,)))["own"]
     assert set(SECRETS) & set(found) == set()
 
 
-async def test_the_key_that_an_argument_names_is_passed_by_itself() -> None:
-    found = (await attempt("variables", {"judges": [{"reward_args": {"api_key_env": "TEAM_TOKEN"}}]}))["own"]
+async def test_key_named_by_an_argument_is_passed() -> None:
+    found = (await run_deed("variables", {"judges": [{"reward_args": {"api_key_env": "TEAM_TOKEN"}}]}))["own"]
     assert set(SECRETS) & set(found) == {"TEAM_TOKEN"}
 
 
@@ -113,21 +113,23 @@ async def test_the_key_that_an_argument_names_is_passed_by_itself() -> None:
         ("my.module:dataset", {"name": "x", "reward": "judge"}, set()),
     ],
 )
-def test_shipped_environments_get_what_their_arguments_need(id: str, args: dict[str, Any], expected: set[str]) -> None:
+def test_shipped_environments_get_variables_of_their_arguments(
+    id: str, args: dict[str, Any], expected: set[str]
+) -> None:
     assert Command(id, args).passed(SECRETS).keys() == expected
 
 
-async def test_an_error_about_a_withheld_variable_names_the_field() -> None:
+async def test_error_about_withheld_variable_names_the_field() -> None:
     field = r"TEAM_TOKEN.*environments\[\]\.variables: \[TEAM_TOKEN\]"
     with pytest.raises(EpisodeError, match=field):
-        await attempt("needs_a_variable")
+        await run_deed("needs_a_variable")
     life = Life(Command("intruder:needy", {}), Limits(start_seconds=UNREACHED_SECONDS), Log(None))
     with pytest.raises(StartError, match=field):
         await life.start()
     life.end()
 
 
-def test_the_check_of_a_command_line_withholds_the_same() -> None:
+def test_command_line_check_withholds_same_variables() -> None:
     needy = Command("intruder:needy", {})
     [refusal] = check_subjects([(needy, Limits(start_seconds=UNREACHED_SECONDS))])
     assert refusal is not None
@@ -138,23 +140,23 @@ def test_the_check_of_a_command_line_withholds_the_same() -> None:
     assert named is None
 
 
-async def test_a_variable_that_nobody_has_is_an_error_of_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unset_variable_is_an_error_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEAM_TOKEN")
     with pytest.raises(EpisodeError) as caught:
-        await attempt("needs_a_variable")
+        await run_deed("needs_a_variable")
     assert "TEAM_TOKEN" in str(caught.value)
     assert "environments[]" not in str(caught.value)
 
 
-def test_no_usual_variable_lets_a_secret_through() -> None:
+def test_usual_variables_contain_no_secret() -> None:
     kept = Command("reverse-text", {}).passed(
         dict.fromkeys([*SECRETS, *(f"{name}_TOKEN" for name in BASICS if name[-1] != "*")], "x")
     )
     assert kept == {}
 
 
-def test_a_worker_starts_in_an_environment_without_any_variable() -> None:
-    """The command line may be started by a scheduler that sets nothing."""
+def test_worker_starts_with_empty_environment() -> None:
+    """A scheduler that sets no variables may start the command line."""
     code = (
         "from rlrun.environments.process.user_code_check import check_subjects\n"
         "from rlrun.environments.process.life import Command, Limits\n"
@@ -165,6 +167,6 @@ def test_a_worker_starts_in_an_environment_without_any_variable() -> None:
 
 
 @pytest.mark.parametrize("name", ["RLRUN_API_KEY", "RLRUN_*", "*", "A*B", "TEAM-TOKEN", "A=b", "", "9A", "A\n"])
-def test_a_name_that_would_pass_the_key_or_everything_is_refused_with_its_field(name: str) -> None:
+def test_variable_name_that_exposes_the_key_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match=r"variables\.0"):
         EnvironmentConfig.model_validate({"id": "reverse-text", "variables": [name]})

@@ -1,6 +1,6 @@
-"""Everything that parses what others wrote: 2,000 hostile inputs each here, `RLRUN_FUZZ=100000` in the long run.
+"""Parsers of foreign input: 2,000 hostile inputs each here, `RLRUN_FUZZ=100000` in the long run.
 
-Each is taken, or refused with the one error that its reader promises; nothing else is raised, nothing is printed, and nothing grows.
+Each input is accepted, or refused with the documented error of its reader; no other error, no output and no growth of memory.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from tests.security.hostile import COUNT, as_json, deep, documents, texts
 DEEP = [deep(100_000), deep(100_000, '{"a":', "}"), b"[" * 1_000_000]
 
 
-def refused(read: Callable[[], object], error: type[Exception]) -> bool:
-    """Whether it is refused in the one way; any other error passes on."""
+def is_refused(read: Callable[[], object], error: type[Exception]) -> bool:
+    """Return True if the reader raises the expected error; other errors propagate."""
     try:
         read()
     except error as found:
@@ -70,7 +70,7 @@ def refused(read: Callable[[], object], error: type[Exception]) -> bool:
 # ---- files of a volume
 
 
-def test_manifests(tmp_path: Path) -> None:
+def test_hostile_manifests_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "a").write_bytes(b"abc")
     write_manifest(tmp_path, Manifest(3, 1, 2, "hash", (FileEntry("trainer/a", 3, zlib.crc32(b"abc")),), 1.0))
@@ -79,20 +79,20 @@ def test_manifests(tmp_path: Path) -> None:
     verify_files(tmp_path, read_manifest(tmp_path))
     count = 0
     for document in documents([whole]):
-        if isinstance(document, dict):  # who writes the manifest writes its checksum
+        if isinstance(document, dict):  # The writer of a manifest also writes its checksum.
             document.pop("crc32", None)
             document["crc32"] = zlib.crc32(json.dumps(document, sort_keys=True).encode(errors="surrogatepass"))
         file.write_bytes(as_json(document))
-        count += refused(lambda: verify_files(tmp_path, read_manifest(tmp_path)), ManifestError)
+        count += is_refused(lambda: verify_files(tmp_path, read_manifest(tmp_path)), ManifestError)
     for data in [*DEEP, *texts([as_json(whole)], count=COUNT // 4)]:
         file.write_bytes(data)
-        count += refused(lambda: verify_files(tmp_path, read_manifest(tmp_path)), ManifestError)
+        count += is_refused(lambda: verify_files(tmp_path, read_manifest(tmp_path)), ManifestError)
     assert count > COUNT / 2
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "../secret", "trainer/../../secret", "", "link", "a\0b", "."])
-def test_a_manifest_names_no_file_outside_of_its_checkpoint(tmp_path: Path, path: str) -> None:
-    """Its sizes and checksums are read: one of /dev/zero would never end."""
+def test_manifest_path_outside_of_checkpoint_is_refused(tmp_path: Path, path: str) -> None:
+    """Sizes and checksums are read from these files: a read of /dev/zero would never end."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(b"")
@@ -102,7 +102,7 @@ def test_a_manifest_names_no_file_outside_of_its_checkpoint(tmp_path: Path, path
         verify_files(folder, read_manifest(folder))
 
 
-def test_attempts(tmp_path: Path) -> None:
+def test_hostile_attempt_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "0001.json"
     seed = asdict(Attempt(2, 4, 1, 2, (Segment(1, 1, 4), Segment(2, 5, None)), "h", 1.0, "uid", Origin("/x", 3, 1)))
     file.write_text(json.dumps(seed))
@@ -110,7 +110,7 @@ def test_attempts(tmp_path: Path) -> None:
     count = 0
     for data in [*DEEP, *map(as_json, documents([seed])), *texts([as_json(seed)], count=COUNT // 4)]:
         file.write_bytes(data)
-        count += refused(lambda: read_attempt(file).owns(5, 2), RoleError)
+        count += is_refused(lambda: read_attempt(file).owns(5, 2), RoleError)
     assert count > COUNT / 3
 
 
@@ -131,8 +131,8 @@ def a_sample(length: int, group: int) -> Sample:
     )
 
 
-def test_batches(tmp_path: Path) -> None:
-    """A guest's orchestrator writes them, and the host's trainer reads them."""
+def test_hostile_batches_are_refused(tmp_path: Path) -> None:
+    """A guest's orchestrator writes batches, and the host's trainer reads them."""
     path = tmp_path / "step_00000001.a0001"
     write_batch(path, Batch(1, 1, (a_sample(5, 0), a_sample(7, 1))))
     assert len(read_batch(path).samples) == 2
@@ -141,16 +141,16 @@ def test_batches(tmp_path: Path) -> None:
     count = 0
     for data in [*DEEP, *map(as_json, documents([seed]))]:
         (path / "batch.json").write_bytes(data)
-        count += refused(lambda: read_batch(path), BatchError)
+        count += is_refused(lambda: read_batch(path), BatchError)
     (path / "batch.json").write_bytes(as_json(seed))
     for data in texts([columns], count=COUNT // 2):
         (path / "samples.safetensors").write_bytes(data)
-        count += refused(lambda: read_batch(path), BatchError)
+        count += is_refused(lambda: read_batch(path), BatchError)
     assert count > COUNT / 3
 
 
-def test_journals(tmp_path: Path) -> None:
-    """Damaged bytes end a segment; records that are whole but of another shape are counted and left out."""
+def test_hostile_journals_are_refused_or_skipped(tmp_path: Path) -> None:
+    """Damaged bytes end a segment; complete records with another structure are counted and skipped."""
     file, head = tmp_path / "segment", encode_head(Head("fingerprint"))
     dropped = DroppedEntry(group=1, reason="r", mean_reward=0.5, next_group=2, newest_version=3)
     file.write_bytes(head + encode_entry(dropped))
@@ -177,11 +177,11 @@ def test_journals(tmp_path: Path) -> None:
         assert isinstance(read_segment(file), Content)
 
 
-# ---- what comes over the network
+# ---- network input
 
 
 class Passive(Talk):
-    """The orchestrator's end, without a process."""
+    """Orchestrator's end of a connection, without a process."""
 
     def __init__(self) -> None:
         super().__init__("hostile", 1)
@@ -202,7 +202,7 @@ class Passive(Talk):
 
 
 class Policy:
-    """Answers at once."""
+    """Model that replies at once."""
 
     async def complete(self, messages: Any, **_: Any) -> Reply:
         return Reply("x", "stop")
@@ -211,7 +211,7 @@ class Policy:
 MESSAGE = {"role": "user", "content": "x"}
 
 
-async def test_the_wire_of_an_environments_process() -> None:
+async def test_hostile_environment_messages_are_handled() -> None:
     """Each message is handled, ends one episode, or breaks the connection with a `WireError`."""
     number = 7
     seeds: list[Any] = [
@@ -270,7 +270,7 @@ async def test_the_wire_of_an_environments_process() -> None:
     assert COUNT / 20 < broken < len(lines)
 
 
-async def test_bodies_to_the_trainers_channel(
+async def test_hostile_trainer_channel_requests_are_handled(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     channel = Channel.listen(
@@ -309,7 +309,7 @@ async def test_bodies_to_the_trainers_channel(
     assert "Traceback" not in caplog.text + capfd.readouterr().err
 
 
-async def test_bodies_to_the_agents_door(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hostile_agent_requests_are_handled(caplog: pytest.LogCaptureFixture) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     seeds: list[Any] = [
@@ -339,7 +339,7 @@ async def test_bodies_to_the_agents_door(caplog: pytest.LogCaptureFixture) -> No
     assert "Traceback" not in caplog.text
 
 
-def test_answers_of_an_engine() -> None:
+def test_hostile_engine_responses_are_refused() -> None:
     token = {"token": "token_id:1", "logprob": -0.1, "top_logprobs": []}
     seed = {
         "request_id": "r",
@@ -354,22 +354,22 @@ def test_answers_of_an_engine() -> None:
     }
     count = 0
     for data in [*DEEP, *map(as_json, documents([seed]))]:
-        count += refused(lambda data=data: parse_stock(data, 1), EngineError)  # type: ignore[misc]
+        count += is_refused(lambda data=data: parse_stock(data, 1), EngineError)  # type: ignore[misc]
     for data in texts([struct.pack("<I", 40) + as_json(seed), as_json(seed)]):
-        count += refused(lambda data=data: parse_packed(data, 1), EngineError)  # type: ignore[misc]
+        count += is_refused(lambda data=data: parse_packed(data, 1), EngineError)  # type: ignore[misc]
     assert count > COUNT
 
 
-def test_metrics_of_an_engine() -> None:
+def test_hostile_engine_metrics_are_refused() -> None:
     lines = [b'vllm:num_requests_running{a="b"} 1.0', b"vllm:num_requests_waiting 2", b"vllm:kv_cache_usage_perc 0.5"]
     seed = b"\n".join([b"# HELP x", *lines, b"vllm:num_preemptions_total 3", b""])
     assert parse_metrics(seed.decode()).waiting == 2
     for data in texts([seed]):
-        if not refused(lambda data=data: parse_metrics(data.decode(errors="replace")), EngineError):  # type: ignore[misc]
+        if not is_refused(lambda data=data: parse_metrics(data.decode(errors="replace")), EngineError):  # type: ignore[misc]
             assert isinstance(parse_metrics(data.decode(errors="replace")), EngineMetrics)
 
 
-def test_annotations_of_a_lease() -> None:
+def test_hostile_lease_annotations_are_tolerated() -> None:
     seed = dict.fromkeys(lease_annotations.ALL, "1")
     for document in documents([seed]):
         lease: Any = {

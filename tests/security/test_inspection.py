@@ -1,4 +1,4 @@
-"""An environment looks into the processes that started it, as the same ordinary user: each way is tried on real processes."""
+"""Inspection of product processes by an environment of the same ordinary user: each way is tried on real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.programs import run_program
 pytestmark = X86_64_ONLY
 
 
-def test_the_ways_are_ways_where_nobody_refuses() -> None:
+def test_all_inspection_ways_work_on_unprotected_process() -> None:
     found = attempt("nothing", "inspects_an_ordinary_process")
     assert refused(found) == set()
 
@@ -39,29 +39,29 @@ def test_the_ways_are_ways_where_nobody_refuses() -> None:
         ("command line", ()),
     ],
 )
-def test_look_into_the_process_that_holds_the_runs_key(entry: str, more: tuple[str, ...]) -> None:
+def test_process_with_api_key_cannot_be_inspected(entry: str, more: tuple[str, ...]) -> None:
     found = attempt(entry, "inspects_the_orchestrator", *more)
     assert refused(found) == set(found), found
 
 
 @pytest.mark.parametrize("more", [(), (RESTRICTED,)], ids=["user", "pod"])
-def test_look_into_the_keeper(more: tuple[str, ...]) -> None:
+def test_keeper_cannot_be_inspected(more: tuple[str, ...]) -> None:
     found = attempt("nothing", "inspects_its_keeper", *more)
     assert refused(found) == set(found), found
 
 
-def test_look_into_other_processes_of_the_user() -> None:
-    """They refuse nothing by themselves; the environment's process is enclosed."""
+def test_enclosed_environment_cannot_inspect_other_processes() -> None:
+    """Those processes refuse nothing themselves; the environment's process is enclosed."""
     found = attempt("nothing", "inspects_the_orchestrator", RESTRICTED)
     assert set(found) - refused(found) == {"write oom_score_adj", "write coredump_filter"}
 
 
-def test_open_more_files_than_an_environment_may() -> None:
+def test_environment_cannot_open_files_beyond_its_limit() -> None:
     most = min(MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     assert most - 64 < attempt("nothing", "opens_files") < most
 
 
-def test_its_own_processes_stay_open_to_an_enclosed_environment() -> None:
+def test_enclosed_environment_can_inspect_its_own_processes() -> None:
     assert refused(attempt("nothing", "inspects_an_ordinary_process", RESTRICTED)) <= {"write oom_score_adj"}
 
 
@@ -82,7 +82,7 @@ print((folder / "third" / "new").read_text())
 """
 
 
-def test_read_the_credentials_of_the_pod(tmp_path: Path) -> None:
+def test_enclosed_process_cannot_read_pod_credentials(tmp_path: Path) -> None:
     for name in ("run/secrets/real", "other", "third", "run/secrets/beside"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_text(name)
@@ -95,7 +95,7 @@ def test_read_the_credentials_of_the_pod(tmp_path: Path) -> None:
     assert done.stdout.split() == told, done.stderr
 
 
-def test_the_credentials_are_those_that_the_operator_mounts() -> None:
+def test_credentials_include_folder_mounted_by_operator() -> None:
     assert CREDENTIALS_FOLDER in CREDENTIALS
 
 
@@ -103,7 +103,7 @@ def test_the_credentials_are_those_that_the_operator_mounts() -> None:
     ("version", "gave_up", "says"),
     [(0, True, "has no Landlock"), (1, True, "Landlock 1 .* too old"), (2, True, None), (0, False, None)],
 )
-async def test_a_kernel_that_cannot_enclose_is_told_and_no_error(
+async def test_unsuitable_kernel_is_reported_without_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: int, gave_up: bool, says: str | None
 ) -> None:
     def known(_: object) -> int:

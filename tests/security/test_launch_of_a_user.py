@@ -1,4 +1,4 @@
-"""A launcher that is an ordinary user finds and ends roles whose variables it cannot read."""
+"""Launcher of an ordinary user: it finds and ends roles whose variables it cannot read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print("told:", "in waits_for_ever" in stacks_file(spec).read_text())
 """
 
 
-def test_a_role_that_refuses_inspection_is_asked_and_ended() -> None:
+def test_role_that_refuses_inspection_is_dumped_and_ended() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)
         command = [*ordinary_user(), sys.executable, "-c", LAUNCHER, folder, STUCK]

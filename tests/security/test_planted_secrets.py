@@ -1,4 +1,4 @@
-"""Secrets planted wherever bundles, the web page, trackers and logs read from: none of them is shown, ordinary values are."""
+"""Planted secrets in all inputs of bundles, web page, trackers and logs: only ordinary values are shown."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tests.unit.inspect.recorded import of_run, pod
 COMMIT = "3f2a9c1d4e5b6a7980123456789abcdef0123456"
 UID = "0b7c3a52-4f7e-4c8e-9b5d-2a1f6c3e9d10"
 FREE = "xk-plain-words"
-"""A secret without a form, under a name that does not give it away."""
+"""Secret without a recognizable format, under an inconspicuous name."""
 
 
 @pytest.fixture
 def static(tmp_path: Path) -> StaticFiles:
-    """A page without files: its answers are asked for."""
+    """Page without files; only its API is used."""
     (tmp_path / "static").mkdir()
     (tmp_path / "static" / "index.html").write_text("<title>page</title>")
     return StaticFiles(tmp_path / "static")
 
 
-def spec() -> dict[str, Any]:
-    """Fields of a manifest in which every planted secret stands at each place that takes any text."""
+def make_spec() -> dict[str, Any]:
+    """Return manifest fields with each planted secret at each place that accepts text."""
     texts = [one.text for one in PLANTED]
     variables = [{"name": f"V{i}", "value": text} for i, text in enumerate([*texts, FREE])]
     return {
@@ -56,8 +56,8 @@ def spec() -> dict[str, Any]:
     }
 
 
-def containers() -> list[dict[str, Any]]:
-    """Containers of a pod, likewise."""
+def make_containers() -> list[dict[str, Any]]:
+    """Return containers of a pod with planted secrets."""
     return [
         {
             "name": "c",
@@ -72,8 +72,8 @@ def containers() -> list[dict[str, Any]]:
     ]
 
 
-def missing(shown: str) -> list[str]:
-    """Kinds of which something is shown."""
+def find_shown_kinds(shown: str) -> list[str]:
+    """Return the kinds of secrets that are visible in the text."""
     others = [Planted("free", FREE, ""), Planted("flag", "behind-a-flag", ""), Planted("number", "73195286", "")]
     return [
         one.kind
@@ -84,16 +84,18 @@ def missing(shown: str) -> list[str]:
 
 
 def parts_of(file: Path) -> str:
-    """Everything in a bundle."""
+    """Return all contents of a bundle."""
     with tarfile.open(file) as bundle:
         return "\n".join(bundle.extractfile(one).read().decode() for one in bundle.getmembers())  # type: ignore[union-attr]
 
 
-def plant(folder: Folder) -> None:
+def plant_secrets(folder: Folder) -> None:
     """Plant secrets in a run's folder."""
-    folder.config(**spec(), uid=UID)
+    folder.config(**make_spec(), uid=UID)
     log = "\n".join([*(one.text for one in PLANTED), *ORDINARY, ""])
-    folder.write("attempts/0001.json", {"attempt": 1, "base_step": 0, "started_at": 1.7e9, "uid": UID, "spec": spec()})
+    folder.write(
+        "attempts/0001.json", {"attempt": 1, "base_step": 0, "started_at": 1.7e9, "uid": UID, "spec": make_spec()}
+    )
     (folder.root / "logs/attempt_0001/orchestrator").mkdir(parents=True)
     (folder.root / "logs/attempt_0001/orchestrator/orchestrator.log").write_text(log)
     folder.write(
@@ -104,26 +106,26 @@ def plant(folder: Folder) -> None:
     folder.lines("metrics.jsonl", lines)
 
 
-def test_bundle_of_a_folder_shows_no_planted_secret(tmp_path: Path) -> None:
+def test_folder_bundle_shows_no_planted_secret(tmp_path: Path) -> None:
     folder = made(tmp_path / "runs" / "demo")
-    plant(folder)
+    plant_secrets(folder)
     assert main(["debug", str(folder.root), "--file", str(tmp_path / "b.tar.gz")]) == 0
     shown = parts_of(tmp_path / "b.tar.gz")
-    assert missing(shown) == []
+    assert find_shown_kinds(shown) == []
     assert [text for text in ORDINARY if text not in shown] == []
     assert {COMMIT, UID, "Qwen/Qwen3-8B", "256"} <= set(shown.replace('"', " ").replace(",", " ").split())
 
 
-def test_bundle_of_a_cluster_shows_no_planted_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_bundle_shows_no_planted_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaky = pod("a-trainer-0", "trainer")
-    leaky["spec"]["containers"] = containers()
+    leaky["spec"]["containers"] = make_containers()
     leaky["metadata"]["annotations"] = {
         "example.com/a": FREE,
         **{f"example.com/n{i}": one.text for i, one in enumerate(PLANTED)},
     }
     run = {
         "metadata": {"name": "a", "namespace": "team", "uid": UID},
-        "spec": spec(),
+        "spec": make_spec(),
         "status": {"phase": "Running", "attempt": 1},
     }
     events = {
@@ -143,14 +145,14 @@ def test_bundle_of_a_cluster_shows_no_planted_secret(tmp_path: Path, monkeypatch
     monkeypatch.setattr(copies, "api", lambda _options: cluster.kubectl())
     assert main(["debug", "a", "--file", str(tmp_path / "b.tar.gz")]) == 0
     shown = parts_of(tmp_path / "b.tar.gz")
-    assert missing(shown) == []
+    assert find_shown_kinds(shown) == []
     assert [text for text in ORDINARY if text not in shown] == []
     assert COMMIT in shown
 
 
 def test_page_shows_no_planted_secret(tmp_path: Path, static: StaticFiles) -> None:
     folder = made(tmp_path / "runs" / "demo")
-    plant(folder)
+    plant_secrets(folder)
     messages = [{"role": "user", "content": " ".join(one.text for one in PLANTED[:46])}]
     folder.lines("traces/step_00000003.jsonl", [rollout(0, 0, messages=messages)])
     asked = client(folder.root.parent, static=static)[0]
@@ -160,7 +162,7 @@ def test_page_shows_no_planted_secret(tmp_path: Path, static: StaticFiles) -> No
     ]
     shown = b"\n".join(asked.get(path).body for path in paths).decode()
     read = asked.get(f"/api/runs/{folder.id}/rollouts/0", step="3").body.decode()
-    assert missing(shown) == []
+    assert find_shown_kinds(shown) == []
     assert [one.kind for one in PLANTED[:46] if any(part in read for part in one.parts)] == []
     assert COMMIT in shown
 
@@ -176,7 +178,7 @@ def test_tracker_gets_no_planted_secret(place: str, tmp_path: Path, monkeypatch:
             environment["args"] = {"opener": FREE, "deep": [{"note": one.text} for one in PLANTED], "limit": 100}
         folder.paths.run_json.write_text(json.dumps(document))
     folder.step(1)
-    kept = PLANTED if place == "configuration" else PLANTED[:46]  # of texts of a model only certain secrets are removed
+    kept = PLANTED if place == "configuration" else PLANTED[:46]  # In texts of a model only these secrets are removed.
     if place == "samples":
         rows = [json.loads(line) for line in folder.paths.trace(1).read_text().splitlines()]
         lines = [
@@ -209,20 +211,28 @@ def test_tracker_gets_no_planted_secret(place: str, tmp_path: Path, monkeypatch:
     shown = b"\n".join(sent).decode()
     assert len(sent) > 3
     assert place == "configuration" or shown.count("<removed>") >= len(kept)
-    assert [kind for kind in missing(shown) if kind in {one.kind for one in kept} | {"free"}] == []
+    assert [kind for kind in find_shown_kinds(shown) if kind in {one.kind for one in kept} | {"free"}] == []
     assert "reverse-text" in shown
 
 
 def test_logs_show_no_planted_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path / "runs" / "demo")
-    plant(folder)
+    plant_secrets(folder)
     assert main(["logs", str(folder.root), "--tail", "2000"]) == 0
     shown = capsys.readouterr().out
-    assert set(missing(shown)) <= {"split", "split-backslash", "yaml-block", "json-next-line", "free", "flag", "number"}
+    assert set(find_shown_kinds(shown)) <= {
+        "split",
+        "split-backslash",
+        "yaml-block",
+        "json-next-line",
+        "free",
+        "flag",
+        "number",
+    }
     assert [text for text in ORDINARY if text not in shown] == []
 
 
-def test_logs_of_pods_pass_the_same_filter(
+def test_pod_logs_pass_the_same_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "log"
@@ -233,10 +243,10 @@ def test_logs_of_pods_pass_the_same_filter(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert Kubectl().show(["logs", "a"]) == 0
     shown = capfd.readouterr().out
-    assert [kind for kind in missing(shown) if kind in {one.kind for one in PLANTED[:46]}] == []
+    assert [kind for kind in find_shown_kinds(shown) if kind in {one.kind for one in PLANTED[:46]}] == []
     assert "turned \\u202e around" in shown
     assert [text for text in ORDINARY if text not in shown] == []
-    assert logs.logs_parser()  # the command that calls it
+    assert logs.logs_parser()  # Command that uses the filter.
 
 
 def test_role_log_holds_no_planted_secret(tmp_path: Path) -> None:
@@ -259,6 +269,6 @@ for line in json.load(sys.stdin):
         check=True,
     )
     shown = (tmp_path / "log").read_text()
-    assert missing(shown) == []
+    assert find_shown_kinds(shown) == []
     assert "correct-horse" not in shown
     assert [text for text in ORDINARY if text not in shown] == []

@@ -1,4 +1,4 @@
-"""Code that somebody else's run folder names runs only with a flag of the caller."""
+"""Code named by a foreign run folder: it runs only with a flag of the caller."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File that planted code writes. The working directory has the planted modules, as a downloaded folder can."""
+    """File that planted code writes. The working directory contains the planted modules, as a downloaded folder can."""
     found = tmp_path / "mark"
     place = tmp_path / "downloaded"
     place.mkdir()
@@ -78,7 +78,7 @@ def planted_model(tmp_path: Path, mark: Path) -> Path:
 
 
 def foreign_run(folder: Path, **changes: Any) -> RunPaths:
-    """Run of one step with a complete checkpoint, a batch and a manifest."""
+    """Write a run of one step with a complete checkpoint, a batch and a manifest."""
     paths = RunPaths(folder)
     paths.attempts.mkdir(parents=True)
     paths.run_json.write_text(json.dumps({"trainer": config(folder, **changes).model_dump(mode="json")}))
@@ -94,7 +94,7 @@ def foreign_run(folder: Path, **changes: Any) -> RunPaths:
 
 
 def kept_manifest(paths: RunPaths, **changes: Any) -> None:
-    """Manifest in the folder of a run."""
+    """Write a manifest into the folder of a run."""
     document = yaml.safe_load(QUICKSTART.read_text())
     document["spec"] |= changes
     paths.manifest.write_text(yaml.safe_dump(document))
@@ -151,7 +151,7 @@ Words = Callable[[Path, Path], tuple[list[str], str]]
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_code_of_a_folder_does_not_run_without_the_flag(
+def test_code_of_folder_does_not_run_without_flag(
     attempt: Words,
     tmp_path: Path,
     mark: Path,
@@ -175,7 +175,7 @@ LOADS_TORCH = (export_words, replay_words, fork_of_model)
     "attempt",
     [pytest.param(attempt, marks=[pytest.mark.full] if attempt in LOADS_TORCH else []) for attempt in ATTEMPTS],
 )
-def test_code_of_a_folder_runs_with_the_flag(
+def test_code_of_folder_runs_with_flag(
     attempt: Words, tmp_path: Path, mark: Path, planted_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words, _ = attempt(tmp_path, planted_model)
@@ -185,7 +185,7 @@ def test_code_of_a_folder_runs_with_the_flag(
 
 
 @pytest.mark.parametrize("attempt", LOADS_TORCH)
-def test_a_command_with_the_flag_starts_to_load_the_code(
+def test_command_with_flag_starts_to_load_code(
     attempt: Words, tmp_path: Path, mark: Path, planted_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flag reaches the check of each command. The packages that would load the code are absent, unless another test has loaded them."""
@@ -219,7 +219,7 @@ SHOWING = [
 
 
 def hostile_run(folder: Path, model: Path) -> RunPaths:
-    """Run whose complete configuration and manifest name code in every field that can."""
+    """Write a run whose complete configuration and manifest name code in each possible field."""
     python = folder.parent / "interpreter"
     python.write_text(f"#!/bin/sh\ntouch {folder.parent / 'mark'}\n")
     python.chmod(0o755)
@@ -247,7 +247,7 @@ def hostile_run(folder: Path, model: Path) -> RunPaths:
     return paths
 
 
-def test_commands_that_show_a_run_start_and_import_nothing_that_it_names(
+def test_read_only_commands_run_no_code_of_run(
     tmp_path: Path, mark: Path, planted_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run, copy = (hostile_run(tmp_path / name, planted_model).root for name in ("run", "copy"))
@@ -257,7 +257,7 @@ def test_commands_that_show_a_run_start_and_import_nothing_that_it_names(
         codes[words[0]] = main([places.get(word, word) for word in words])
         assert not mark.exists(), words
     expected = dict.fromkeys(codes, exit_codes.OK) | dict.fromkeys(("track", "mirror"), exit_codes.USAGE)
-    assert codes == expected, capfd.readouterr().err[-3000:]  # the run names no tracker and no storage
+    assert codes == expected, capfd.readouterr().err[-3000:]  # The run names no tracker and no storage.
     assert "planted_code" not in sys.modules
 
 
@@ -279,9 +279,7 @@ PAGES = [
 ]
 
 
-def test_the_web_page_starts_and_imports_nothing_that_a_run_names(
-    tmp_path: Path, mark: Path, planted_model: Path
-) -> None:
+def test_web_page_runs_no_code_of_run(tmp_path: Path, mark: Path, planted_model: Path) -> None:
     run = hostile_run(tmp_path / "run", planted_model).root
     with page_files(tmp_path / "page") as static:
         page, _ = client(run, static=static)
@@ -293,7 +291,7 @@ def test_the_web_page_starts_and_imports_nothing_that_a_run_names(
     assert "planted_code" not in sys.modules
 
 
-def test_a_run_that_this_user_started_here_needs_no_flag(tmp_path: Path, mark: Path, planted_model: Path) -> None:
+def test_run_started_by_same_user_needs_no_flag(tmp_path: Path, mark: Path, planted_model: Path) -> None:
     root = hostile_run(tmp_path / "run", planted_model).root
     code = [NamedCode("algorithm.loss.name", "planted_code:make")]
     with pytest.raises(RoleError, match=FLAG):
@@ -315,7 +313,7 @@ def test_a_run_that_this_user_started_here_needs_no_flag(tmp_path: Path, mark: P
     check_recorded_code(root, code, trusted=False)
 
 
-def test_a_manifest_of_the_caller_needs_no_flag(tmp_path: Path, mark: Path) -> None:
+def test_manifest_of_caller_needs_no_flag(tmp_path: Path, mark: Path) -> None:
     paths = foreign_run(tmp_path / "run")
     kept_manifest(paths, environments=[{"id": "planted_code:make"}])
     own = tmp_path / "own.yaml"
@@ -325,8 +323,8 @@ def test_a_manifest_of_the_caller_needs_no_flag(tmp_path: Path, mark: Path) -> N
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
-def test_a_recorded_commit_chooses_no_code_of_a_trusted_repository(tmp_path: Path, revision: str | None) -> None:
-    """The manifest of `rlrun eval` trusts the repository, the folder names the commit: anybody can propose one on the hub."""
+def test_recorded_commit_selects_no_code_of_trusted_repository(tmp_path: Path, revision: str | None) -> None:
+    """The manifest of `rlrun eval` trusts the repository, but the folder names the commit: anyone can propose a commit on the hub."""
     model = ModelConfig(name="org/model", revision=revision, trust_remote_code=True)
     spec = parse_manifest(QUICKSTART.read_text(), "x")[0].spec.model_copy(update={"model": model})
     run, commit = RunPaths(tmp_path / "run"), "a" * 40
@@ -345,12 +343,13 @@ TRUSTED: dict[str, Any] = {"name": "org/model", "trustRemoteCode": True}
 
 
 class ReachedError(Exception):
-    """The launcher would start the roles now."""
+    """The launcher is about to start the roles."""
 
 
 @pytest.fixture
 def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Exit code of `rlrun local [--resume]` with the caller's own manifest. It ends with `ReachedError` before it starts a role."""
+    """Function that returns the exit code of `rlrun local [--resume]` with the caller's own manifest. It raises `ReachedError` before it
+    starts a role."""
 
     def reach(*_: Any, **__: Any) -> None:
         raise ReachedError
@@ -370,7 +369,7 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
 
 
 def downloaded_run(folder: Path, model: dict[str, Any]) -> RunPaths:
-    """Folder that somebody else wrote for the manifest of `resume`: the run's configuration is the caller's own."""
+    """Write a foreign folder for the manifest of `resume`: the run's configuration is the caller's own."""
     spec = RLRunSpec.model_validate({"model": model, "environments": [{"id": "reverse-text"}]})
     paths = RunPaths(folder)
     paths.revisions.mkdir(parents=True)
@@ -382,7 +381,7 @@ def record_commit(paths: RunPaths, revision: str = "main") -> None:
     (paths.revisions / f"models--org--model@{revision}.json").write_text(json.dumps({"commit": COMMIT}))
 
 
-def test_a_resumed_folder_chooses_no_commit_of_a_trusted_repository(
+def test_resumed_folder_selects_no_commit_of_trusted_repository(
     tmp_path: Path, resume: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = downloaded_run(tmp_path / "run", TRUSTED)
@@ -398,7 +397,7 @@ def test_a_resumed_folder_chooses_no_commit_of_a_trusted_repository(
         resume(paths.root, TRUSTED, "--resume", FLAG)
 
 
-def test_a_resumed_folder_chooses_no_files_of_a_trusted_tiny_model(
+def test_resumed_folder_provides_no_trusted_tiny_model_files(
     tmp_path: Path, resume: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = {"tiny": {}, "trustRemoteCode": True}
@@ -410,7 +409,7 @@ def test_a_resumed_folder_chooses_no_files_of_a_trusted_tiny_model(
         resume(paths.root, model, "--resume", FLAG)
 
 
-def test_a_resumed_folder_without_trusted_code_needs_no_flag(tmp_path: Path, resume: Callable[..., int]) -> None:
+def test_resumed_folder_without_trusted_code_needs_no_flag(tmp_path: Path, resume: Callable[..., int]) -> None:
     model = {"name": "org/model"}
     paths = downloaded_run(tmp_path / "run", model)
     record_commit(paths)
@@ -418,7 +417,7 @@ def test_a_resumed_folder_without_trusted_code_needs_no_flag(tmp_path: Path, res
         resume(paths.root, model, "--resume")
 
 
-def test_a_run_that_rlrun_local_started_is_resumed_without_the_flag(
+def test_locally_started_run_resumes_without_flag(
     tmp_path: Path, resume: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails without the call of `note_started_run` in the launcher."""
@@ -436,9 +435,7 @@ def test_a_run_that_rlrun_local_started_is_resumed_without_the_flag(
     assert f"{copy.root} names code" in capsys.readouterr().err
 
 
-def test_a_manifest_in_a_runs_folder_is_not_the_callers_own(
-    tmp_path: Path, mark: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_manifest_in_run_folder_is_not_trusted(tmp_path: Path, mark: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`rlrun why` and `rlrun fork` recommend the manifest of the folder."""
     paths = foreign_run(tmp_path / "run")
     kept_manifest(paths, environments=[{"id": "planted_code:make"}])
@@ -452,12 +449,12 @@ def test_a_manifest_in_a_runs_folder_is_not_the_callers_own(
     assert not mark.exists(), "a manifest with problems is not loaded further"
 
 
-def test_a_fork_is_started_as_recommended(
+def test_fork_starts_with_recommended_command(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     paths = foreign_run(tmp_path / "run")
     kept_manifest(paths, environments=[{"id": "planted_code:make"}])
-    monkeypatch.setattr("rlrun.replay.fork_run.judge_manifest", lambda text, *_, **__: accepted(text))
+    monkeypatch.setattr("rlrun.replay.fork_run.judge_manifest", lambda text, *_, **__: accept_manifest(text))
     code = main(["fork", str(paths.root), "--folder", str(tmp_path / "a fork"), FLAG])
     out, err = capfd.readouterr()
     assert code == exit_codes.OK, err
@@ -469,14 +466,12 @@ def test_a_fork_is_started_as_recommended(
     assert reached, capfd.readouterr().err
 
 
-def accepted(text: str) -> Judged[RLRun]:
-    """Judgment of a manifest whose code was not loaded."""
+def accept_manifest(text: str) -> Judged[RLRun]:
+    """Return the judgment of a manifest without loading its code."""
     return Judged(parse_manifest(text, "manifest")[0], (), (), exit_codes.OK)
 
 
-def test_a_record_does_not_replace_a_full_commit_of_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_does_not_replace_full_commit_of_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = "b" * 40
     model = {"name": "org/model", "revision": pinned}
     repository = Repository("model", "org/model", pinned, "model.name", "model.revision")
@@ -496,7 +491,7 @@ def test_a_record_does_not_replace_a_full_commit_of_the_manifest(
     assert kept_commit(repository, lambda: COMMIT) == pinned, "its own record agrees"
 
 
-def test_every_command_that_can_run_recorded_code_has_the_flag() -> None:
+def test_each_command_that_can_run_recorded_code_has_flag() -> None:
     parsers = (
         launcher.parser(),
         export.export_parser(),

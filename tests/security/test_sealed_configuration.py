@@ -1,4 +1,4 @@
-"""Helpers that hold keys of trackers and storage are started again: the configuration of each start is that of the first."""
+"""Restarts of helpers with keys of trackers and storage: each start has the configuration of the first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ time.sleep(600)
 """
 
 
-def test_helper_that_is_started_again_reads_the_first_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restarted_helper_reads_the_first_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlrun.tracking.sink_starter._PAUSE_SECONDS", 0.0)
     (tmp_path / "helper_program.py").write_text(PROGRAM)
     config, log = tmp_path / "run.json", tmp_path / "helper.log"

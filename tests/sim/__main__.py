@@ -1,4 +1,4 @@
-"""Beyond what CI runs.
+"""Simulations that CI does not run.
 
 python -m tests.sim --histories 100000 --seed 10000 --jobs 2   random histories
 python -m tests.sim --queued --histories 10000 --jobs 2        those of an operator with a queue
@@ -29,15 +29,15 @@ from tests.sim.planted import ELASTIC, ENGINES, PLANTED, QUEUED, WITHIN, hunt
 from tests.sim.results import keep
 
 CHUNK = 5000
-"""Histories between two lines."""
+"""Histories between two progress lines."""
 SHOWN = 5
-"""Failures that are cut down and printed."""
+"""Number of failures that are minimized and printed."""
 
 
 def run(
     histories: int, seed: int, jobs: int, *, queued: bool = False, elastic: bool = False, engines: bool = False
 ) -> list[Failure]:
-    """Live `histories` histories of the seeds from `seed` on."""
+    """Run `histories` histories with the seeds from `seed` on."""
     seeds = range(seed, seed + histories)
     one = partial(live, shrink=False, queued=queued, elastic=elastic, engines=engines)
     if jobs == 1:
@@ -52,11 +52,11 @@ def run(
 
 
 class Outcome(NamedTuple):
-    """Of one part.
+    """Result of one part.
 
     Attributes:
-        wrong: how often something went wrong that should not.
-        text: the figures, in Markdown.
+        wrong: number of unexpected failures.
+        text: figures in Markdown.
     """
 
     wrong: int
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 
 
 def planted(seed: int) -> Outcome:
-    """How soon each planted bug is found."""
+    """Measure after how many histories each planted bug is found."""
     missed, lines = 0, ["| planted bug | histories until found | what it broke |", "|---|---|---|"]
     for bug in (*PLANTED, *QUEUED, *ELASTIC, *ENGINES):
         found = hunt(bug, seed, queued=bug in QUEUED, elastic=bug in ELASTIC, engines=bug in ENGINES)
@@ -77,7 +77,7 @@ def planted(seed: int) -> Outcome:
 
 
 def fuzzed(count: int, seed: int, jobs: int) -> Outcome:
-    """What goes wrong with hostile input."""
+    """Count the failures with hostile input."""
     with ProcessPoolExecutor(jobs) as pool:
         wrong = [problem for problem in pool.map(fuzz, range(seed, seed + count), chunksize=50) if problem is not None]
     for problem in wrong[:SHOWN]:
@@ -86,10 +86,12 @@ def fuzzed(count: int, seed: int, jobs: int) -> Outcome:
     return Outcome(len(wrong), text)
 
 
-def lived(
+def run_histories(
     histories: int, seed: int, jobs: int, *, queued: bool = False, elastic: bool = False, engines: bool = False
 ) -> Iterator[Outcome]:
-    """What goes wrong in random histories; told again and again, so that who interrupts it knows of those that were lived."""
+    """Count the failures of random histories; yield intermediate results, so that an interrupted run still reports its
+    histories.
+    """
     began, failures, done = time.perf_counter(), list[Failure](), 0
     while done < histories:
         some = min(CHUNK, histories - done)
@@ -118,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--day", action="store_true")
     parser.add_argument("--write", action="store_true", help="keep the figures")
     args = parser.parse_args(argv)
-    logging.disable(logging.CRITICAL)  # inherited by the processes of the pool
+    logging.disable(logging.CRITICAL)  # the processes of the pool inherit it
     if args.planted:
         title, outcomes = "Planted bugs", iter([planted(args.seed)])
     elif args.fuzz:
@@ -129,11 +131,11 @@ def main(argv: Sequence[str]) -> int:
         title = "Random histories with a queue" if args.queued else "Random histories"
         title = "Random histories of an elastic trainer" if args.elastic else title
         title = "Random histories of engines" if args.engines else title
-        outcomes = lived(
+        outcomes = run_histories(
             args.histories, args.seed, args.jobs, queued=args.queued, elastic=args.elastic, engines=args.engines
         )
     outcome = Outcome(0, "")
-    for outcome in outcomes:  # the last one is of all
+    for outcome in outcomes:  # the last outcome covers all histories
         print(outcome.text, flush=True)
         if args.write:
             keep(title, outcome.text)

@@ -1,17 +1,17 @@
-"""The cluster's time, and the operator's."""
+"""Clocks of the cluster and the operator."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """The cluster's time, and the operator's: its wall clock may be set, its other one only advances."""
+    """Clocks of the cluster and the operator: the operator's wall clock can be set, its steady clock only advances."""
 
     def __init__(self, now: float) -> None:
         self._now = now
         self._ahead = 0.0
         self._steady = 1000.0
         self.was_set = False
-        """Somebody has set the operator's wall clock: it is not that of the cluster."""
+        """Whether the operator's wall clock was set, so that it differs from that of the cluster."""
 
     def now(self) -> float:
         return self._now
@@ -27,6 +27,6 @@ class Clock:
         self._steady += seconds
 
     def set_forward(self, seconds: float) -> None:
-        """Somebody sets the operator's wall clock."""
+        """Set the operator's wall clock forward."""
         self._ahead += seconds
         self.was_set = True

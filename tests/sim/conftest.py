@@ -1,4 +1,4 @@
-"""What the operator logs of thousands of faults is not kept."""
+"""Fixture: discard the operator's log of thousands of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated day with a fault a minute: what the operator keeps in memory, what waits in its queue, and what it asks of the API server."""
+"""Simulated day with one fault per minute: the operator's memory, its queue and its API requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.sim.operator.process import Process
 from tests.sim.world import ViolationError, World
 
 ALLOWED_SECONDS = 600
-"""So often all that is refused is let in, and names are given free: a day of waiting measures nothing."""
+"""Interval at which all refusals and taken names are lifted, because a day of waiting measures nothing."""
 SECONDS = 24 * 3600
 RENEWAL_SECONDS = 15
 FAULTS = (
@@ -45,9 +45,9 @@ FAULTS = (
     "allowed",
     "late warning",
 )
-"""What ends something is there twice as often as what begins it: the run shall live."""
+"""Faults that end a disturbance occur twice as often as those that start one, so that the run stays alive."""
 ENDING_CODES = list(range(64, 79))
-"""Exit codes that end a run for good, unless its failure policy has a rule about them."""
+"""Exit codes that end a run permanently without a rule in its failure policy."""
 NO_END = {
     "maxSteps": 10**6,
     "failurePolicy": {
@@ -67,21 +67,21 @@ class Hour:
     attempts: int
     steps: int
     writes: int
-    """Requests that changed something or meant to, in this hour."""
+    """Write requests of this hour, including failed ones."""
     passes: int
     longest_queue: int
     kilobytes: float
-    """That the operator and the cluster in memory hold."""
+    """Kilobytes held by the operator and the cluster in memory."""
 
 
 @dataclass
 class Day:
-    """Its hours."""
+    """Hours of the day."""
 
     hours: list[Hour] = field(default_factory=list)
 
     def table(self) -> str:
-        """Markdown."""
+        """Return the hours as a Markdown table."""
         head = "| hour | faults | attempts | steps | API writes | passes | longest queue | memory kB |\n|" + "---|" * 8
         rows = [
             f"| {h.number} | {h.faults} | {h.attempts} | {h.steps} | {h.writes} | {h.passes} | {h.longest_queue} | {h.kilobytes:.0f} |"
@@ -91,21 +91,25 @@ class Day:
 
 
 TABLE_BYTES = 100_000
-"""Larger single blocks are tables of the interpreter, which it makes anew at any time: that of all interned strings has 2 MB."""
+"""Size limit of blocks: larger ones are tables of the interpreter, which may be reallocated at any time; that of
+interned strings has 2 MB.
+"""
 WARM_ROUNDS = 6
-"""Rounds of another run before anything is measured: they fill what a process keeps of schemas, whatever has run in it before."""
+"""Rounds of another run before the measurement, which fill the process's caches of schemas."""
 
 
 def _held_bytes() -> int:
-    """Bytes that were allocated since the measurement began and are still held. What grows has many blocks besides its table."""
+    """Return the bytes allocated since the start of the measurement and still held, except large single tables; real
+    growth has many blocks.
+    """
     return sum(trace.size for trace in tracemalloc.take_snapshot().traces if trace.size < TABLE_BYTES)
 
 
 def live_through(hours: int = 24, seed: int = 1, *, kinds: tuple[str, ...] = FAULTS) -> Day:
-    """One run and its operator through a day.
+    """Simulate a day of one run and its operator.
 
     Raises:
-        ViolationError: an invariant broke on the way, or the run did not live: a day of a dead run measures nothing.
+        ViolationError: an invariant broke, or the run died, which would make the measurement meaningless.
     """
     World(NO_END, seed).calm(WARM_ROUNDS)
     gc.collect()

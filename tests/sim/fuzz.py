@@ -1,6 +1,7 @@
-"""Random and hostile resources, statuses and children: whatever is in them, the operator goes on and says why it waits.
+"""Random and hostile resources, statuses and children: for any content, the operator continues and explains its waits.
 
-The API server checks types by the CRD; here nobody does, as where the CRD is of another release or somebody has loosened it.
+The API server checks types by the CRD. The simulation does not, like a cluster with a CRD of another release or a
+modified one.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ SCALARS: tuple[Any, ...] = (
     "2999-13-40T99:00:00Z",
     "0001-01-01T00:00:00Z",
 )
-"""What stands where something else is meant. (`json` has neither NaN nor lone surrogates: the API server refuses both.)"""
+"""Values of wrong types. (`json` has neither NaN nor lone surrogates, because the API server refuses both.)"""
 TOLD_AT_MOST = 2100
 """Characters of a message."""
 
 
 def resource(random: Random) -> None:
-    """A manifest with some wrong values and keys."""
+    """Create a run from a manifest with some wrong values and keys."""
     found = mutated(random, random.choice(_manifests()), random.randint(1, 4))
     metadata = {**(_mapping(found.get("metadata"))), "name": NAME}
     annotations = metadata.get("annotations")
     metadata["annotations"] = annotations if isinstance(annotations, dict) else {}
     metadata["labels"] = {}
-    spec = found.get("spec")  # the API server knows no other kind than an object
+    spec = found.get("spec")  # the API server accepts only an object
     world = World(document={"metadata": metadata, "spec": spec if isinstance(spec, dict) else {}})
     _live(world, 4)
     _told(world)
 
 
 def status(random: Random) -> None:
-    """A healthy run whose status somebody has filled with nonsense."""
+    """Fill the status of a healthy run with random values."""
     world = World(document={})
     world.calm(random.randint(1, 6))
     run = world.run
@@ -75,7 +76,7 @@ def status(random: Random) -> None:
 
 
 def children(random: Random) -> None:
-    """A healthy run whose children somebody has edited: all comes back to what was specified."""
+    """Edit the children of a healthy run: all must return to their specification."""
     world = World()
     world.calm(random.randint(2, 7))
     for _ in range(random.randint(1, 4)):
@@ -92,7 +93,7 @@ def _scales(world: World, random: Random) -> None:
 
 
 def _rewrites_lease(world: World, random: Random, *, all_of_it: bool = False) -> None:
-    """Values of annotations are text, but any."""
+    """Rewrite annotations of the Lease with random text."""
     for found in world.api.all("Lease"):
         chosen = [key for key in keys.ALL if random.random() < 0.5 and (all_of_it or key != keys.STEP)]
         said = {key: str(random.choice(SCALARS)) for key in chosen}
@@ -115,7 +116,7 @@ def _deletes(world: World, random: Random) -> None:
 
 
 def _adds_a_stranger(world: World, random: Random) -> None:
-    """A pod that carries the run's labels, made by hand."""
+    """Add a foreign pod with the run's labels."""
     pods = world.api.all("Pod")
     if pods:
         like = random.choice(pods)
@@ -128,7 +129,7 @@ _EDITS: tuple[Callable[[World, Random], None], ...] = (_scales, _rewrites_lease,
 
 
 def mutated(random: Random, tree: Any, changes: int) -> Any:
-    """A copy of `tree` with values replaced, removed, renamed or added at random places."""
+    """Return a copy of `tree` with values replaced, removed, renamed or added at random places."""
     tree = json.loads(json.dumps(tree))
     for _ in range(changes):
         places = [place for place in _places(tree) if place[0]]
@@ -164,7 +165,7 @@ def _live(world: World, rounds: int) -> None:
 
 
 def _told(world: World) -> None:
-    """What every status says, whatever the resource is."""
+    """Check the properties of every status, for any resource."""
     said = world.status
     try:
         RLRunStatus.model_validate(said)
@@ -192,7 +193,7 @@ CASES: tuple[Callable[[Random], None], ...] = (resource, status, children)
 
 
 def fuzz(seed: int) -> str | None:
-    """One resource; None: all well."""
+    """Test one resource and return its problem, or None."""
     case = CASES[seed % len(CASES)]
     try:
         case(Random(seed))

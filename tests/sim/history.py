@@ -1,4 +1,4 @@
-"""Random histories: made from a seed, lived, and cut down to what is needed where one goes wrong."""
+"""Random histories: generated from a seed, replayed, and minimized if one fails."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.sim.world import World
 
 LENGTH = (25, 55)
 Step = tuple[str, int, int]
-"""Name of an action and its two numbers."""
+"""Name of an action with its two numbers."""
 
 
 class Failure(NamedTuple):
-    """A history in which something that must hold did not."""
+    """History that broke an invariant."""
 
     seed: int
     problem: str
@@ -33,11 +33,13 @@ class Failure(NamedTuple):
 
 
 def generate(seed: int, *, queued: bool = False, elastic: bool = False, engines: bool = False) -> list[Step]:
-    """A history. Each has kinds of faults of its own: where all are possible, those that need quiet between them never meet."""
+    """Generate a history with its own selection of faults: with all of them, faults that need quiet in between would
+    never combine.
+    """
     random = Random(seed)
     actions = RESIZED if elastic else ACTIONS | QUEUE if queued else ACTIONS
     actions = SCALED if engines else actions
-    share = 0.2 if elastic or engines else 0.5  # most others keep the run from having a size at all
+    share = 0.2 if elastic or engines else 0.5  # most of the others prevent the run from having a size
     chosen = {name: action.weight for name, action in actions.items() if action.always or random.random() < share}
     names = random.choices(list(chosen), list(chosen.values()), k=random.randint(*LENGTH))
     return [(name, random.randrange(12), random.randrange(12)) for name in names]
@@ -46,10 +48,10 @@ def generate(seed: int, *, queued: bool = False, elastic: bool = False, engines:
 def replay(
     steps: Sequence[Step], seed: int, *, queued: bool = False, elastic: bool = False, engines: bool = False
 ) -> World:
-    """Live a history, then let the run come to rest.
+    """Replay a history, then let the run come to rest.
 
     Raises:
-        Exception: something that must hold did not.
+        Exception: an invariant broke.
     """
     world = World(seed=seed, queued=queued, elastic=elastic, engines=engines)
     for name, a, b in steps:
@@ -63,7 +65,7 @@ def replay(
 def problem_of(
     steps: Sequence[Step], seed: int, *, queued: bool = False, elastic: bool = False, engines: bool = False
 ) -> str | None:
-    """What goes wrong in a history; None: nothing."""
+    """Return the problem of a history, or None."""
     try:
         replay(steps, seed, queued=queued, elastic=elastic, engines=engines)
     except AssertionError as error:
@@ -76,7 +78,7 @@ def problem_of(
 def live(
     seed: int, *, shrink: bool = True, queued: bool = False, elastic: bool = False, engines: bool = False
 ) -> Failure | None:
-    """One random history; None: all held."""
+    """Run one random history and return its failure, or None."""
     steps = generate(seed, queued=queued, elastic=elastic, engines=engines)
     problem = problem_of(steps, seed, queued=queued, elastic=elastic, engines=engines)
     if problem is None:
@@ -94,7 +96,7 @@ def live(
 
 
 def smallest(steps: list[Step], fails: Callable[[list[Step]], bool]) -> list[Step]:
-    """A part of `steps` that still fails and of which nothing can be left out (delta debugging, Zeller and Hildebrandt 2002)."""
+    """Return a minimal part of `steps` that still fails (delta debugging, Zeller and Hildebrandt 2002)."""
     chunk = max(1, len(steps) // 2)
     while True:
         kept, at = steps, 0

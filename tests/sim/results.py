@@ -1,4 +1,4 @@
-"""The committed figures of the simulation: one section for each of its parts, written anew by itself."""
+"""Committed figures of the simulation: one section for each part, updated separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = """# A simulated cluster around the real operator
 
 
 def keep(title: str, text: str, path: Path = RESULTS) -> None:
-    """Put `text` below the heading `title`, in the place of what was there; other sections stay as they are."""
+    """Write `text` below the heading `title` in place of the old text; other sections stay unchanged."""
     before = path.read_text() if path.exists() else HEAD
     head, *parts = before.split("\n## ")
     sections = dict(part.split("\n", 1) for part in parts)

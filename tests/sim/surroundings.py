@@ -1,4 +1,4 @@
-"""What is around a run: its cluster, objects of others, damage to its children, and what admission and storage keep it waiting for."""
+"""Surroundings of a run: cluster, foreign objects, damaged children, and waits for admission and storage."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.sim.operator.process import Process
 NAME = "run"
 EPOCH = 1_700_000_000.0
 LOOK_AND_WRITE_ARE_ONE = False
-"""Whether an object of somebody else that appears between a look and the write after it is left alone."""
+"""Whether a foreign object that appears between a read and the following write is left alone."""
 
 
 class Surroundings:
-    """The cluster of one run, and the people in it."""
+    """The cluster of one run and its users."""
 
     memory: Memory
     operator: Process
@@ -27,23 +27,25 @@ class Surroundings:
         self.api = Api(self.clock.now)
         self.cluster = Cluster(self.api, self.clock)
         self.late: Process | None = None
-        """A process that leads no more, whose last request is still on its way."""
+        """Process that is no longer the leader but whose last request is still in transit."""
         self.foreign: dict[Ident, Json] = {}
-        """Objects of others under names that the run needs."""
+        """Foreign objects with names that the run needs."""
         self.lifted: set[str] = set()
-        """Marks of what has kept the run waiting and does not any more."""
+        """Marks of waits that are over."""
         self._unlearned: set[str] = set()
-        """The same, lifted while a controller rested: its object says truly that it was refused, until it has tried again."""
+        """Marks of waits that ended while a controller was idle: its object correctly reports the refusal until the
+        next try.
+        """
         self._marks = 0
 
     @property
     def run(self) -> Json | None:
         return self.api.get(RLRUN.kind, NAME)
 
-    # ---- its children, and objects of others
+    # ---- children and foreign objects
 
     def damage(self, child: Json) -> None:
-        """Remember a child as it was, before somebody deletes or edits it."""
+        """Record a child before it is deleted or edited."""
         ident = (child["kind"], child["metadata"]["name"])
         under_way = self.operator.asked is not None or self.late is not None
         newest = (
@@ -53,12 +55,12 @@ class Surroundings:
         self.memory.damaged[ident] = (known[0] if known else child, newest)
 
     def own(self, kind: str, name: str) -> Json | None:
-        """An object that is nobody else's."""
+        """Return an object unless it is a foreign one."""
         found = self.api.get(kind, name)
         return None if (kind, name) in self.foreign else found
 
     def make_foreign(self, kind: str, name: str) -> None:
-        """Somebody makes an object that has nothing to do with the run. One does not come between a look and the write after it."""
+        """Create an object unrelated to the run, except between a read and the following write."""
         asked = self.operator.asked
         if asked is not None and asked.writes and not LOOK_AND_WRITE_ARE_ONE and asked.path.endswith(f"/{name}"):
             self.operator.advance()
@@ -70,33 +72,33 @@ class Surroundings:
             self.foreign[kind, name] = self.api.add(made)
 
     def remove_foreign(self) -> None:
-        """They give the names free."""
+        """Delete the foreign objects."""
         for kind, name in self.foreign:
             if self.api.get(kind, name) is not None:
                 self.api.drop(kind, name)
         self.foreign.clear()
 
-    # ---- what keeps it waiting
+    # ---- causes of waits
 
     def mark(self) -> str:
-        """A word that no other message has."""
+        """Return a word that occurs in no other message."""
         self._marks += 1
         return f"rule-{self._marks:03d}"
 
     def lift(self, refusals: list[Refusal]) -> None:
-        """What was refused is let in from now on."""
-        marks = {refusal.mark for refusal in refusals if refusal.sort != FOR_GOOD}  # that is not asked again
+        """Lift these refusals."""
+        marks = {refusal.mark for refusal in refusals if refusal.sort != FOR_GOOD}  # these are not tried again
         self._unlearned |= marks
         self.learn()
         self.api.refusals = [refusal for refusal in self.api.refusals if refusal not in refusals]
 
     def learn(self) -> None:
-        """Controllers that do not rest have tried again what was refused."""
+        """Let controllers that are not idle retry the refused objects."""
         if not self.cluster.idle:
             self.lifted |= self._unlearned
             self._unlearned.clear()
 
     def unbind(self) -> None:
-        """Nothing makes volumes, for a reason that it had not before."""
+        """Stop the provisioning of volumes with a new reason."""
         self.lifted.add(self.cluster.pool)
         self.cluster.binds, self.cluster.pool = False, self.mark()

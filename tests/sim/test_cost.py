@@ -1,4 +1,4 @@
-"""GPU time and a budget, lived through: what is told is what the cluster itself has counted."""
+"""GPU time and budget in the simulation, compared with the cluster's own count."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from tests.sim.world import WITH_GPUS, World
 GPUS = 2 * 2 + 1
 
 
-def counted(world: World) -> int:
+def counted_seconds(world: World) -> int:
     return sum(world.status["cost"]["gpuSeconds"].values())
 
 
-def held(world: World) -> float:
+def held_seconds(world: World) -> float:
     until = seconds_of(world.status["cost"]["countedTo"])
     assert until is not None
     return sum(pod.held(until) for pod in world.api.gpu_time.pods.values())
 
 
-def test_an_hour_without_an_operator_is_counted_once() -> None:
+def test_hour_without_operator_is_counted_once() -> None:
     world = World(WITH_GPUS)
     world.calm(20)
-    before = counted(world)
+    before = counted_seconds(world)
     world.operator.die()
     world.clock.pass_(3600)
     world.restart_operator()
     world.calm(3, steps=0)
-    assert counted(world) - before >= 3600 * GPUS
-    assert abs(counted(world) - held(world)) <= 3 * 2
+    assert counted_seconds(world) - before >= 3600 * GPUS
+    assert abs(counted_seconds(world) - held_seconds(world)) <= 3 * 2
 
 
-def test_a_spent_budget_suspends_and_a_larger_one_goes_on() -> None:
+def test_spent_budget_suspends_and_larger_budget_resumes() -> None:
     world = World(WITH_GPUS | {"budget": {"gpuHours": 300 * GPUS / 3600}, "maxSteps": 10_000})
     world.calm(20)
     for _ in range(30):
@@ -39,7 +39,7 @@ def test_a_spent_budget_suspends_and_a_larger_one_goes_on() -> None:
     world.calm(20, steps=0)
     assert (world.status["phase"], world.status["reason"]) == ("Suspended", "BudgetSpent")
     assert not [pod for pod in world.api.all("Pod") if "nodeName" in pod["spec"]]
-    assert counted(world) <= (300 + 40) * GPUS
+    assert counted_seconds(world) <= (300 + 40) * GPUS
     done = world.status["progress"]["step"]
     assert world.cluster.volume.complete <= done
     world.edit(budget={"gpuHours": 100})

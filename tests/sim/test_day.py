@@ -1,11 +1,11 @@
-"""Two simulated hours with a fault a minute: nothing grows."""
+"""Two simulated hours with one fault per minute: bounded memory, queue and writes."""
 
 from __future__ import annotations
 
 from tests.sim.day import live_through
 
 WRITES_OF_A_FAULT = 60
-"""A fault costs an attempt at most, which is some twenty requests and as many events and statuses."""
+"""Write requests per fault: a fault costs at most one attempt, about twenty requests and as many events and statuses."""
 
 
 def test_memory_queue_and_writes_stay_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Histories of an elastic trainer, always the same ones, and bugs of its size, each of which one of them finds."""
+"""Fixed histories of an elastic trainer, and planted bugs of its size that they find."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOUND_AT: dict[str, int] = {
     "it_grows_wherever_it_is": 9,
     "the_fewest_pods_are_forgotten": 6,
 }
-"""Seeds that find a bug at once; where the actions have changed since, the hunt begins anew."""
+"""Seeds that find a bug immediately; after changes of the actions, the search starts from the first seed."""
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,18 @@ FOUND_AT: dict[str, int] = {
         *(pytest.param(seed, marks=pytest.mark.full) for seed in range(GATE_HISTORIES, HISTORIES)),
     ],
 )
-def test_the_size_of_an_elastic_trainer_is_right_whatever_happens(seed: int) -> None:
+def test_elastic_trainer_keeps_its_invariants(seed: int) -> None:
     failure = live(seed, elastic=True)
     assert failure is None, str(failure)
 
 
-def test_each_is_looked_for() -> None:
+def test_every_planted_bug_has_a_seed() -> None:
     assert FOUND_AT.keys() == {bug.__name__ for bug in ELASTIC}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("bug", ELASTIC, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_of_the_size_is_found(bug: Plant) -> None:
+def test_planted_elastic_bug_is_found(bug: Plant) -> None:
     found = hunt(bug, FOUND_AT[bug.__name__], 1, elastic=True) or hunt(bug, 0, WITHIN, elastic=True)
     assert found is not None
     assert not found[1].problem.startswith("the simulation itself")

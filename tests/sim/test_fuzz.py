@@ -1,4 +1,4 @@
-"""A slice of the operator's fuzz; `python -m tests.sim --fuzz 10000` runs it all."""
+"""Part of the operator's fuzzing; `python -m tests.sim --fuzz 10000` runs all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GATE_BLOCKS = 2
     "block",
     [*range(GATE_BLOCKS), *(pytest.param(block, marks=pytest.mark.full) for block in range(GATE_BLOCKS, BLOCKS))],
 )
-def test_whatever_is_in_resource_status_or_children_the_operator_goes_on_and_explains(block: int) -> None:
+def test_operator_explains_any_resource_status_and_children(block: int) -> None:
     problems = [fuzz(seed) for seed in range(block * BLOCK, (block + 1) * BLOCK)]
     assert [problem for problem in problems if problem is not None] == []
 
@@ -28,7 +28,7 @@ def test_whatever_is_in_resource_status_or_children_the_operator_goes_on_and_exp
     ["none", 7, ["x", 1.5, None], [{"type": "Restarting"}], [{"type": "Failed", "status": []}]],
     ids=str,
 )
-def test_a_status_full_of_nonsense_is_put_right(conditions: object) -> None:
+def test_random_status_values_are_repaired(conditions: object) -> None:
     world = World(document={})
     world.calm(6)
     assert world.run is not None
@@ -42,7 +42,7 @@ def test_a_status_full_of_nonsense_is_put_right(conditions: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "9" * 400, "1e999", "NaN", "1e308", ""])
-def test_a_lease_full_of_nonsense_changes_nothing(value: str) -> None:
+def test_random_lease_values_change_nothing(value: str) -> None:
     world = World(document={})
     world.calm(6)
     lease = world.api.get("Lease", "run-progress")
@@ -57,7 +57,7 @@ def test_a_lease_full_of_nonsense_changes_nothing(value: str) -> None:
     assert "estimatedCompletionTime" not in world.status["progress"]
 
 
-def test_mutations_change_something_and_not_the_original() -> None:
+def test_mutations_change_a_copy_only() -> None:
     tree = {"a": {"b": [1, 2, {"c": 3}]}}
     changed = [fuzzing.mutated(Random(seed), tree, 2) for seed in range(20)]
     assert tree == {"a": {"b": [1, 2, {"c": 3}]}}

@@ -1,6 +1,6 @@
-"""2,000 random histories in blocks, and 400 with a queue, always the same ones; the gate has 150 of them.
+"""2,000 fixed random histories in blocks, and 400 with a queue; the gate runs 150 of them.
 
-`python -m tests.sim` runs other histories, and more.
+`python -m tests.sim` runs other and more histories.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ def blocks(count: int, in_gate: int) -> list[object]:
 
 
 @pytest.mark.parametrize("block", blocks(BLOCKS, GATE_BLOCKS))
-def test_whatever_happens_what_must_hold_holds(block: int) -> None:
+def test_random_histories_keep_their_invariants(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         failure = live(seed)
         assert failure is None, str(failure)
 
 
 @pytest.mark.parametrize("block", blocks(QUEUED_BLOCKS, GATE_QUEUED_BLOCKS))
-def test_the_same_holds_with_a_queue(block: int) -> None:
+def test_queued_histories_keep_their_invariants(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         failure = live(seed, queued=True)
         assert failure is None, str(failure)
 
 
-def test_a_history_is_its_seed() -> None:
+def test_history_is_determined_by_its_seed() -> None:
     assert generate(7) == generate(7) != generate(8)
 
 
-def test_a_history_that_fails_is_cut_down_to_what_it_needs() -> None:
+def test_failing_history_is_minimized() -> None:
     steps = generate(3)
     needed = [steps[5], steps[11]]
     assert smallest(steps, lambda some: all(step in some for step in needed)) == needed
 
 
-def test_an_error_of_the_simulation_is_not_taken_for_success() -> None:
+def test_simulation_error_is_reported_as_failure() -> None:
     problem = problem_of([("no such action", 0, 0)], seed=1)
     assert problem is not None
     assert problem.startswith("the simulation itself: KeyError")

@@ -1,4 +1,4 @@
-"""Bugs that are planted must be found: a simulation that finds nothing proves nothing (`python -m tests.sim --planted`)."""
+"""Planted bugs, which the simulation must find to be meaningful (`python -m tests.sim --planted`)."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ FOUND_AT: dict[str, int] = {
     "time_is_counted_in_ticks": 14,
     "what_is_gone_is_not_counted_to_its_end": 267,
 }
-"""Seeds that find a bug at once; where the actions have changed since, the hunt begins anew."""
+"""Seeds that find a bug immediately; after changes of the actions, the search starts from the first seed."""
 
 
-def test_there_are_enough() -> None:
+def test_planted_bugs_reach_the_required_number() -> None:
     assert len(PLANTED) >= LEAST
 
 
-def test_each_is_looked_for() -> None:
+def test_every_planted_bug_has_a_seed() -> None:
     assert FOUND_AT.keys() == BY_NAME.keys()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", FOUND_AT)
-def test_a_planted_bug_is_found(name: str) -> None:
+def test_planted_bug_is_found(name: str) -> None:
     bug, seed = BY_NAME[name], FOUND_AT[name]
     found = hunt(bug, seed, 1) or hunt(bug, 0)
     assert found is not None
@@ -87,22 +87,22 @@ QUEUED_AT = {
     "a_back_off_counts_by_a_clock_that_is_set": 3,
     "an_admitted_run_says_nothing_until_it_starts": 0,
 }
-"""The same of an operator with a queue."""
+"""Seeds of the bugs of an operator with a queue."""
 
 
-def test_each_of_the_queue_is_looked_for() -> None:
+def test_every_planted_queue_bug_has_a_seed() -> None:
     assert QUEUED_AT.keys() == {bug.__name__ for bug in QUEUED}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("bug", QUEUED, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_of_the_queue_is_found(bug: Plant) -> None:
+def test_planted_queue_bug_is_found(bug: Plant) -> None:
     found = hunt(bug, QUEUED_AT[bug.__name__], 1, queued=True) or hunt(bug, 0, queued=True)
     assert found is not None
     assert not found[1].problem.startswith("the simulation itself")
 
 
-def test_what_is_planted_goes_again() -> None:
+def test_planted_bug_is_removed_afterwards() -> None:
     for bug in PLANTED:
         with planted(bug):
             pass

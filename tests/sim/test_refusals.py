@@ -1,4 +1,6 @@
-"""Histories in which admission refuses one object: its words are told with the fix, and all that does not depend on it is done."""
+"""Histories in which admission refuses one object: the status shows the refusal with its fix, and independent work
+continues.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def _trains(seed: int = 1) -> World:
     return world
 
 
-def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may() -> None:
+def test_refused_scale_down_is_reported_and_retried() -> None:
     world = _trains()
     _refuse(world, "StatefulSet")
     world.edit(suspend=True)
@@ -48,8 +50,8 @@ def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(
 
 
 @pytest.mark.parametrize("mark", ["rule-900", "rule-901", "rule-902", "rule-903"])
-def test_a_webhook_may_refuse_with_any_status(mark: str) -> None:
-    """Each mark has another: 409 and 404 are no conflict and no missing object then, and 500 no outage."""
+def test_webhook_refusal_with_any_status_is_reported(mark: str) -> None:
+    """Each mark has another status: here 409 is no conflict, 404 no missing object and 500 no outage."""
     world = _trains()
     for kind in ("StatefulSet", "Deployment", "Pod"):
         world.api.refusals.append(Refusal(mark, "webhook", kind))
@@ -66,7 +68,7 @@ def test_a_webhook_may_refuse_with_any_status(mark: str) -> None:
     assert mark not in str(world.status)
 
 
-def test_a_lost_deployment_of_spot_engines_that_is_refused_is_told_although_nothing_waits_for_it() -> None:
+def test_refused_spot_deployment_is_reported() -> None:
     world = World(seed=1, engines=True)
     world.calm(12)
     assert world.status["phase"] == "Running"
@@ -80,7 +82,7 @@ def test_a_lost_deployment_of_spot_engines_that_is_refused_is_told_although_noth
     assert MARK not in str(world.status)
 
 
-def test_engines_that_may_not_be_removed_are_told() -> None:
+def test_refused_engine_deletion_is_reported() -> None:
     world = _trains()
     _refuse(world, "Deployment", "webhook")
     world.edit(suspend=True)
@@ -92,7 +94,7 @@ def test_engines_that_may_not_be_removed_are_told() -> None:
     assert world.status["phase"] == "Suspended"
 
 
-def test_engines_that_may_not_follow_an_edit_are_told_and_the_run_goes_on() -> None:
+def test_refused_engine_scaling_is_reported_while_running() -> None:
     world = _trains()
     _refuse(world, "Deployment", "webhook away")
     world.edit(inference={"replicas": 2})
@@ -108,7 +110,7 @@ def test_engines_that_may_not_follow_an_edit_are_told_and_the_run_goes_on() -> N
     assert MARK not in str(world.status)
 
 
-def test_a_restart_whose_trainer_may_not_be_scaled_down_is_told_where_it_waits() -> None:
+def test_refused_scale_down_is_reported_during_restart() -> None:
     world = _trains()
     _refuse(world, "StatefulSet", "webhook")
     pod = world.cluster.pod("trainer", 0)
@@ -123,7 +125,7 @@ def test_a_restart_whose_trainer_may_not_be_scaled_down_is_told_where_it_waits()
     assert (world.status["phase"], world.status["attempt"]) == ("Running", 2)
 
 
-def test_while_a_lost_deployment_is_refused_all_else_is_put_right_and_progress_is_recorded() -> None:
+def test_refused_deployment_does_not_block_other_repairs() -> None:
     world = _trains()
     _refuse(world, "Deployment")
     world.api.drop("Deployment", "run-inference")
@@ -146,7 +148,7 @@ def test_while_a_lost_deployment_is_refused_all_else_is_put_right_and_progress_i
 
 
 @pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "ConfigMap", "StatefulSet", "Deployment"])
-def test_at_the_beginning_only_what_depends_on_the_refused_object_is_held_back(kind: str) -> None:
+def test_refused_object_blocks_only_its_dependents(kind: str) -> None:
     world = World(seed=1)
     _refuse(world, kind)
     world.stand()
@@ -166,7 +168,7 @@ def test_at_the_beginning_only_what_depends_on_the_refused_object_is_held_back(k
 
 
 @pytest.mark.parametrize("sort", ["webhook", "policy", "webhook away", "invalid"])
-def test_a_key_that_cannot_be_asked_for_is_told_while_a_pod_waits_for_it(sort: str) -> None:
+def test_refused_key_secret_is_reported_while_pod_waits(sort: str) -> None:
     world = _trains()
     (secret,) = world.api.all("Secret")
     world.api.drop("Secret", secret["metadata"]["name"])
@@ -183,7 +185,7 @@ def test_a_key_that_cannot_be_asked_for_is_told_while_a_pod_waits_for_it(sort: s
     assert MARK not in str(world.status)
 
 
-def test_words_that_are_new_each_time_are_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varying_refusal_messages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(seed=1)
     count = iter(range(10_000))
 

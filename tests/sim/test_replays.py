@@ -1,4 +1,4 @@
-"""Histories that went wrong once, cut down to what they need."""
+"""Regression histories, minimized."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.sim.history import replay
 from tests.sim.world import World
 
 
-def test_a_lost_lease_is_made_again() -> None:
-    """The orchestrator may only renew it: nothing would ever be heard of the run again."""
+def test_lost_lease_is_recreated() -> None:
+    """The orchestrator may only renew the Lease, so without it no further progress would be reported."""
     world = replay([("operate", 3, 11), ("lease deleted", 0, 7)], seed=11)
     assert world.api.get("Lease", "run-progress") is not None
 
 
-def test_a_quota_that_keeps_an_attempt_out_does_not_end_the_one_before_twice() -> None:
+def test_quota_refusal_ends_the_previous_attempt_once() -> None:
     world = replay([("calm", 9, 9), ("pod goes", 1, 7), ("calm", 9, 5), ("API fault", 10, 4), ("calm", 5, 5)], seed=240)
     assert (world.status["restarts"], world.status["attempt"]) == (1, 2)
     assert {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.api.all("Pod")} == {
@@ -27,12 +27,12 @@ def test_a_quota_that_keeps_an_attempt_out_does_not_end_the_one_before_twice() -
 
 
 @pytest.mark.parametrize("clock", range(4))
-def test_an_operator_whose_clock_is_wrong_takes_no_pod_for_a_replaced_one(clock: int) -> None:
+def test_wrong_clock_does_not_replace_pods(clock: int) -> None:
     world = replay([("wall clock set", clock, 0), *[("calm", 3, 1)] * 3], seed=1)
     assert (world.status["phase"], world.status["restarts"]) == ("Running", 0)
 
 
-def test_a_backoff_ends_although_the_clock_is_set_back() -> None:
+def test_backoff_ends_although_clock_is_set_back() -> None:
     world = World(seed=1)
     world.calm(8)
     for rounds in (10, 2):
@@ -46,8 +46,8 @@ def test_a_backoff_ends_although_the_clock_is_set_back() -> None:
     assert (world.status["phase"], world.status["attempt"]) == ("Running", 3)
 
 
-def test_what_had_happened_before_an_attempt_was_whole_on_record_is_acted_on() -> None:
-    """The first pass made the children, the second put them on record: nobody had asked yet what had become of them."""
+def test_events_before_the_recorded_attempt_are_handled() -> None:
+    """The first pass created the children, and the second one recorded them without a check of their state."""
     steps = [
         ("calm", 9, 9),
         ("API fault later", 2, 5),
@@ -63,7 +63,7 @@ def test_what_had_happened_before_an_attempt_was_whole_on_record_is_acted_on() -
     assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 3, 2)
 
 
-def test_a_clock_that_was_set_back_does_not_lengthen_a_suspension() -> None:
+def test_clock_set_back_does_not_delay_suspension() -> None:
     steps = [
         ("calm", 10, 1),
         ("suspended", 10, 6),
@@ -75,7 +75,7 @@ def test_a_clock_that_was_set_back_does_not_lengthen_a_suspension() -> None:
     assert (world.status["phase"], world.status["attempt"]) == ("Suspended", 1)
 
 
-def test_a_workload_whose_making_was_not_answered_is_not_rendered_again_over_an_old_view() -> None:
+def test_unanswered_creation_is_not_repeated_with_stale_cache() -> None:
     steps = [
         ("calm", 11, 5),
         ("process ends", 6, 0),
@@ -88,8 +88,8 @@ def test_a_workload_whose_making_was_not_answered_is_not_rendered_again_over_an_
     assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 2, 1)
 
 
-def test_a_pod_of_a_deleted_run_is_not_taken_over_however_young_it_is() -> None:
-    """It was made in the second in which the next run was: by its time it could be of either."""
+def test_young_pod_of_deleted_run_is_not_adopted() -> None:
+    """The pod was created in the same second as the next run, so its time fits both runs."""
     world = World(seed=1)
     world.calm(8)
     for role in ("trainer", "orchestrator"):
@@ -107,8 +107,8 @@ def test_a_pod_of_a_deleted_run_is_not_taken_over_however_young_it_is() -> None:
     assert world.status["restartsCountedTowardsMax"] == 0
 
 
-def test_a_statefulset_that_goes_before_its_attempt_is_whole_on_record_is_not_made_again_beside_its_pods() -> None:
-    """Pods of the one before live on, on nodes that answer no more: those of another one of the same attempt would work beside them."""
+def test_deleted_statefulset_is_not_recreated_next_to_its_pods() -> None:
+    """Its earlier pods survive on silent nodes, so that new pods of the same attempt would run together with them."""
     steps = [
         ("node stops", 0, 9),
         ("API fault later", 9, 7),
@@ -126,8 +126,8 @@ def test_a_statefulset_that_goes_before_its_attempt_is_whole_on_record_is_not_ma
     assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 2, 0)
 
 
-def test_an_attempt_does_not_begin_beside_pods_that_a_deleted_statefulset_had_made_unseen() -> None:
-    """The StatefulSet made them anew, then somebody deleted it: the operator heard that it was gone before it heard of the pods."""
+def test_attempt_waits_for_unseen_pods_of_deleted_statefulset() -> None:
+    """The StatefulSet recreated the pods and was then deleted: the operator received its deletion before the pods."""
     steps = [
         ("calm", 9, 8),
         ("pods forced away", 10, 4),
@@ -139,7 +139,7 @@ def test_an_attempt_does_not_begin_beside_pods_that_a_deleted_statefulset_had_ma
     assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 2, 1)
 
 
-def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_began() -> None:
+def test_unrecorded_attempt_that_completes_reports_its_base() -> None:
     steps = [
         ("calm", 0, 9),
         ("operate", 1, 5),
@@ -158,8 +158,8 @@ def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_be
     )
 
 
-def test_an_attempt_that_is_given_up_is_asked_for_the_orchestrator_that_nobody_has_seen() -> None:
-    """Its making was not answered, its event was lost, and then somebody deleted the StatefulSet."""
+def test_abandoned_attempt_deletes_its_unseen_orchestrator() -> None:
+    """The response of its creation and its event were lost, and then the StatefulSet was deleted."""
     steps = [
         ("cluster full", 3, 4),
         ("calm", 10, 10),
@@ -175,16 +175,16 @@ def test_an_attempt_that_is_given_up_is_asked_for_the_orchestrator_that_nobody_h
     assert (world.status["phase"], world.status["attempt"]) == ("Running", 3)
 
 
-# ---- of the wider simulation
+# ---- wider simulation
 
 
-def test_a_mended_run_that_waits_for_its_namesake_is_not_failed_for_ever() -> None:
+def test_corrected_run_waiting_for_namesake_recovers() -> None:
     world = replay([("calm", 7, 1), ("run made anew", 1, 3), ("spec edited", 3, 5), ("calm", 8, 6)], seed=8)
     assert world.status["phase"] == "Running"
 
 
 @pytest.mark.parametrize("before", [("calm", 7, 5), ("operate", 6, 10)], ids=str)
-def test_a_run_whose_claim_somebody_deletes_begins_anew_on_another_one(before: tuple[str, int, int]) -> None:
+def test_run_with_deleted_claim_restarts_on_a_new_one(before: tuple[str, int, int]) -> None:
     world = replay([before, ("pod goes", 0, 10), ("claim deleted", 2, 2)], seed=25)
     claim = world.api.get("PersistentVolumeClaim", "run-data")
     assert claim is not None
@@ -192,30 +192,30 @@ def test_a_run_whose_claim_somebody_deletes_begins_anew_on_another_one(before: t
     assert world.status["phase"] == "Running"
 
 
-def test_a_claim_that_goes_before_the_attempt_is_on_record_is_not_waited_for() -> None:
+def test_claim_deleted_before_record_is_not_waited_for() -> None:
     steps = [("workload made unheard", 9, 0), ("API fault later", 0, 11), ("calm", 10, 2), ("claim deleted", 6, 2)]
     assert replay(steps, seed=569).status["phase"] == "Running"
 
 
-def test_a_webhook_that_is_away_is_told_at_the_first_attempt_and_at_a_later_one() -> None:
+def test_unavailable_webhook_is_reported_at_every_attempt() -> None:
     replay([("refused", 6, 5), ("long wait", 9, 4)], seed=219)
     replay([("calm", 9, 8), ("refused", 6, 5), ("process ends", 3, 7), ("long wait", 9, 4)], seed=219)
 
 
-def test_the_present_refusal_is_told() -> None:
+def test_current_refusal_is_reported() -> None:
     steps = [("refused", 3, 7), ("calm", 3, 7), ("allowed", 0, 1), ("refused", 9, 10), ("long wait", 5, 10)]
     replay(steps, seed=605)
 
 
-def test_a_refusal_of_before_the_attempt_is_not_told() -> None:
+def test_refusal_before_the_attempt_is_not_reported() -> None:
     replay([("late warning", 1, 3), ("refused", 5, 2), ("long wait", 9, 1)], seed=434)
 
 
-def test_a_run_whose_lease_has_the_name_of_somebody_elses_goes_on() -> None:
+def test_run_with_foreign_lease_name_continues() -> None:
     replay([("calm", 8, 3), ("name taken", 4, 6), ("long wait", 6, 10)], seed=1222)
 
 
-def test_a_run_whose_first_attempt_is_refused_has_not_started() -> None:
+def test_run_with_refused_first_attempt_has_not_started() -> None:
     world = World(seed=956)
     world.api.refusals.append(Refusal(world.mark(), "webhook", "ConfigMap"))
     world.calm(3)
@@ -223,7 +223,7 @@ def test_a_run_whose_first_attempt_is_refused_has_not_started() -> None:
     replay([("refused", 6, 3), ("calm", 10, 4)], seed=956)
 
 
-def test_an_attempt_that_was_made_unseen_goes_on_record_although_a_service_is_refused() -> None:
+def test_unseen_attempt_is_recorded_despite_refused_service() -> None:
     steps = [
         ("workload made unheard", 11, 10),
         ("calm", 0, 1),
@@ -238,8 +238,8 @@ def test_an_attempt_that_was_made_unseen_goes_on_record_although_a_service_is_re
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_an_attempt_that_was_never_put_on_record_is_although_admission_refuses_what_it_has(restarted: bool) -> None:
-    """Its failures would be seen by nobody."""
+def test_unrecorded_attempt_is_recorded_despite_refusals(restarted: bool) -> None:
+    """Otherwise no pass would see its failures."""
     world = World(seed=1)
     attempt = 1 + restarted
     if restarted:
@@ -261,7 +261,7 @@ def test_an_attempt_that_was_never_put_on_record_is_although_admission_refuses_w
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Deployment", "Service"])
-def test_a_run_whose_resumption_is_refused_stays_suspended_and_nothing_has_failed(kind: str) -> None:
+def test_run_with_refused_resumption_stays_suspended(kind: str) -> None:
     world = World(seed=1)
     world.calm(12)
     world.edit(suspend=True)
@@ -276,8 +276,8 @@ def test_a_run_whose_resumption_is_refused_stays_suspended_and_nothing_has_faile
     assert (world.status["phase"], world.status["attempt"], world.status.get("restarts", 0)) == ("Running", 2, 0)
 
 
-def test_a_part_whose_repair_and_its_event_were_lost_is_not_applied_once_more() -> None:
-    """The cache still lacks it; the API server, asked to make it, has it: it is as it was made, perhaps by another release."""
+def test_repaired_child_with_lost_event_is_not_reapplied() -> None:
+    """The cache lacks the child, but the API server has it, perhaps as another release created it."""
     steps = [
         ("calm", 5, 3),
         ("API fault", 5, 7),

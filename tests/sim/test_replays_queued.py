@@ -1,4 +1,4 @@
-"""Histories of an operator with a queue that once went wrong."""
+"""Regression histories of an operator with a queue."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ HISTORIES: dict[str, tuple[int, list[Step]]] = {
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_a_run_in_the_queue_begins_in_its_turn_and_tells_what_keeps_it(name: str) -> None:
+def test_queued_run_starts_and_explains_its_wait(name: str) -> None:
     seed, steps = HISTORIES[name]
     assert replay(steps, seed, queued=True).status["phase"] == "Running"

@@ -1,4 +1,4 @@
-"""Histories in which a run waited, and its status went on telling of what was over, or each look cost too much."""
+"""Regression histories of waits: outdated status messages and expensive passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _said(world: World, kind: str) -> tuple[str, str]:
     return found["reason"], found["message"]
 
 
-def test_a_suspended_run_tells_of_no_wait_that_its_pods_once_had() -> None:
+def test_suspended_run_reports_no_earlier_pod_wait() -> None:
     steps = [("volume late", 1, 8), ("calm", 3, 8), ("suspended", 6, 8), ("volume late", 0, 10), ("long wait", 4, 3)]
     world = World(seed=201468)
     world.unbind()
@@ -24,7 +24,7 @@ def test_a_suspended_run_tells_of_no_wait_that_its_pods_once_had() -> None:
     replay(steps, seed=201468)
 
 
-def test_a_refused_repair_is_not_told_any_more_once_the_name_is_taken() -> None:
+def test_refused_repair_is_not_reported_after_name_is_taken() -> None:
     steps = [
         ("calm", 0, 2),
         ("name taken", 5, 3),
@@ -37,12 +37,12 @@ def test_a_refused_repair_is_not_told_any_more_once_the_name_is_taken() -> None:
     assert world.status["phase"] == "Running"
 
 
-def test_a_refused_claim_is_not_told_any_more_once_another_name_is_taken() -> None:
+def test_refused_claim_is_not_reported_after_name_is_taken() -> None:
     steps = [("refused", 3, 0), ("calm", 0, 6), ("name taken", 10, 10), ("allowed", 5, 2), ("long wait", 5, 11)]
     replay(steps, seed=204189)
 
 
-def test_a_taken_name_costs_no_writes_while_it_stays_taken() -> None:
+def test_taken_name_causes_no_repeated_writes() -> None:
     world = World(seed=1)
     world.calm(9)
     pod = world.cluster.pod("trainer", 0)
@@ -60,8 +60,8 @@ def test_a_taken_name_costs_no_writes_while_it_stays_taken() -> None:
     assert (world.status["phase"], world.status["attempt"]) == ("Running", 2)
 
 
-def test_a_name_that_is_not_needed_any_more_keeps_nothing_waiting() -> None:
-    """A belief about a name belongs to one state of the run."""
+def test_unneeded_taken_name_does_not_delay_the_run() -> None:
+    """A cached result about a name belongs to one state of the run."""
     world = World(seed=1)
     world.calm(9)
     pod = world.cluster.pod("trainer", 0)
@@ -75,13 +75,13 @@ def test_a_name_that_is_not_needed_any_more_keeps_nothing_waiting() -> None:
     assert world.reason("Restarting") != "NameTaken", "an edit is looked at at once"
 
 
-def test_a_refusal_of_engines_that_was_lifted_is_not_told_when_one_is_lost_later() -> None:
-    """Its event outlives it, and the engine that was made since is gone with its time of creation."""
+def test_lifted_engine_refusal_is_not_reported_later() -> None:
+    """Its event outlives the refusal, and the engine created since is gone with its creation time."""
     world = replay([("refused", 2, 6), ("calm", 9, 11), ("allowed", 4, 4), ("late warning", 3, 6)], seed=10432)
     assert world.status["phase"] == "Running"
 
 
-def test_what_a_run_that_has_ended_waited_for_is_not_told_any_more() -> None:
+def test_ended_run_does_not_report_earlier_waits() -> None:
     steps = [
         ("calm", 5, 9),
         ("calm", 7, 10),
@@ -98,8 +98,8 @@ def test_what_a_run_that_has_ended_waited_for_is_not_told_any_more() -> None:
     assert _said(world, "ChildrenIntact")[0] == "RunOver", "nobody puts the Service right any more"
 
 
-def test_a_refused_lease_is_told_before_the_first_step() -> None:
-    """All pods are ready, and nothing but the Lease would tell of a step."""
+def test_refused_lease_is_reported_before_the_first_step() -> None:
+    """All pods are ready, and only the Lease would report a step."""
     steps = [("calm", 5, 7), ("refused", 4, 4), ("lease deleted", 6, 9), ("long wait", 2, 7)]
     world = replay(steps, seed=610245)
     assert world.status["phase"] == "Running", "it is made again when it may be"

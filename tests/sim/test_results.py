@@ -1,4 +1,4 @@
-"""Figures of one part replace their own alone."""
+"""Results page of the simulation: each part replaces only its own figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.sim.results import RESULTS, keep
 
 
-def test_a_part_replaces_its_own_figures_alone(tmp_path: Path) -> None:
+def test_part_replaces_only_its_own_figures(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     for title, text in (("One", "1 of 3.\n\n| a |"), ("Two", "2 of 3."), ("One", "3 of 3.")):
         keep(title, text, path)
@@ -17,12 +17,12 @@ def test_a_part_replaces_its_own_figures_alone(tmp_path: Path) -> None:
     assert page.index("## One") < page.index("3 of 3.") < page.index("## Two") < page.index("2 of 3.")
 
 
-def test_a_table_begins_a_paragraph_of_its_own(tmp_path: Path) -> None:
+def test_table_starts_a_separate_paragraph(tmp_path: Path) -> None:
     keep("Table", "| a |\n|---|\n| 1 |", tmp_path / "page.md")
     assert ".\n\n| a |\n" in (tmp_path / "page.md").read_text()
 
 
-def test_the_committed_page_has_every_part() -> None:
+def test_committed_page_has_every_part() -> None:
     titles = [line for line in RESULTS.read_text().splitlines() if line.startswith("## ")]
     assert titles == [
         "## Random histories",

@@ -1,4 +1,4 @@
-"""A run, its operator, and everything around them. What happens, and in which order, is up to a history."""
+"""A run with its operator and surroundings. The history determines the events and their order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITH_GPUS: Json = {
     "trainer": {"replicas": 2, "gpusPerReplica": 2},
     "inference": {"replicas": 1, "gpusPerReplica": 1},
 }
-"""Specification of one history in eight: time of GPUs makes more statuses, and other histories of the rest."""
+"""Specification of one history in eight, because GPU time causes more statuses and the other histories cover the rest."""
 ELASTIC: Json = {"min": 2, "waitSeconds": 20, "growSeconds": 60}
 OF_ELASTIC: Json = {
     "trainer": {"replicas": 3, "elastic": ELASTIC},
@@ -46,39 +46,41 @@ OF_ENGINES: tuple[Json, ...] = (
     {"autoscale": {"min": 1, "max": 6, "stabilizationSeconds": 20}, "spot": SPOT},
     {"replicas": 4, "spot": SPOT},
 )
-"""Engines of histories about these: every other one has a number that follows the load."""
+"""Engines of the engine histories; every other history has an autoscaled number."""
 REST_ROUNDS = 160
 REST_SECONDS = 3 * PRUNE_SECONDS
-"""Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
+"""Time after the last fault in which the run must reach its target state: the second relist finds any lost event."""
 STAND_SECONDS = 100.0
 LAST_WORDS_SECONDS = 30.0
-"""A queue that takes its room back tells why, and then waits for its next look and for the next attempt's patience."""
+"""Additional time of a queue that takes its room back: it explains this, and then waits for its next pass and the
+patience of the next attempt.
+"""
 LEASE_SECONDS = 60.0
-"""A leader that has done nothing for so long leads no more, and no watch is later."""
+"""A leader that is idle this long loses the leadership, and no watch is later."""
 """A wait is explained anew at least every 60 s."""
 PAST = 40
-"""Events that a watch may bring once more."""
+"""Events that a watch may repeat."""
 WAITS = 10
-"""After so many times of waking up in vain only a comparison can help."""
+"""Number of wakeups without effect after which only a relist can help."""
 REQUESTS_OF_A_PASS = 60
 IDLE_PASSES = 20
-"""In a row, while no time passes: each is of one run, and has nothing new to see."""
+"""Passes in a row while no time passes: each serves one run and sees nothing new."""
 
 
 class ViolationError(AssertionError):
-    """Something that must hold does not."""
+    """A broken invariant."""
 
 
 class World(Surroundings):
     """One run in its namespace, with its operator.
 
     Args:
-        spec: of the run, beside the smallest one.
-        seed: of the operator's jitter, and of how pods end.
-        document: the run as its author wrote it, whatever that is; then only what holds of any is checked.
-        queued: the operator has a queue.
-        elastic: the trainer has fewer pods while nodes are missing.
-        engines: some engines are on interruptible nodes, and their number may follow a load.
+        spec: fields of the specification in addition to the smallest one.
+        seed: seed of the operator's jitter and of the ends of pods.
+        document: any run as its author wrote it; then only the invariants of any document are checked.
+        queued: whether the operator has a queue.
+        elastic: whether the trainer has fewer pods while nodes are missing.
+        engines: whether some engines are on interruptible nodes and their number may follow a load.
     """
 
     def __init__(
@@ -94,23 +96,23 @@ class World(Surroundings):
         super().__init__()
         self.cluster.ends_in_view = seed % 6 == 5
         self.faults: list[str] = []
-        """What becomes of the operator's next requests."""
+        """Faults of the operator's next requests."""
         self.deaf = 0
-        """So many of the trainer's and the orchestrator's next workloads are made, and neither the answer nor the watch tells of it."""
+        """Number of next trainer and orchestrator workloads whose creation is reported by neither response nor watch."""
         self.news: list[tuple[str, Json]] = []
-        """What the watches have not brought yet."""
+        """Events that the watches have not delivered yet."""
         self.misses = False
-        """True if the operator's picture may lack something until it lists everything."""
+        """Whether the operator's cache may be incomplete until the next relist."""
         self.lives = 0
         self.rival: Process | None = None
-        """Another operator of the same runs, as where two releases of the chart watch one namespace."""
+        """Another operator of the same runs, like two releases of the chart that watch one namespace."""
         self.rivals = 0
-        """How many there have been."""
+        """Number of such operators so far."""
         self._rival_news: list[tuple[float, str, Json]] = []
         self._rival_at = 0.0
-        """When it was at work last."""
+        """Time of its last work."""
         self._past: list[tuple[str, Json]] = []
-        """What has happened last, told or not: a watch that begins again earlier brings all of it."""
+        """Latest events, delivered or not: a watch that restarts earlier delivers all of them."""
         self._seed = seed
         base = WITH_GPUS if seed % 16 in (11, 14) and not elastic else SPEC
         self.spec = base | (OF_ELASTIC if elastic else {}) | (spec or {})
@@ -120,7 +122,7 @@ class World(Surroundings):
             self.cluster.fleet = Fleet()
         self._document = document
         self.others = Others() if queued else None
-        """The queue's other runs."""
+        """Other runs of the queue."""
         self.memory = invariants.Memory()
         self._create()
         self.operator = self._start()
@@ -137,31 +139,31 @@ class World(Surroundings):
         before = self.memory
         self.memory = invariants.Memory(
             failures_before=self.cluster.failures, made_late=before.made_late, actions=before.actions
-        )  # as the API server's count of writes, that of the events goes on
+        )  # like the API server's count of writes, that of the events continues
         self.memory.refused_for_good = any(refusal.sort == FOR_GOOD for refusal in self.api.refusals)
 
     def recreate(self) -> None:
-        """Somebody deletes the run and makes another one of its name at once: nobody else knows yet."""
+        """Delete the run and create another one of its name immediately, without any event delivered yet."""
         if self.run is not None:
             self.api.drop(RLRUN.kind, NAME)
         self._create()
 
     def edit(self, **blocks: Any) -> None:
-        """Somebody edits the specification."""
+        """Edit the specification."""
         run = self.run
         if run is not None:
             self.api.put(run, spec=run["spec"] | blocks)
             self.memory.was_invalid |= blocks.get("trainer") == {"replicas": 0}
 
     def annotate(self, **annotations: str) -> None:
-        """Somebody writes an annotation: a conflict for a status that is being written."""
+        """Write an annotation, which causes a conflict for a concurrent status write."""
         run = self.run
         if run is not None:
             found = run["metadata"].get("annotations") or {}
             self.api.put(run, metadata=run["metadata"] | {"annotations": found | annotations})
 
     def edit_status(self, **fields: Any) -> None:
-        """Somebody writes into the status what is not true."""
+        """Write false values into the status."""
         run = self.run
         if run is not None and self.status:
             self.api.put(run, status=self.status | fields)
@@ -172,7 +174,7 @@ class World(Surroundings):
     def _start(self, release: int = 0) -> Process:
         self._take()
         self._remember(self.news)
-        self.news.clear()  # a process begins with lists
+        self.news.clear()  # a process starts with lists
         self.misses = False
         self.lives += 1
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
@@ -182,16 +184,16 @@ class World(Surroundings):
         raise ViolationError(f"unexpected {type(error).__name__} in a pass: {error}") from error
 
     def restart_operator(self, release: int | None = None) -> None:
-        """It dies between two requests, and another one starts; `release`: of that."""
+        """End the operator between two requests and start another one of `release`."""
         self.operator.die()
         self.operator = self._start(self.operator.release if release is None else release)
 
     def replace_operator(self, release: int) -> None:
-        """Another one leads; the last request of the one before is still on its way."""
+        """Make another process the leader while the last request of the previous one is in transit."""
         self.late, self.operator = self.operator, self._start(release)
 
     def start_rival(self, release: int) -> None:
-        """Another operator begins to look after the same runs, and knows nothing of this one."""
+        """Start another operator for the same runs."""
         self._take()
         self._rival_news.clear()
         self._rival_at = self.clock.steady()
@@ -199,19 +201,19 @@ class World(Surroundings):
         self.rival = Process(self.api, self.clock, self._seed - self.lives, self._unexpected, release, self.others)
 
     def end_rival(self) -> None:
-        """It is taken away."""
+        """Remove the second operator."""
         if self.rival is not None:
             self.rival.die()
         self.rival = None
 
     def rival_operates(self, requests: int, news: int) -> None:
-        """It hears of some of what has happened, and makes some requests."""
+        """Deliver some events to the second operator and let it make some requests."""
         rival = self.rival
         if rival is None:
             return
         if (
             self.clock.steady() - self._rival_at > LEASE_SECONDS
-        ):  # its own Lease is lost: it ends, after the request on its way
+        ):  # its own Lease is lost: it ends after the request in transit
             self._deliver(rival)
             self.start_rival(rival.release)
             return
@@ -228,13 +230,15 @@ class World(Surroundings):
                 self._complain(invariants.of_request(self, asked, rival))
             if not rival.advance():
                 return
-            self.memory.made_late |= self._pods() - present  # it may have thought of it long ago
+            self.memory.made_late |= self._pods() - present  # the decision may be old
             if asked is not None and not asked.looks_for_others:
                 requests -= 1
             self.check()
 
     def late_request(self) -> None:
-        """It arrives. Nothing that its sender would do after it is done: each write asks first whether the process leads."""
+        """Deliver the late request. Its sender does nothing afterwards, because each write checks the leadership
+        first.
+        """
         late, self.late = self.late, None
         if late is not None:
             self._deliver(late)
@@ -248,7 +252,7 @@ class World(Surroundings):
         self.check()
 
     def operate(self, requests: int | None = None) -> int:
-        """The operator works until it has nothing to do, or for some requests; returns how many it made."""
+        """Let the operator work until it is idle, or for some requests; return the number of requests."""
         made = idle = 0
         limit = REQUESTS_OF_A_PASS * 4 if requests is None else requests
         while made < limit:
@@ -260,7 +264,7 @@ class World(Surroundings):
                 )
             if (
                 asked is not None and asked.looks_for_others
-            ):  # no history is about what these find: they are not counted
+            ):  # the result of such a read matters to no history, so it is not counted
                 self.operator.advance("")
                 continue
             if asked is not None:
@@ -298,7 +302,7 @@ class World(Surroundings):
         return {pod["metadata"]["uid"] for pod in self.api.all("Pod")}
 
     def others_want(self, *, hold: bool, take: bool) -> None:
-        """Other runs take room, or give it: their queue wakes this one."""
+        """Let other runs take or release room, which wakes this run through the queue."""
         if self.others is not None:
             self.others.hold, self.others.take = hold, take
             self.operator.wake()
@@ -306,7 +310,7 @@ class World(Surroundings):
     # ---- the watches
 
     def hear(self, count: int | None = None) -> None:
-        """The watches bring what is there, or some of it."""
+        """Deliver all pending events, or some of them."""
         self._take()
         count = len(self.news) if count is None else count
         heard, self.news = self.news[:count], self.news[count:]
@@ -315,21 +319,21 @@ class World(Surroundings):
             self.operator.see(event, found)
 
     def miss(self, count: int) -> None:
-        """The watches break off: some events are never told."""
+        """Break the watches: some events are never delivered."""
         self._take()
         self.misses = self.misses or bool(self.news[:count])
         self._remember(self.news[:count])
         del self.news[:count]
 
     def hear_again(self, count: int) -> None:
-        """Some events come, and come once more afterwards."""
+        """Deliver some events, and repeat them afterwards."""
         self._take()
         twice = self.news[:count]
         self.hear(count)
         self.news += twice
 
     def hear_the_past(self, count: int) -> None:
-        """The last of what has happened is told once more."""
+        """Deliver the latest events again."""
         for event, found in self._past[-count:]:
             self.operator.see(event, found)
 
@@ -337,7 +341,7 @@ class World(Surroundings):
         self._past = [*self._past, *news][-PAST:]
 
     def hear_out_of_order(self) -> None:
-        """The next two events change places, which those of different kinds may."""
+        """Swap the next two events, which is possible for different kinds."""
         self._take()
         if len(self.news) > 1:
             self.news[:2] = self.news[1], self.news[0]
@@ -349,7 +353,9 @@ class World(Surroundings):
         self.api.news.clear()
 
     def relist(self) -> None:
-        """The operator compares its store with the cluster. Between two requests only: this is not what is tested here."""
+        """Let the operator compare its store with the cluster, only between two requests, because concurrency is
+        tested elsewhere.
+        """
         self.operator.relist()
         self.misses = False
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
@@ -362,7 +368,7 @@ class World(Surroundings):
             self.relist()
 
     def calm(self, rounds: int, steps: int = 1) -> None:
-        """Everything works as it should for a while."""
+        """Let everything work without faults for some rounds."""
         for _ in range(rounds):
             self.hear()
             self.operate()
@@ -374,7 +380,7 @@ class World(Surroundings):
 
     @property
     def trainers(self) -> int:
-        """Pods that the current attempt was made with."""
+        """Return the number of trainer pods of the current attempt."""
         found = self.api.get("StatefulSet", f"{NAME}-trainer")
         return int(self.spec["trainer"]["replicas"]) if found is not None else 0
 
@@ -384,10 +390,10 @@ class World(Surroundings):
         found = spec.get("maxSteps")
         return found if isinstance(found, int) else MAX_STEPS
 
-    # ---- what must hold
+    # ---- invariants
 
     def check(self) -> None:
-        """All invariants, now."""
+        """Check all invariants now."""
         if self._document is not None:
             return
         self._complain(invariants.of_state(self))
@@ -397,7 +403,7 @@ class World(Surroundings):
             raise ViolationError(problem)
 
     def heal(self) -> None:
-        """No more faults: nodes are up, pods end, the API answers, the specification can be run."""
+        """End all faults: nodes are up, pods end, the API answers and the specification is valid."""
         self.faults.clear()
         self.deaf = 0
         self.cluster.lingering.clear()
@@ -421,7 +427,7 @@ class World(Surroundings):
                 self.edit(seed=100)
 
     def stand(self) -> None:
-        """Nothing changes: within bounded time the status says why the run waits, and of nothing that is over."""
+        """Keep the situation: within bounded time the status must explain the wait without outdated reasons."""
         self.faults.clear()
         self.learn()
         began, said = self.clock.steady(), list[str]()
@@ -439,7 +445,9 @@ class World(Surroundings):
         self._complain(invariants.told_truly(self, said))
 
     def rest(self) -> None:
-        """The faults stop: within bounded time the run trains, or has ended for a reason, and everything is as specified."""
+        """End the faults: within bounded time the run must train or have ended for a reason, with all objects as
+        specified.
+        """
         self.heal()
         began, waits = self.clock.steady(), 0
         for _ in range(REST_ROUNDS):
@@ -462,7 +470,9 @@ class World(Surroundings):
         self._complain(invariants.of_writes(self))
 
     def _wait(self, waits: int) -> None:
-        """Time passes: a moment while something moves, else until the operator wakes up, and now and then until it compares."""
+        """Advance the time: briefly while changes occur, otherwise until the operator wakes, and sometimes until its
+        relist.
+        """
         due = self.operator.queue.next_due()
         pause = 20.0 if (self.status.get("trainer") or {}).get("size") else 1.0
         if waits:
@@ -471,6 +481,6 @@ class World(Surroundings):
         self.pass_time(pause)
 
     def reason(self, kind: str) -> str:
-        """Of a condition; empty without it."""
+        """Return the reason of a condition, or an empty text."""
         found = find_condition(read_status(self.status).conditions, kind)
         return found.reason if found is not None else ""

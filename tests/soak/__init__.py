@@ -1,1 +1,1 @@
-"""Many short runs of the trainer, in search of what goes wrong once in a thousand."""
+"""Soak test: many short runs of the trainer, in search of rare failures."""

@@ -1,8 +1,9 @@
-"""Beyond what CI runs: `python -m tests.soak --runs 1000`.
+"""Soak test that CI does not run: `python -m tests.soak --runs 1000`.
 
-Short runs of two and four ranks, each with all that a trainer does at once: batches over the channel, steps, a version after each of them,
-checkpoints in the background, questions after its state. Ends with 1 when a rank ended otherwise than it should; what that run left is
-kept, with the last frames of the rank that crashed, and its core file where `/proc/sys/kernel/core_pattern` says.
+Short runs of two and four ranks combine all tasks of a trainer: batches over the channel, steps, a version after each
+of them, checkpoints in the background, and requests for its state. The exit code is 1 if a rank ended incorrectly. The
+folder of that run is kept with the last frames of the crashed rank, and with its core file if
+`/proc/sys/kernel/core_pattern` writes one.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from tests.soak.runs import Outcome, Variant, play, variants
 from tests.trainer.conftest import Zygote
 
 FILL = "165"
-"""glibc fills memory with it and its complement, when it is taken and given back: what is used too late is no longer right by luck."""
+"""Byte with which glibc fills memory on allocation, and with its complement on release, so that a use after free cannot
+stay unnoticed."""
 ENOUGH = 3
-"""So many runs that failed are looked at before any more are played."""
+"""Number of failed runs after which no more runs start."""
 
 
 @contextmanager
 def workplace() -> Iterator[tuple[Path, Path, Zygote]]:
-    """A folder for runs, a model for them, and the process that their ranks are forked from."""
-    os.environ["MALLOC_PERTURB_"] = FILL  # for the ranks: it counts from the start of a process
+    """Provide a folder for runs, a model, and the process from which ranks are forked."""
+    os.environ["MALLOC_PERTURB_"] = FILL  # for the ranks: it applies from the start of a process
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (most, most))
     with tempfile.TemporaryDirectory(prefix="rlrun-soak-") as name:
@@ -47,7 +49,7 @@ def workplace() -> Iterator[tuple[Path, Path, Zygote]]:
 
 
 def soak(runs: int, steps: int, seed: int) -> list[tuple[Variant, Outcome]]:
-    """Play so many runs; those that failed."""
+    """Play the runs; return those that failed."""
     failed: list[tuple[Variant, Outcome]] = []
     with workplace() as (folder, model, zygote):
         began = time.monotonic()
@@ -69,7 +71,7 @@ def soak(runs: int, steps: int, seed: int) -> list[tuple[Variant, Outcome]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 when a run failed."""
+    """Return the exit code: 1 if a run failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Many short runs of the trainer.")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=10, help="of each run")

@@ -1,4 +1,4 @@
-"""One short run of the trainer, and how it ended."""
+"""One short run of the trainer and its result."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from rlrun.trainer.ranks.launch import crash_file
 from tests.trainer.conftest import Group, Orchestrator, Run, Zygote
 
 ASK_SECONDS = 0.02
-"""Between two questions after the trainer's state: its server's thread is busy while steps compute."""
+"""Time between two requests for the trainer's state: its server's thread is busy while steps compute."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a run differs from the others."""
+    """Differences between one run and the others."""
 
     ranks: int
     steps: int
     switch_seconds: float
-    """After which a thread of Python has to let another one go on."""
+    """Python's switch interval between threads, in seconds."""
     save_async: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the trainer's configuration."""
+    """Additional fields of the trainer's configuration."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Result of a run."""
 
     codes: list[int]
-    """Of the ranks; negative: the signal that ended it."""
+    """Exit codes of the ranks; negative: the signal that ended the rank."""
     told: str
-    """What tells most of a failure: the last frames of the ranks that crashed, or the end of the log."""
+    """Text about a failure: the last frames of the crashed ranks, or the end of the log."""
 
     @property
     def failed(self) -> bool:
-        """Whether a rank ended otherwise than it should."""
+        """Whether a rank ended incorrectly."""
         return any(self.codes)
 
 
 def variants(runs: int, steps: int, seed: int) -> Iterator[Variant]:
-    """So many runs, the same ones for the same seed."""
+    """Return `count` variants, equal for equal seeds."""
     chosen = random.Random(seed)
     for _ in range(runs):
         yield Variant(chosen.choice((2, 2, 4)), steps, chosen.choice((0.005, 0.0001)), chosen.random() < 0.8)
@@ -61,10 +61,10 @@ def play(variant: Variant, root: Path, model: Path, zygote: Zygote) -> Outcome:
     """Train a run to its end.
 
     Args:
-        variant: how it differs from others.
-        root: its folder, which does not exist yet.
-        model: that it starts from.
-        zygote: what its ranks are forked from.
+        variant: differences from other runs.
+        root: folder of the run, which does not exist yet.
+        model: model that it starts from.
+        zygote: process from which ranks are forked.
     """
     crashes = root / "crashes"
     crashes.mkdir(parents=True)
@@ -87,18 +87,18 @@ def play(variant: Variant, root: Path, model: Path, zygote: Zygote) -> Outcome:
         thread.start()
     try:
         codes = group.wait()
-    except AssertionError:  # it hangs, and was killed
+    except AssertionError:  # a rank hung and was killed
         codes = [group.codes.get(pid, -9) for pid in group.pids]
     ended.set()
     for thread in threads:
         thread.join()
-    return Outcome(codes, _told(group, crashes, variant.ranks) if any(codes) else "")
+    return Outcome(codes, _describe_failure(group, crashes, variant.ranks) if any(codes) else "")
 
 
 def _feed(orchestrator: Orchestrator, ended: threading.Event, steps: int) -> None:
-    """Do the orchestrator's part until all is trained, or the trainer has ended."""
+    """Act as the orchestrator until all steps are trained or the trainer has ended."""
     orchestrator.given_up = ended.is_set
-    with suppress(OSError, AssertionError):  # how the ranks ended tells more
+    with suppress(OSError, AssertionError):  # the exit codes of the ranks explain more
         orchestrator.wait_for("published", 0)
         for step in range(1, steps + 1):
             orchestrator.step(step)
@@ -113,7 +113,7 @@ def _ask(orchestrator: Orchestrator, ended: threading.Event, steps: int) -> None
         time.sleep(ASK_SECONDS)
 
 
-def _told(group: Group, crashes: Path, ranks: int) -> str:
+def _describe_failure(group: Group, crashes: Path, ranks: int) -> str:
     dumps = {rank: stacks.crash_report(crashes, crash_file(rank)) for rank in range(ranks)}
     crashed = [f"rank {rank}:\n" + "\n".join(telling_lines(dump, 60)) for rank, dump in dumps.items() if dump]
     return "\n".join(crashed or telling_lines(group.text()))

@@ -1,6 +1,7 @@
-"""A stand-in for any server with OpenAI's chat API: plain JSON, no token ids, no log-probs, no route of ours.
+"""A stand-in for any server with OpenAI's chat API: plain JSON without token ids, log-probs and our own routes.
 
-As a process: `python -m tests.support.chat_api PORT` answers each prompt backwards, as the environment reverse-text wants it.
+As a process: `python -m tests.support.chat_api PORT` answers each prompt backwards, which the environment reverse-text
+expects.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 def completion(text: str | None, finish: str = "stop", **message: Any) -> dict[str, Any]:
-    """A chat completion."""
+    """Return a chat completion."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
     return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
 
 
 async def backwards(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Answer the text between the prompt's marks, backwards."""
+    """Return the text between the prompt's marks backwards."""
     text = body["messages"][-1]["content"]
     return web.json_response(completion(text.strip("<>")[::-1]))
 
@@ -36,9 +37,9 @@ class ChatApi:
     """One server.
 
     Attributes:
-        models: those that it lists; None: it has no such route.
-        key: what it wants as a bearer token; empty: none.
-        answers: how requests are answered, in their order; the last for all that follow.
+        models: listed models, or None without such a route.
+        key: required bearer token; empty: none.
+        answers: answers to requests in their order; the last one for all later requests.
     """
 
     models: list[str] | None = field(default_factory=lambda: ["m"])
@@ -90,7 +91,7 @@ class ChatApi:
 
 
 def status(code: int, message: str = "no", **headers: str) -> Answer:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's form."""
 
     async def answer(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": message}}, status=code, headers=headers)
@@ -99,7 +100,7 @@ def status(code: int, message: str = "no", **headers: str) -> Answer:
 
 
 def text(content: str, content_type: str = "application/json") -> Answer:
-    """A text as the whole answer, with status 200."""
+    """Return a text as the whole answer, with status 200."""
 
     async def answer(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
         return web.Response(text=content, content_type=content_type)
@@ -108,7 +109,7 @@ def text(content: str, content_type: str = "application/json") -> Answer:
 
 
 async def cut(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-    """An answer whose connection breaks in the middle."""
+    """Send an answer whose connection breaks in the middle."""
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
     await response.prepare(request)
     await response.write(b'{"choices": [')
@@ -118,7 +119,7 @@ async def cut(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
 
 
 async def never(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-    """No answer at all."""
+    """Send no answer."""
     await asyncio.sleep(3600)
     raise AssertionError
 

@@ -1,7 +1,8 @@
-"""Chat templates of real models, from packages that ship them, with a byte-level tokenizer that has their special tokens.
+"""Chat templates of real models, from packages that ship them, with a byte-level tokenizer that has their special
+tokens.
 
-The templates are read where the packages are installed, and are not copied. What `generation_config.json` of a family says is in the
-table, because no package has those files.
+The templates are read from the installed packages, and are not copied. The values of a family's
+`generation_config.json` are in the table, because no package has those files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements/templates.txt"
 TRL, AXOLOTL = "trl/chat_templates", "axolotl/utils/chat_templates/templates"
 MISTRAL = "mistral_common"
-"""Writes the templates of Mistral's tokenizers itself."""
+"""Package that writes the templates of Mistral's tokenizers in code."""
 _SPECIAL = (
     r'<\|[A-Za-z0-9_"/]+\|>|<\|[a-z_"]+>|<[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{3,}\]|\[\|[a-z]+\|\]'
     r"|<(?:start|end)_of_[a-z]+>|<[A-Z_]+_TOKEN>"
@@ -32,7 +33,7 @@ _ORDINARY = [
     for name in ("think", "tool_call", "tool_response", "tools", "arg_key", "arg_value", "function", "parameter")
     for slash in ("", "/")
 ]
-"""Tokens that are added to vocabularies and are not special."""
+"""Tokens that are added to vocabularies without being special."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,16 @@ class Family:
         file: its template, in one of the packages.
         eos: the tokenizer's end-of-sequence token.
         ends: `eos_token_id` of its generation_config.json, as texts.
-        bos: first token of a prompt; None: none.
+        bos: first token of a prompt, or None.
         end: token with which its replies end before a question.
-        call_end: token with which its replies end after calls; None: `end`.
-        form: way in which it writes tools: "native", or what describes them (a role, or the template) and the role of results.
+        call_end: token with which its replies end after calls. Default: `end`.
+        form: way in which it writes tools: "native", or the describing part (a role, or the template) and the role of
+            results.
         keeps: whether its template writes earlier replies as they were sampled; others drop or add thoughts.
-        thought: what its models sample for a thought before a reply, after the generation prompt; None: they do not think.
-        head: what they sample before the content of a reply.
-        thinks_with: arguments with which its template lets them think.
+        thought: text that its models sample for a thought before a reply, after the generation prompt; None: they do
+            not think.
+        head: text that they sample before the content of a reply.
+        thinks_with: arguments with which its template enables thoughts.
     """
 
     file: str
@@ -151,13 +154,13 @@ IN_GATE = (
     "llama3", "llama3_1", "qwen3", "qwen3_5", "gemma2", "gemma4", "glm4_5", "gpt_oss", "deepseek_v3", "phi3", "mistral_v3", "cohere2",
     "lfm2", "exaone4", "mistral_common_v3",
 )  # fmt: skip
-"""Families of the gate's tests of templates: one for each way to write tools, ends, earlier replies and thoughts. `family_table` plays all
-families."""
+"""Families in the gate's tests of templates: one for each way to write tools, ends, earlier replies and thoughts.
+`family_table` plays all families."""
 
 
 @cache
 def packages() -> Path:
-    """Return the folder with the packages, installed once for each lock file, without what they depend on."""
+    """Return the folder with the packages, installed once for each lock file, without their dependencies."""
     folder = cache_root() / f"templates-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
     with locked("templates"):
         if not (done := folder / ".done").exists():
@@ -205,7 +208,7 @@ def real_tokenizer(name: str) -> tuple[Any, tuple[int, ...]]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(special)])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _ORDINARY])
-    # Of the special tokens only these have names, as in the families' own files.
+    # Only these special tokens have names, as in the families' own files.
     named = {"eos_token": family.eos, "pad_token": family.eos} | ({"bos_token": family.bos} if family.bos else {})
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
     fast.chat_template = text

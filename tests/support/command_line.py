@@ -1,4 +1,4 @@
-"""Command lines of processes, as they come and go."""
+"""Command lines of live processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def command_line(pid: int) -> str:
-    """Words of a process's command line, apart by blanks; empty if it has ended meanwhile."""
+    """Return a process's command line with its words separated by blanks, or an empty string if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

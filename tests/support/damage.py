@@ -1,4 +1,4 @@
-"""Damages of a file: one byte changed, an end that is missing, a block of zeros, two lines that became one."""
+"""Damage to a file: one changed byte, a missing end, a block of zeros, two joined lines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Conversations with the chat templates of real models, played through the product with a scripted engine.
 
-`play` judges one cell of the table in `docs/models.md`: what the engine saw, what is trained on, and whether each prompt is the template's.
+`play` judges one cell of the table in `docs/models.md`: the engine's input, the trained tokens, and whether each prompt
+equals the template's.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ TURNS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Outcome of one conversation.
+    """Result of one conversation.
 
     Attributes:
-        error: why it is not played; empty: it is.
-        ids: whether the recorded tokens are those that the engine saw, and the trained ones those that it sampled.
+        error: reason why it is not played; empty if it is.
+        ids: whether the recorded tokens are those of the engine's input, and the trained ones those that it sampled.
         appended: whether the text after each reply is the template's, the end of the turn included once.
-        whole: whether each later prompt is the template's as a whole.
+        whole: whether each later prompt equals the template's completely.
         samples: training samples of the conversation.
     """
 
@@ -67,14 +68,14 @@ class Cell:
 
 @cache
 def chat_of(name: str, kind: Kind = "chat") -> ChatTokens:
-    """Return the tokens of a family's template, called as its users call it for thoughts."""
+    """Return the tokens of a family's template, called with its arguments for thoughts."""
     tokenizer, ends = real_tokenizer(name)
     chat = ChatTokens(tokenizer, ends=ends)
     return chat.called_with(dict(FAMILIES[name].thinks_with)) if kind == "thoughts" else chat
 
 
 def spell(name: str, ids: Sequence[int]) -> str:
-    """Return the text of tokens, special ones included."""
+    """Return the text of tokens, special tokens included."""
     return str(real_tokenizer(name)[0].decode(list(ids), skip_special_tokens=False))
 
 
@@ -94,13 +95,13 @@ def spelled_call(name: str) -> str:
     call = {"id": "call00000", "type": "function", "function": function}
     reply: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     written, prompt = chat.template.write([question, reply], [ADD]), chat.prompt([question], [ADD])
-    # A template that opens a thought in the prompt writes the call after an empty one, or without any.
+    # A template that opens a thought in the prompt writes the call after an empty thought, or without any.
     common = next((n for n, (a, b) in enumerate(zip(prompt, written, strict=False)) if a != b), len(prompt))
     return written[common:].partition(family.call_end or family.end)[0]
 
 
 class ScriptedEngine:
-    """Samples the replies of a conversation, and knows how they are taken apart."""
+    """Engine that samples the replies of a conversation and can parse them."""
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name, self.kind, self.family = name, kind, FAMILIES[name]
@@ -122,7 +123,7 @@ class ScriptedEngine:
         return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")
 
     async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
-        """Take a reply apart as the engine's parsers do."""
+        """Parse a reply as the engine's parsers do."""
         thought = THOUGHT if self.kind == "thoughts" else None
         if self.turn == CALL:
             return ReplyParts("", (("add", '{"a": 0}'),), thought)
@@ -168,7 +169,7 @@ async def play(name: str, kind: Kind, strategy: TrajectoryStrategy) -> Cell:
 
 
 def _unlike_said(engine: ScriptedEngine, reply: Reply) -> str:
-    """Return how a reply differs from what the scripted model said; empty: it does not."""
+    """Return the difference between a reply and the scripted model's text; empty if there is none."""
     thought = THOUGHT if engine.kind == "thoughts" else None
     content = "" if engine.turn == CALL else f"R{len(engine.answers) - 1}"
     said = (reply.content if reply.content is not None else reply.text, len(reply.tool_calls), reply.reasoning)
@@ -195,7 +196,7 @@ def _judge(
         )
         whole = whole and _one_end(engine, prompt) == wanted
         before = spell(engine.name, seen[number - 1])
-        if not prompt.startswith(before):  # branching: the template has written an earlier reply again
+        if not prompt.startswith(before):  # branching: the template has rewritten an earlier reply
             appended = appended and prompt == wanted
             continue
         end = spell(engine.name, engine.answers[number - 1][-1:])
@@ -207,7 +208,8 @@ def _judge(
 
 
 def _write(name: str, chat: ChatTokens, messages: Sequence[Message], tools: Sequence[Tool], *, thinks: bool) -> str:
-    """Return the template's own text of a conversation; of a template without tools, that of the conversation without them."""
+    """Return the template's own text of a conversation; for a template without tools, that of the conversation without
+    them."""
     family = FAMILIES[name]
     if tools and family.form != "native":
         return chat.prompt(messages, tools)
@@ -229,5 +231,5 @@ def _write(name: str, chat: ChatTokens, messages: Sequence[Message], tools: Sequ
 
 
 def _one_end(engine: ScriptedEngine, prompt: str) -> str:
-    """Return a prompt with the end that Harmony's template writes after earlier replies: the sampled one stays in ours."""
+    """Return a prompt with the end that Harmony's template writes after earlier replies, in place of the sampled end."""
     return prompt.replace("<|return|>", "<|end|>") if engine.family.end == "<|return|>" else prompt

@@ -71,7 +71,7 @@ _FORMS = {
 
 
 def is_sound(kind: Kind, strategy: str, cell: Cell) -> bool:
-    """Whether a cell may be claimed: it plays, the ids are equal, and the prompts are the template's."""
+    """Return whether a cell may be claimed: it plays, the ids are equal, and the prompts are the template's."""
     return not cell.error and cell.ids and cell.appended and (cell.whole or strategy == "interleaved")
 
 

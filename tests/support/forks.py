@@ -1,11 +1,11 @@
 """Programs forked from a process that has imported their modules: `python -m tests.support.forks MODULE...`.
 
-The import of vLLM takes 7 s of CPU time, more than everything else in the start of an engine with a tiny model.
-Each line on stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "exact": false, "log": path}`, with
-`errors` for a file of stderr of its own and `folder` for another working directory. The
-program runs as `python -m module` does; its environment is that of this process with the given variables, or exactly these. Answers on
-stdout: `{"pid": p}`, and `{"pid": p, "code": c}` at its end (negative: the signal that ended it).
-The process ends with its stdin, and kills the programs that still run.
+The import of vLLM takes 7 s of CPU time, more than the rest of the start of an engine with a tiny model. Each line on
+stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "exact": false, "log": path}`,
+with `errors` for a separate file for stderr and `folder` for another working directory. The program runs as `python -m
+module` does; its environment is that of this process with the given variables, or exactly these. Answers on stdout:
+`{"pid": p}`, and `{"pid": p, "code": c}` at its end (negative: the signal that ended it). The process ends with its
+stdin, and kills the programs that still run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER_SECONDS = 240.0
 
 
 class Forked:
-    """A program in a process of its own, with the methods of `subprocess.Popen` that tests use."""
+    """A program in a separate process, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, args: str, pid: int, ended: threading.Condition, codes: dict[int, int]) -> None:
         self.args, self.pid, self._ended, self._codes = args, pid, ended, codes
@@ -106,7 +106,7 @@ class ForkedProgram(Forked):
 
 
 class Forks:
-    """The process that programs are forked from.
+    """The process from which programs are forked.
 
     Args:
         modules: names of modules that it imports first.
@@ -157,12 +157,12 @@ class Forks:
 
         Args:
             module: name of the module.
-            arguments: of the command line.
+            arguments: words of the command line.
             log: file to append to.
-            environment: variables that the program has in addition to those of the process that forks it.
-            exact: whether it has these variables only.
+            environment: variables that the program has in addition to those of the forking process.
+            exact: whether it has only these variables.
             errors: file for stderr. Default: `log`.
-            folder: working directory. Default: that of this process at its start.
+            folder: working directory. Default: the forking process's directory at its start.
         """
         assert self._process.stdin is not None
         request = {"module": module, "arguments": arguments, "environment": dict(environment or {}), "log": str(log)}
@@ -209,7 +209,7 @@ class Forks:
 
 
 def run(request: dict[str, Any]) -> int:
-    """Fork a process for the program; its pid."""
+    """Fork a process for the program; return its pid."""
     files = [
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for path in (request["log"], request.get("errors", request["log"]))
@@ -231,7 +231,8 @@ def run(request: dict[str, Any]) -> int:
     code = 1
     try:
         if torch := sys.modules.get("torch"):
-            # Here, where there is one thread: torch's pool does not survive the fork, and two threads at once fail to replace it.
+            # The fork runs here, with one thread: torch's pool does not survive a fork, and two threads that replace it
+            # at once fail.
             torch.set_num_threads(1)
         if not hasattr(sys.modules.get(request["module"]), "__path__"):
             sys.modules.pop(
@@ -254,7 +255,7 @@ def run(request: dict[str, Any]) -> int:
 
 
 def _end_as_interpreter() -> None:
-    """Wait for threads and call exit functions, as at the end of a program that was started."""
+    """Wait for threads and call exit functions, as at the end of a started program."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -295,7 +296,7 @@ def main(modules: Sequence[str]) -> None:
     for module in modules:
         importlib.import_module(module)
     gc.enable()
-    gc.freeze()  # no program looks through the imported modules, nor copies them by that
+    gc.freeze()  # programs do not look through imported modules, and do not copy pages for that
     serve(run, answer)
 
 

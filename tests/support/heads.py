@@ -1,4 +1,4 @@
-"""LM heads as they are defined, in float64, and as the trainer computes them."""
+"""LM heads by definition in float64, and as the trainer computes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Inputs(NamedTuple):
 
 
 def inputs(tokens: int, size: int, vocabulary: int, *, seed: int = 0, scale: float = 1.0) -> Inputs:
-    """In float64; temperatures of 0.5 to 2."""
+    """Return inputs in float64, with temperatures of 0.5 to 2."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -64,13 +64,13 @@ def computed(of: Inputs, *, known: bool, chunk: int, dtype: torch.dtype = torch.
         total = (logprobs * coefficients).sum()
     assert not entropy.requires_grad
     leaves = [hidden] if frozen else [hidden, weight]
-    torch.autograd.grad(total, leaves, retain_graph=True)  # what was kept is gone the second time
+    torch.autograd.grad(total, leaves, retain_graph=True)  # the second backward pass finds the saved tensors freed
     gradients = torch.autograd.grad(total, leaves)
     return Found(logprobs.detach(), entropy, gradients[0], None if frozen else gradients[1])
 
 
 def near(found: Found, expected: Found, *, values: float, gradients: float) -> None:
-    """Largest errors, relative above 1: softmax - 1 is a difference, which may be small."""
+    """Fail if errors are too large; they are relative above 1, because softmax - 1 is a difference, which may be small."""
     for own, exact in zip(found[:2], expected[:2], strict=True):
         assert float((own.double() - exact).abs().max()) <= values * max(1.0, float(exact.abs().max()))
     for own, exact in zip(found[2:], expected[2:], strict=True):

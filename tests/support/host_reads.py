@@ -1,4 +1,4 @@
-"""A mode in which the host may not look at the device: on CPU, where every look succeeds, each raises."""
+"""A mode that forbids the host to read from the device: on the CPU, where every read succeeds, each raises."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _METHODS = {"tolist", "numpy", "cpu", "__array__", "item", "__bool__", "__float_
 
 
 class HostReadError(AssertionError):
-    """The host waits for the device."""
+    """The host would wait for the device."""
 
 
 class NoHostReads:
-    """Forbids what would make the host wait for a GPU, inside `with`, except inside `with .allowed():`.
+    """Forbids operations for which the host waits for a GPU, inside `with`, except inside `with .allowed():`.
 
-    Boolean indices, and repeats whose number is not given, are among it: the size of their result lies on the device.
+    These include Boolean indices, and repeats without a given output size, because the size of their result is on the
+    device.
     """
 
     def __init__(self) -> None:
         self.reads = 0
-        """Looks that were allowed."""
+        """Number of allowed reads."""
         self._allowed = 0
         self._modes = _Functions(self), _Operations(self)
 
@@ -43,7 +44,7 @@ class NoHostReads:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """The host may look at the device here; counted as one look."""
+        """Allow reads from the device here; counted as one read."""
         self.reads += 1
         self._allowed += 1
         try:
@@ -52,7 +53,7 @@ class NoHostReads:
             self._allowed -= 1
 
     def look(self, name: str) -> None:
-        """Raise for a look of this name."""
+        """Raise for a read of this name."""
         if not self._allowed:
             raise HostReadError(f"{name}: the host waits for the device here")
 
@@ -83,6 +84,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _by_mask(args: Any) -> bool:
-    """True if one of an index operation's indices is a mask."""
+    """Return whether one of an index operation's indices is a mask."""
     indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)

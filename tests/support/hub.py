@@ -1,4 +1,4 @@
-"""A hub on this machine: the part of its protocol that `huggingface_hub` uses to resolve a revision and to fetch files."""
+"""A hub on this machine: the part of its protocol with which `huggingface_hub` resolves a revision and fetches files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _API = re.compile(r"/api/(models|datasets)/(.+?)/(revision|tree)/([^/]+)/?")
 _FILE = re.compile(r"/(datasets/)?(.+?)/resolve/([^/]+)/(.+)")
 _STORE = re.compile(r"/store/([0-9a-f]{64})")
 LARGE = (".safetensors", ".parquet")
-"""Files that a repository keeps in a store of its own, to which the hub redirects."""
+"""Files that a repository keeps in a separate store, to which the hub redirects."""
 
 
 @dataclass
 class Repo:
-    """A repository: files of each commit, and the branches."""
+    """Files of each commit, and the branches."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     token: str | None = None
-    """Who brings another one gets 401."""
+    """Required token; requests with another one get 401."""
     gated: bool = False
-    """Who brings the token gets 403 all the same."""
+    """Whether requests with the token get 403 all the same."""
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
-        """Put a new commit on a branch."""
+        """Add a commit to a branch."""
         sha = hashlib.sha1(json.dumps([len(self.commits), sorted(files)]).encode()).hexdigest()
         self.commits[sha], self.branches[branch] = files, sha
         return sha
@@ -55,12 +55,12 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Repo] = {}
-        """By `models/org/name` and `datasets/org/name`."""
+        """Repositories by `models/org/name` and `datasets/org/name`."""
         self.asked: list[Asked] = []
         self.broken_off: list[int] = []
-        """For each of the next answers from the store: after how many bytes the connection ends."""
+        """For each of the next answers of the store: number of bytes after which the connection ends."""
         self.hold = threading.Event()
-        """While it is clear, the store does not answer."""
+        """The store does not answer while this is clear."""
         self.hold.set()
 
     @property
@@ -69,7 +69,7 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def store(self) -> str:
-        """Address of the store: another host than the hub's, whose answers the client does not take for the hub's."""
+        """Address of the store, another host than the hub's, so that the client treats its answers differently."""
         return f"http://localhost:{self.server_address[1]}"
 
     def content(self, sha256: str) -> bytes | None:
@@ -77,7 +77,7 @@ class Hub(ThreadingHTTPServer):
         return next((data for data in files if hashlib.sha256(data).hexdigest() == sha256), None)
 
     def fetched(self) -> list[str]:
-        """Names of the files whose content was asked for, in order."""
+        """Return names of the files whose content was requested, in order."""
         return [asked.path for asked in self.asked if asked.method == "GET" and "/api/" not in asked.path]
 
 
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if path == "/api/agent-harnesses":  # the client's own look, at the start of each process
+        if path == "/api/agent-harnesses":  # the client's own request at the start of each process
             return self._refuse(404, "EntryNotFound")
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
         self.server.asked.append(Asked(self.command, path, self.headers.get("Range"), bearer))

@@ -1,7 +1,8 @@
-"""A stand-in for Kueue: what its scheduler and its webhooks do to Workloads, as its API reference and its sources document it.
+"""A stand-in for Kueue: effects of its scheduler and webhooks on Workloads, as its API reference and its sources
+document them.
 
-Pure on manifests, so that it plays against an API in memory and against a real API server. A queue holds so many Workloads at once; what is
-not admitted by room is admitted, evicted and judged by the calls of a test.
+It is pure on manifests, so that it works with an API in memory and with a real API server. A queue admits a limited
+number of Workloads at once; tests call methods for other admissions, evictions and checks.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ Json = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """A webhook of Kueue does not let in a change."""
+    """A webhook of Kueue refuses a change."""
 
 
 class StandIn:
     """One ClusterQueue.
 
     Args:
-        rooms: Workloads that it admits at once.
-        flavor: that it assigns.
-        queues: LocalQueues that lead to it.
-        checked: whether an admission check has to say Ready first (`approve`).
+        rooms: number of Workloads that it admits at once.
+        flavor: flavor that it assigns.
+        queues: LocalQueues of this ClusterQueue.
+        checked: whether an admission check must report Ready first (`approve`).
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class StandIn:
         self.queues = queues
         self.checked = checked
         self.updates: list[Json] = []
-        """podSetUpdates of the check."""
+        """podSetUpdates of the admission check."""
         self.topology = False
         self.waits = ("WaitingForQuota", "insufficient unused quota for nvidia.com/gpu in flavor h100, 8 more needed")
         self.time = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,7 +44,7 @@ class StandIn:
     # ---- the controllers
 
     def act(self, workloads: list[Json]) -> list[Json]:
-        """One pass over all Workloads: those that it changes, changed."""
+        """Process all Workloads once; return the changed ones."""
         changed = []
         held = sum(1 for one in workloads if counts(one))
         for before in sorted(workloads, key=lambda one: (-one["spec"].get("priority", 0), one["metadata"]["name"])):
@@ -54,7 +55,7 @@ class StandIn:
         return changed
 
     def _one(self, one: Json, held: int) -> int:
-        """Change one Workload; returns how many rooms more are held."""
+        """Change one Workload; return its number of additional used places."""
         if is_true(one, "Finished"):
             return 0
         if one["spec"].get("active") is False:
@@ -64,7 +65,7 @@ class StandIn:
             return 0
         if is_true(one, "Evicted") and one["status"].get("admission"):
             return 0  # the integration has to stop its pods first
-        if condition(one, "Requeued").get("reason") == "Deactivated":  # of this word alone, as Kueue 0.17 has it
+        if condition(one, "Requeued").get("reason") == "Deactivated":  # only of this reason, as Kueue 0.17 does it
             self._say(one, "Requeued", True, "Reactivated", "The workload was reactivated")
         if one.get("status", {}).get("admission"):
             return 0
@@ -101,7 +102,7 @@ class StandIn:
             self._say(one, "Admitted", True, "Admitted", "The workload is admitted")
 
     def approve(self, one: Json) -> Json:
-        """The admission check says Ready."""
+        """Let the admission check report Ready."""
         one = copy.deepcopy(one)
         check = one["status"]["admissionChecks"][0]
         check |= {"state": "Ready", "message": "", "podSetUpdates": self.updates}
@@ -109,7 +110,7 @@ class StandIn:
         return one
 
     def preempt(self, one: Json) -> Json:
-        """Another Workload needs the quota: it stays reserved until the integration clears it."""
+        """Preempt for another Workload: the quota stays reserved until the integration clears it."""
         one = copy.deepcopy(one)
         message = "Preempted to accommodate a workload in the ClusterQueue"
         self._say(one, "Preempted", True, "InClusterQueue", message)
@@ -117,7 +118,7 @@ class StandIn:
         return one
 
     def time_out(self, one: Json) -> Json:
-        """Not all pods were ready in time: a back-off, doubled each time."""
+        """Time out because not all pods were ready: the back-off doubles each time."""
         one = copy.deepcopy(one)
         count = one["status"].get("requeueState", {}).get("count", 0) + 1
         at = self.time + timedelta(seconds=60 * 2 ** (count - 1))
@@ -126,19 +127,19 @@ class StandIn:
         return one
 
     def end_backoff(self, one: Json) -> Json:
-        """The time of `requeueAt` has come."""
+        """Let the time of `requeueAt` pass."""
         one = copy.deepcopy(one)
         self._say(one, "Requeued", True, "BackoffFinished", "The workload backoff was finished")
         return one
 
     def lose_node(self, one: Json) -> Json:
-        """A node of the topology is gone."""
+        """Remove a node of the topology."""
         one = copy.deepcopy(one)
         self._evict(one, "NodeFailures", "node n1 failed")
         return one
 
     def deactivate(self, one: Json) -> Json:
-        """Kueue gives up after too many evictions; the status of a spec that others write the same way is changed by `act`."""
+        """Deactivate after too many evictions; `act` changes the status if others write `active: false`."""
         one = copy.deepcopy(one)
         one["spec"]["active"] = False
         self._evict(one, "DeactivatedDueToRequeuingLimitExceeded", "exceeded the maximum number of re-queuing retries")
@@ -166,10 +167,10 @@ class StandIn:
 
 
 def judge(old: Json | None, new: Json) -> None:
-    """Rules of Kueue's validating webhook.
+    """Apply the rules of Kueue's validating webhook.
 
     Raises:
-        RefusedError: a change that it does not let in.
+        RefusedError: the webhook refuses the change.
     """
     sets = new["spec"]["podSets"]
     if not 1 <= len(sets) <= 18 or len({one["name"] for one in sets}) != len(sets):
@@ -177,7 +178,9 @@ def judge(old: Json | None, new: Json) -> None:
     if new["spec"].get("priorityClassRef") is not None and new["spec"].get("priority") is None:
         raise RefusedError("spec.priority: must be set together with priorityClassRef")
     if not any(owner.get("controller") for owner in new["metadata"].get("ownerReferences", ())):
-        raise RefusedError("metadata.ownerReferences: the job reconciler needs a controller")  # its own crash, in truth
+        raise RefusedError(
+            "metadata.ownerReferences: the job reconciler needs a controller"
+        )  # Kueue itself crashes here
     if old is None:
         return
     if is_true(old, "QuotaReserved") and is_true(new, "QuotaReserved"):
@@ -190,21 +193,21 @@ def judge(old: Json | None, new: Json) -> None:
 
 
 def condition(one: Json, kind: str) -> Json:
-    """One condition; empty where there is none."""
+    """Return one condition, empty if it does not exist."""
     found: Json = next((c for c in one.get("status", {}).get("conditions", ()) if c["type"] == kind), {})
     return found
 
 
 def is_true(one: Json, kind: str) -> bool:
-    """True if a condition holds."""
+    """Return whether a condition holds."""
     return bool(condition(one, kind).get("status") == "True")
 
 
 def counts(one: Json) -> bool:
-    """True if Kueue counts quota for a Workload."""
+    """Return whether Kueue counts quota for a Workload."""
     return is_true(one, "QuotaReserved") and one["spec"].get("active") is not False and not is_true(one, "Finished")
 
 
 def may_have_pods(one: Json | None) -> bool:
-    """True if a run may have pods: not a moment longer than its quota is counted, or its Workload exists."""
+    """Return whether a run may have pods: only while its quota is counted and its Workload exists."""
     return one is not None and bool(one.get("status", {}).get("admission")) and not is_true(one, "Finished")

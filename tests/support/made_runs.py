@@ -1,4 +1,4 @@
-"""Runs' folders as `rlrun local` leaves them, and a client that asks an application without a socket."""
+"""Folders of runs as `rlrun local` leaves them, and a client that calls an application without a socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def metrics_line(step: int, attempt: int = 1) -> Row:
-    """Metrics of a step of 2 s: 1 s computed, 0.5 s waited for rollouts."""
+    """Return metrics of a step of 2 s: 1 s of compute, 0.5 s of waiting for rollouts."""
     return {
         "step": step,
         "attempt": attempt,
@@ -51,7 +51,7 @@ def metrics_line(step: int, attempt: int = 1) -> Row:
 
 
 def rollout(group: int, member: int, reward: float | None = 0.5, **changed: Any) -> Row:
-    """A line of a trace."""
+    """Return a line of a trace."""
     call = {"function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}
     return {
         "step": 3,
@@ -95,47 +95,47 @@ class Folder:
         return run_id(self.root)
 
     def write(self, name: str, content: object) -> Path:
-        """A file; what is no text becomes JSON."""
+        """Write a file; other values than text become JSON."""
         file = self.root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content if isinstance(content, str) else json.dumps(content))
         return file
 
     def lines(self, name: str, rows: Sequence[Mapping[str, Any]], *, more: bool = False) -> Path:
-        """A file of JSON lines; `more` adds to it."""
+        """Write a file of JSON lines; `more` appends."""
         file = self.root / name
         before = file.read_text() if more else ""
         return self.write(name, before + "".join(json.dumps(row) + "\n" for row in rows))
 
     def config(self, **fields: Any) -> None:
-        """`run.json`."""
+        """Write `run.json`."""
         base = {"name": self.root.name, "uid": "u", "task": "RL", "max_steps": 20, "api_key": "opensesame1"}
         self.write("run.json", {"trainer": base | fields, "orchestrator": base | fields})
 
     def trained(self, steps: int) -> None:
-        """Steps with metrics, and a trace of the third."""
+        """Write steps with metrics, and a trace of the third step."""
         self.lines("metrics.jsonl", [metrics_line(step) for step in range(1, steps + 1)])
         self.lines("traces/step_00000003.jsonl", [rollout(g, m, (g * 4 + m) / 16) for g in range(4) for m in range(4)])
 
     def began(self, attempt: int, base_step: int, uid: str = "u", **fields: Any) -> None:
-        """An attempt, with the configuration that it keeps; that becomes `run.json`, too."""
+        """Start an attempt with its copy of the configuration, which becomes `run.json`, too."""
         record = {"attempt": attempt, "base_step": base_step, "started_at": 1.7e9 + attempt, "uid": uid}
         self.write(f"attempts/{attempt:04d}.json", record)
         self.config(**fields)
         self.paths.attempt_config(attempt).write_bytes(self.paths.run_json.read_bytes())
 
     def forked(self, origin: Folder, step: int, *changed: str) -> None:
-        """Fork of the first attempt of another run, not started yet."""
+        """Make it a fork of the first attempt of another run, which has not started."""
         fork = ForkedFrom(origin.root.name, "u", step, 1, str(origin.root.absolute()), changed)
         self.paths.fork.write_text(fork_document(fork))
 
     def lives(self, **progress: Any) -> None:
-        """A launcher, which is this process, that runs it."""
+        """Record this process as its live launcher."""
         known = {"step": 10, "max_steps": 20, "waiting_on": "trainer: training step 11", "waiting_role": "trainer"}
         self._record(progress=known | progress, progress_time=time.time())
 
     def ends(self, state: State = "Complete") -> None:
-        """Its launcher has ended."""
+        """Record that its launcher has ended."""
         self._record(state=state)
 
     def _record(self, **changed: Any) -> None:
@@ -145,7 +145,7 @@ class Folder:
 
 
 def made(root: Path, steps: int = 10, **config: Any) -> Folder:
-    """A run with steps."""
+    """Return a run with steps."""
     folder = Folder(root)
     folder.config(**config)
     folder.write("attempts/0001.json", {"attempt": 1, "base_step": 0, "started_at": 1.7e9})
@@ -154,7 +154,8 @@ def made(root: Path, steps: int = 10, **config: Any) -> Folder:
 
 
 def trained_long(root: Path, steps: int = 120, **config: Any) -> Folder:
-    """A run as people look at it: noisy curves, evaluations, a trace and the batch of the third step, and the model's tokenizer."""
+    """Return a realistic run: noisy curves, evaluations, a trace and the batch of the third step, and the model's
+    tokenizer."""
     folder = made(root, **config)
     lines = []
     for step in range(1, steps + 1):
@@ -190,7 +191,7 @@ def trained_long(root: Path, steps: int = 120, **config: Any) -> Folder:
 
 
 def sample(group: int, rollout: int, ids: Sequence[int], given: int = 2) -> Sample:
-    """A training sequence whose first tokens are given."""
+    """Return a training sequence whose first tokens are given."""
     count = len(ids)
     mask = np.arange(count) >= given
     wave = np.sin(np.arange(count) * 1.3)
@@ -211,7 +212,7 @@ def sample(group: int, rollout: int, ids: Sequence[int], given: int = 2) -> Samp
 
 
 def byte_tokenizer(folder: Folder) -> Tokenizer:
-    """A tokenizer with a token for each byte, in the run's folder."""
+    """Write a tokenizer with a token for each byte to the run's folder."""
     vocabulary = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -235,10 +236,10 @@ class Reply:
 
 
 class Client:
-    """Asks an application, as a browser on this machine does.
+    """Client of an application, like a browser on this machine.
 
     Args:
-        app: with its guard.
+        app: application with its guard.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -253,11 +254,11 @@ class Client:
         body: bytes = b"",
         **query: Any,
     ) -> Reply:
-        """One answer."""
+        """Return one answer."""
         return asyncio.run(self._ask(method, path, urlencode(query, doseq=True), headers or {}, body))
 
     def json(self, path: str, **query: Any) -> Any:
-        """A good answer's document."""
+        """Return the document of a successful answer."""
         reply = self.get(path, **query)
         assert reply.status == 200, reply.body
         return reply.json
@@ -294,14 +295,14 @@ class Client:
 
 @contextmanager
 def page_files(folder: Path) -> Iterator[StaticFiles]:
-    """A page of one line."""
+    """Yield a page of one line."""
     folder.mkdir()
     (folder / "index.html").write_text("<!doctype html><title>page</title>")
     yield StaticFiles(folder)
 
 
 def client(*folders: Path, static: StaticFiles, token: str | None = None) -> tuple[Client, Registry]:
-    """A guarded application of folders, and its registry."""
+    """Return a client of a guarded application with folders, and its registry."""
     registry = Registry(folders)
     runs, feed = FolderRuns(registry, [str(one) for one in folders]), Feed(registry.fingerprints, 0.01)
     app = make_app(lambda _request: runs, Redactor({"MY_PASSWORD": SECRET}), static, feed)

@@ -1,4 +1,4 @@
-"""An MLflow server of the tests' own, which also refuses, hangs, dies or is full."""
+"""An MLflow server for tests, with modes in which it refuses, hangs, dies or is full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Server(ThreadingHTTPServer):
-    """An MLflow server that keeps what it is sent; `mode` says how it misbehaves."""
+    """An MLflow server that stores its requests; `mode` selects a fault."""
 
     daemon_threads = True
 
@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def answer(self, path: str, document: dict[str, Any]) -> dict[str, Any] | None:
-        """The interface's answers; None: there is no such thing."""
+        """Return the API's answer, or None for an unknown object."""
         what = path.partition("?")[0].removeprefix("/api/2.0/mlflow/")
         if what == "experiments/get-by-name":
             return {"experiment": {"experiment_id": "1"}} if self.runs else None
@@ -87,4 +87,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Write nothing."""

@@ -1,8 +1,10 @@
-"""A processor that adds up in other orders: `PERMUTED_SUMS=SEED python -m pytest -p tests.support.permuted_sums FILE...`.
+"""A processor with another order of summation: `PERMUTED_SUMS=SEED python -m pytest -p tests.support.permuted_sums
+FILE...`.
 
-Vector widths, blocks and threads decide in which order a kernel adds up. No machine has all orders, so this plugin makes one up: matrix
-products and sums take their terms in a random order, which depends on the operation, on the shapes and on the seed. Equal operations on
-equal shapes give equal bits, as on every processor. A product of one row and the same row in a batch do not, as on some of them.
+Vector widths, blocks and threads decide in which order a kernel sums. No machine has all orders, so this plugin invents
+one: matrix products and sums use their terms in a random order, which depends on the operation, on the shapes and on
+the seed. Equal operations on equal shapes give equal bits, as on every processor. A product of one row differs from the
+same row in a batch, as on some of them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 SEED = os.environ.get("PERMUTED_SUMS", "0")
 _ATEN = torch.ops.aten
 _LIBRARY = torch.library.Library("aten", "IMPL")
-"""Kernels below autograd, so that backward passes use them as well; they stay as long as this object."""
+"""Kernels below autograd, so that backward passes use them as well; they exist as long as this object."""
 
 
 @cache
@@ -29,7 +31,7 @@ def _permutation(operation: str, shapes: tuple[tuple[int, ...], ...], terms: int
 
 
 def _reordered(operation: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of a product with the terms of its sums in another order."""
+    """Return the factors of a product with the terms of its sums in another order."""
     if not a.is_floating_point() or a.shape[-1] < 2:
         return a, b
     order = _permutation(operation, (tuple(a.shape), tuple(b.shape)), a.shape[-1])

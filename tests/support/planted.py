@@ -1,4 +1,4 @@
-"""Secrets of many kinds, made at run time so that the repository contains none, and ordinary values that look a little like them."""
+"""Secrets of many kinds, generated at run time so that the repository contains none, and similar ordinary values."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def _b64(text: str) -> str:
 
 @dataclass(frozen=True)
 class Planted:
-    """A secret, and a text in which it stands as it does in logs, messages and values."""
+    """A secret, and a text that contains it as logs, messages and values do."""
 
     kind: str
     secret: str
     text: str
     pieces: tuple[str, ...] = ()
-    """Parts that must not be shown either, of a secret that is written in parts."""
+    """Parts of a secret that is written in parts, which must not be shown either."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What must not be shown."""
+        """All texts that must not be shown."""
         return self.pieces or (self.secret,)
 
 
@@ -42,7 +42,7 @@ def _bare(kind: str, secret: str) -> Planted:
 
 
 def _shapes() -> list[Planted]:
-    """Tokens that are recognized wherever they stand."""
+    """Return tokens that are recognized anywhere."""
     key_body = "\n".join(_word(64, _WORD + "+/") for _ in range(4))
     pem = f"-----BEGIN RSA PRIVATE KEY-----\n{key_body}\n-----END RSA PRIVATE KEY-----"
     openssh = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + key_body[::-1] + "\n-----END OPENSSH PRIVATE KEY-----"
@@ -110,7 +110,7 @@ def _shapes() -> list[Planted]:
 
 
 def _in_texts() -> list[Planted]:
-    """Secrets without a form of their own, which their place gives away."""
+    """Return secrets without a typical form, which are recognized by their place."""
     plain = lambda: "kq" + _word(12, string.ascii_lowercase) + "7"  # noqa: E731 - a password without a form
     found: list[Planted] = []
 
@@ -208,4 +208,4 @@ ORDINARY: tuple[str, ...] = (
     "imagePullSecrets: [{name: registry}], secretKeyRef: {name: a-keys, key: HF_TOKEN}",
     "RLRUN_API_KEY is not set; export RLRUN_API_KEY=$(openssl rand -hex 16)",
 )
-"""Texts that stay as they are."""
+"""Texts that must not change."""

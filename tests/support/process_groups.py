@@ -1,7 +1,8 @@
 """Process groups of tests: destroyed after each test or case, with a check of the threads.
 
-`dist.destroy_process_group` of torch 2.13 removes a group of Gloo from the registries and stops none of its three threads: they end with
-the last reference to the group. Meshes hold references to groups; models and caches of DTensor hold references to meshes.
+`dist.destroy_process_group` of torch 2.13 removes a group of Gloo from the registries, but does not stop its three
+threads: they end with the last reference to the group. Meshes hold references to groups; models and caches of DTensor
+hold references to meshes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _POLL_SECONDS = 0.01
 
 
 def gloo_threads(pid: int | str = "self") -> Counter[str]:
-    """Number of Gloo threads of a process, by name."""
+    """Return the number of Gloo threads of a process, by name."""
     names: Counter[str] = Counter()
     for thread in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -62,7 +63,7 @@ def clear_plans() -> None:
 
 
 def assert_threads_ended(*, most: int | None = None) -> None:
-    """Fail if there are more Gloo threads than those of the registered groups, or more groups than `most`."""
+    """Fail if there are more Gloo threads than the registered groups have, or more groups than `most`."""
     groups = list(_world.pg_map)
     names = ", ".join(f"{one.group_name} ({one.group_desc}) of ranks {_world.pg_group_ranks[one]}" for one in groups)
     assert most is None or len(groups) <= most, f"more than {most} process groups: {names}"

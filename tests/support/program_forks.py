@@ -13,7 +13,7 @@ from tests.support.forks import Forks
 RLRUN = "rlrun.cli.main"
 """The command `rlrun`."""
 CODE = "tests.support.forked_code"
-"""A program like that of `python -c`: the first argument is its code."""
+"""A program like `python -c`: the first argument is its code."""
 MODULES = (
     RLRUN,
     "rlrun.cli.validate",

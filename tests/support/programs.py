@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def process_tree(*pids: int) -> list[psutil.Process]:
-    """Live processes with these ids, and their descendants."""
+    """Return live processes with these ids, and their descendants."""
     found: dict[int, psutil.Process] = {}
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -34,23 +34,23 @@ def process_tree(*pids: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(*pids: int) -> float:
-    """CPU time of these processes, their descendants and their children that have ended."""
+    """Return the CPU time of these processes, their descendants and their ended children."""
     return _cpu_seconds(process_tree(*pids))
 
 
 def tree_progress(*pids: int) -> Progress:
-    """Progress of these processes and their descendants: a number that changes while they compute."""
+    """Return the progress of these processes and their descendants: a number that changes while they compute."""
     return lambda: _units(process_tree(*pids))
 
 
 def children_progress() -> object:
-    """Progress of all descendants of this process. Its own CPU time is that of its polls."""
+    """Return the progress of all descendants of this process, without its own CPU time, which it spends on polls."""
     own = psutil.Process()
     return _units(own.children(recursive=True), ended=sum(own.cpu_times()[2:4]))
 
 
 def tree_states(*pids: int) -> str:
-    """One line for each process and descendant: its id, state, CPU time and command line."""
+    """Return one line for each process and descendant: id, state, CPU time and command line."""
     lines = []
     for process in process_tree(*pids):
         with suppress(psutil.NoSuchProcess), process.oneshot():
@@ -190,12 +190,13 @@ def _cpu_seconds(processes: list[psutil.Process]) -> float:
     total = 0.0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])  # user and system time, its own and that of its children
+            total += sum(process.cpu_times()[:4])  # user and system time, of the process and its children
     return total
 
 
 def _delay_seconds(processes: list[psutil.Process]) -> float:
-    """Time that live threads of the processes have waited for a core (proc_pid_schedstat(5), second field, in nanoseconds)."""
+    """Return the time that live threads of the processes have waited for a core (proc_pid_schedstat(5), second field,
+    in ns)."""
     nanoseconds = 0
     for process in processes:
         for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):

@@ -6,5 +6,6 @@ import os
 
 
 def before(*folders: os.PathLike[str] | str) -> str:
-    """Folders before those that `PYTHONPATH` has; without these a process would run the code of another checkout, which is installed."""
+    """Return these folders followed by those of `PYTHONPATH`; without the latter a process would run the code of
+    another installed checkout."""
     return os.pathsep.join(filter(None, [*map(os.fspath, folders), os.environ.get("PYTHONPATH", "")]))

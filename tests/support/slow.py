@@ -1,7 +1,7 @@
-"""Processes under test that are slow: `RLRUN_TEST_SLOW=0.3-1.5` shows which tests ask for what is yet to come.
+"""Slow processes under test: `RLRUN_TEST_SLOW=0.3-1.5` finds tests that check a state before it exists.
 
-A test passes on a fast machine although it asks too early. With the variable each write of an operator under test, each event that it
-watches and each answer of a page's server waits a random time of so many seconds, and tests wait for longer.
+Such a test passes on a fast machine. With the variable, each write of an operator under test, each event that it
+watches and each answer of a page's server is delayed by a random time in this range, and tests wait longer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _RANGE = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)")
 
 
 def program(main: str, slow_down: str) -> str:
-    """A program that is slow where the variable asks for that.
+    """Return a program that is slow if the variable is set.
 
     Args:
         main: Python code.
-        slow_down: function, with its module, that is called before with the least and the most seconds.
+        slow_down: function with its module, called first with the least and the most seconds.
     """
     if SLOW not in os.environ:
         return main
@@ -32,15 +32,15 @@ def program(main: str, slow_down: str) -> str:
 
 
 def patience() -> float:
-    """How many times as long as usual a test waits for a process."""
+    """Return the factor for a test's waits for a process."""
     return 4.0 if SLOW in os.environ else 1.0
 
 
 def seconds(text: str) -> tuple[float, float]:
-    """Least and most of a range.
+    """Parse the least and the most seconds of a range.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a range.
     """
     found = _RANGE.fullmatch(text)
     if found is None or float(found[1]) > float(found[2]):
@@ -49,7 +49,7 @@ def seconds(text: str) -> tuple[float, float]:
 
 
 def slow_answers(least: float, most: float) -> None:
-    """Let every answer of this process's HTTP server wait `least` to `most` seconds."""
+    """Delay every answer of this process's HTTP server by `least` to `most` seconds."""
     import uvicorn
 
     take = uvicorn.Config.__init__

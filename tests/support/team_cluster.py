@@ -1,4 +1,4 @@
-"""A cluster of two teams, as the API server would answer the page about it: in this process, or over HTTP on loopback."""
+"""A cluster of two teams, as the API server would answer the page: in this process, or over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ API_SERVER = "https://kubernetes.default.svc"
 
 
 def rlrun(namespace: str, name: str, *, claim: str = "data", path: str | None = None, **status: Any) -> Json:
-    """A run that trains, with the words of its namespace in all that it says."""
+    """Return a run that trains, with the name of its namespace in all of its texts."""
     word = f"{namespace}-{name}"
     return {
         "apiVersion": "rlrun.io/v1alpha1",
@@ -60,24 +60,24 @@ def rlrun(namespace: str, name: str, *, claim: str = "data", path: str | None = 
 
 @dataclass
 class TeamCluster:
-    """State of the API server. It has no rights of its own: the page's account may do all that it asks for."""
+    """State of the API server. It grants the page's account every request."""
 
     users: dict[str, Json] = field(default_factory=dict)
-    """By token; `audiences` is what it is meant for."""
+    """Users by token; `audiences` are those of the token."""
     rights: set[tuple[str, str, str, str]] = field(default_factory=set)
-    """User, namespace, name or `*`, subresource: may get."""
+    """Granted reads: user, namespace, name or `*`, subresource."""
     runs: dict[tuple[str, str], Json] = field(default_factory=dict)
     down: str | None = None
-    """Failure that a request meets instead of an answer."""
+    """Failure that a request gets in place of an answer."""
     closes: bool = False
-    """Over HTTP: without a word, it closes a connection after each answer."""
+    """Over HTTP: whether it closes a connection after each answer, without notice."""
     brought: list[tuple[str, int]] = field(default_factory=list)
     """Over HTTP: header Authorization and port of every request."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
 
     def count(self, path: str) -> int:
-        """Requests to a path."""
+        """Return the number of requests to a path."""
         return sum(one == path for _, one in self.asked)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
@@ -134,7 +134,7 @@ class TeamCluster:
 
 
 def routes(gate: Gate) -> list[APIRoute]:
-    """All routes of the page's API that answer once."""
+    """Return all routes of the page's API with a single answer."""
     app = gate._app
     assert isinstance(app, FastAPI)
     every = [route for route in app.routes if getattr(route, "path", "").startswith("/api")]
@@ -144,17 +144,17 @@ def routes(gate: Gate) -> list[APIRoute]:
 
 
 def place(route: APIRoute, run: str) -> str:
-    """Address of a route about a run."""
+    """Return the address of a route about a run."""
     return re.sub(r"\{[^}]*\}", "0", route.path.replace("{run}", run))
 
 
 def query(runs: Sequence[str]) -> dict[str, Any]:
-    """Query that every route understands."""
+    """Return a query that every route accepts."""
     return {"step": 3, "metric": "loss", "run": runs}
 
 
 def two_teams() -> TeamCluster:
-    """Ann of team-a and Bob of team-b, each with a run `demo` and the rights to see it and its files."""
+    """Return Ann of team-a and Bob of team-b, each with a run `demo` and the rights to see it and its files."""
     made = TeamCluster()
     for token, name, namespace in ((ANN, "ann", "team-a"), (BOB, "bob", "team-b")):
         made.users[token] = {"user": {"username": name, "uid": name, "groups": ["system:authenticated"]}}
@@ -165,7 +165,7 @@ def two_teams() -> TeamCluster:
 
 @contextmanager
 def over_http(cluster: TeamCluster) -> Iterator[str]:
-    """Address of a server that answers as the cluster does."""
+    """Yield the address of an HTTP server with the cluster's answers."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -198,7 +198,7 @@ def over_http(cluster: TeamCluster) -> Iterator[str]:
             pass
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True  # a connection that is kept open would hold the end up
+        daemon_threads = True  # an open connection would delay the end
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

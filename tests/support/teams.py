@@ -1,4 +1,4 @@
-"""Deeds that one team's accounts try against another team's namespaces, and the table of docs/teams.md made of them."""
+"""Deeds of one team's accounts against another team's namespaces, and the table of docs/teams.md made of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Deed:
 
 
 def _deed(words: str, verbs: tuple[str, ...], resource: str, own: str = "", *, place: Place = "team") -> Deed:
-    """A deed; `resource`: `GROUP/NAME[/SUBRESOURCE]`, `own`: initials of `ACTORS` (o, c for orchestrator, p, e, v)."""
+    """Return a deed; `resource`: `GROUP/NAME[/SUBRESOURCE]`, `own`: initials of `ACTORS` (o, c for orchestrator, p, e,
+    v)."""
     initials: dict[str, Actor] = {"o": "operator", "c": "orchestrator", "p": "pod", "e": "editor", "v": "viewer"}
     group, name, *rest = resource.split("/")
     return Deed(words, verbs, group, name, frozenset(initials[each] for each in own), "".join(rest), place)
@@ -96,7 +97,7 @@ DEEDS: tuple[Deed, ...] = (
     _deed("create ClusterRoles", ("create",), f"{RBAC}/clusterroles", place="cluster"),
     _deed("act as another user", ("impersonate",), "/users", place="cluster"),
 )
-"""All that is tried, with releases that have Roles alone (neither `clusterWide` nor `readNodes`)."""
+"""All tested deeds, with releases that have only Roles (neither `clusterWide` nor `readNodes`)."""
 
 _WHERE: dict[Place, str] = {
     "team": "its runs' namespace",
@@ -106,7 +107,7 @@ _WHERE: dict[Place, str] = {
 
 
 def table() -> str:
-    """The deeds as a Markdown table."""
+    """Return the deeds as a Markdown table."""
     heads = " | ".join(ACTORS.values())
     lines = [f"| deed | in | {heads} | the other team's |", f"|---|---|{'---|' * len(ACTORS)}---|"]
     for deed in DEEDS:

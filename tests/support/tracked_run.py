@@ -20,9 +20,9 @@ class TrackedFolder:
     """The folder of a run.
 
     Args:
-        root: where.
+        root: parent folder.
         trackers: the manifest's `tracking`.
-        max_steps: of the run.
+        max_steps: number of steps of the run.
     """
 
     def __init__(self, root: Path, trackers: dict[str, Any], *, max_steps: int = 40) -> None:
@@ -34,7 +34,7 @@ class TrackedFolder:
         self.attempt = 1
 
     def step(self, step: int, **more: float) -> None:
-        """Write a step's trace, and its line."""
+        """Write a step's trace and its line."""
         row = {
             "attempt": self.attempt, "environment": "reverse-text", "task_id": "7", "completion": "cba", "completion_tokens": 3,
             "messages": [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}],
@@ -51,17 +51,17 @@ class TrackedFolder:
         append_line(self.paths.metrics, json.dumps({**line, "reward/mean": step / 100, "batch/tokens": 10.0, **more}))
 
     def begin(self, attempt: int, base_step: int) -> None:
-        """Begin an attempt as the orchestrator does: lines of later steps than the base go."""
+        """Start an attempt as the orchestrator does: lines of steps after the base are removed."""
         self.attempt = attempt
         lines = [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
         write_jsonl(self.paths.metrics, [line for line in lines if line["step"] <= base_step])
 
     def expected(self) -> list[tuple[int, float]]:
-        """The whole curve of the loss."""
+        """Return the whole curve of the loss."""
         lines = [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
         return [(line["step"], line["loss"]) for line in lines]
 
 
 def loss(step: int, attempt: int) -> float:
-    """A value that float32 keeps, other in each attempt."""
+    """Return a value that float32 represents exactly, different in each attempt."""
     return step + attempt / 8

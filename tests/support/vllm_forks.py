@@ -10,14 +10,15 @@ from tests.support.forks import Forks
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine stays in the process that asks for it
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the requesting process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_COMPILE_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""Read at imports; the same as that of an engine with a tiny model on the CPU (`rlrun.inference.engine_settings`)."""
+"""Variables read at imports; equal to those of an engine with a tiny model on the CPU
+(`rlrun.inference.engine_settings`)."""
 MODULES = (
     "uvloop",
     "vllm",
@@ -40,7 +41,7 @@ MODULES = (
 
 @functools.cache
 def vllm_forks() -> Forks:
-    """The process; it starts at the first call and ends with the session."""
+    """Return the process; it starts at the first call and ends with the session."""
     forks = Forks(MODULES, ENVIRONMENT)
     atexit.register(forks.close)
     return forks

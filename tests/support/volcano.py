@@ -1,7 +1,7 @@
 """A stand-in for Volcano: phases and gang binding of PodGroups as its scheduler decides them (sources of v1.14).
 
-Pure on manifests, so that it plays against an API in memory and against a real API server. A queue lets so many groups in at once; nodes
-take so many pods.
+It is pure on manifests, so that it works with an API in memory and with a real API server. A queue admits a limited
+number of groups at once; nodes have room for a limited number of pods.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class StandIn:
     """Volcano's scheduler.
 
     Args:
-        rooms: PodGroups that it takes in at once.
-        nodes: pods that all nodes together take.
-        queues: that exist, with their states.
+        rooms: number of PodGroups that it admits at once.
+        nodes: number of pods that all nodes together accept.
+        queues: existing queues with their states.
     """
 
     def __init__(self, rooms: int = 1, nodes: int = 99, queues: tuple[str, ...] = ("team-a", "default")) -> None:
@@ -32,7 +32,7 @@ class StandIn:
         self.session = 0
 
     def act(self, groups: list[Json], pods: list[Json]) -> list[Json]:
-        """One session over all groups: those that it changes, changed. Of a queue that does not exist it knows none."""
+        """Run one session over all groups; return the changed ones. Groups of an unknown queue stay unchanged."""
         self.session += 1
         changed = []
         held = sum(1 for one in groups if _phase(one) not in ("", "Pending"))
@@ -46,7 +46,7 @@ class StandIn:
                 status["phase"] = "Inqueue" if opened else "Pending"
                 held += opened
             self._judge(after, members(after, pods))
-            if _told(after) != _told(before):
+            if _without_times(after) != _without_times(before):
                 changed.append(after)
         return changed
 
@@ -77,7 +77,7 @@ class StandIn:
             status["phase"] = "Pending"
 
     def binds(self, groups: list[Json], pods: list[Json]) -> list[Json]:
-        """Pods that get nodes: of a group that is let in, none before all that it needs have one, and then the others."""
+        """Return pods that get nodes: in an admitted group, none before its minimum fits, and then the others."""
         bound: list[Json] = []
         taken = sum(1 for pod in pods if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"])
         for group in groups:
@@ -95,7 +95,7 @@ class StandIn:
 
 
 def members(group: Json, pods: list[Json]) -> list[Json]:
-    """Pods of a group, by their annotation alone."""
+    """Return pods of a group, by their annotation only."""
     name = group["metadata"]["name"]
     return [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(GROUP) == name]
 
@@ -104,8 +104,8 @@ def _phase(group: Json) -> str:
     return str((group.get("status") or {}).get("phase") or "")
 
 
-def _told(group: Json) -> Json:
-    """Status but for times: a session that finds nothing new writes nothing."""
+def _without_times(group: Json) -> Json:
+    """Return a status without times: a session without news writes nothing."""
     status = copy.deepcopy(group.get("status") or {})
     for one in status.get("conditions", ()):
         one.pop("lastTransitionTime")

@@ -22,17 +22,18 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 PATIENCE = "RLRUN_TEST_PATIENCE"
-"""Environment variable: seconds without progress after which a wait fails. A small value shows the message of a wait that fails."""
+"""Environment variable: seconds without progress after which a wait fails. A small value shows the message of a failed
+wait."""
 PATIENCE_SECONDS = float(os.environ.get(PATIENCE, "120"))
 LIMIT_FACTOR = 20
 UNREACHED_SECONDS = 100 * PATIENCE_SECONDS
-"""A time limit of the product that a test does not reach: what has to time out has a short one."""
+"""A time limit of the product that a test never reaches; limits under test are short."""
 POLL_SECONDS = 0.02
 LONG_POLL_SECONDS = 0.25
 """Interval of polls that end as soon as the result is there."""
 LATE_FACTOR = 5
 LONGEST_LOOK_SECONDS = 10.0
-"""A longer time between two polls counts as much: the machine was stopped."""
+"""Upper limit of a counted time between two polls: in a longer one the machine was stopped."""
 SNAPSHOT_SECONDS = 1.0
 """Time between two snapshots of the progress: a look at all processes takes some milliseconds."""
 
@@ -123,13 +124,13 @@ def wait_until(
     """Poll `condition` until its value is true; return that value.
 
     Args:
-        condition: function that is called again and again.
+        condition: function that is polled.
         what: the condition, in words. Default: its source.
-        progress: snapshot of the work that is done.
+        progress: snapshot of the finished work.
         state: text for the message of a failure.
         poll_seconds: interval of the polls.
         clock: seconds of a clock that never goes back.
-        sleep: waits so many seconds.
+        sleep: function that waits for a number of seconds.
 
     Raises:
         StalledError: nothing made progress.
@@ -186,7 +187,7 @@ async def result_of(
 
 
 def _source(condition: Callable[..., object]) -> str:
-    """Source of a condition, for a message."""
+    """Return the source of a condition, for a message."""
     try:
         return " ".join(inspect.getsource(condition).split())[:300]
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""A W&B server of the tests' own: as much of its interface as the library needs to keep a run's history."""
+"""A W&B server for tests, with the part of its API that the library needs for a run's history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROJECT = {"id": "p", "name": "rlrun", "entity": {"id": "e", "name": "me"}}
 
 
 class WandbServer(ThreadingHTTPServer):
-    """Keeps the rows of one run; while it is `down` it closes every connection."""
+    """Stores the rows of one run; while it is `down` it closes every connection."""
 
     daemon_threads = True
 
@@ -32,7 +32,7 @@ class WandbServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def query(self, text: str, variables: dict[str, Any]) -> dict[str, Any]:
-        """Data of one GraphQL query."""
+        """Return data of one GraphQL query."""
         if "RunResumeStatus" in text:
             return {"model": {**_PROJECT, "bucket": self._bucket()} if self.run else None}
         if "UpsertBucket" in text:
@@ -86,4 +86,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Write nothing."""

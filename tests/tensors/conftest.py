@@ -15,7 +15,7 @@ from tests.support.process_groups import created_groups_destroyed
 
 @pytest.fixture(scope="session")
 def solo() -> Iterator[Group]:
-    """A group of this process alone."""
+    """Process group that contains only this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
     dist.destroy_process_group()

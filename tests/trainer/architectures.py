@@ -1,8 +1,9 @@
-"""The sweep of architectures: `python -m tests.trainer.architectures FOLDER [TYPE...]`, a small model of every causal LM of transformers.
+"""Sweep over architectures: `python -m tests.trainer.architectures FOLDER [TYPE...]` tests a small model of every
+causal LM of transformers.
 
-Each is saved by transformers, loaded by the trainer, computed in packed rows, published, and read again. What the trainer takes is compared
-with transformers' eager attention in evaluation mode, sequence by sequence. Some three minutes of one core. Writes the page of results
-(`benchmarks/results/architectures.md`) into the folder.
+Each model is saved by transformers, loaded by the trainer, computed in packed rows, published and read again. Accepted
+models are compared with transformers' eager attention in evaluation mode, one sequence at a time. The sweep takes about
+three minutes of one core and writes the page of results (`benchmarks/results/architectures.md`) into the folder.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 
 ROW = (5, LONGEST, 9, 17)
-"""Tokens of the sequences in the row."""
+"""Sequence lengths of the row, in tokens."""
 WINDOW = 6
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "attention_window_size", "window_size")
 SECONDS = 120
-"""Most time of one type."""
+"""Time limit per type, in seconds."""
 LORA = LoRAConfig(rank=4)
 _LONGEST_REASON = 160
 _MIXED = ["conv", "conv", "full_attention"]
@@ -91,11 +92,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": _MIXED * 10 + _MIXED[1:]},
     "lfm2_moe": {"layer_types": _MIXED * 10 + _MIXED[1:]},
 }
-"""Changes of the default configuration, which for these is none that a model has."""
+"""Changes to default configurations that match no published model."""
 
 
 def whole_model(kind: str) -> Any:
-    """The model of a type's default configuration, without memory."""
+    """Build the model of a type's default configuration on the meta device."""
     packed_attention.register_attention()
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**OPTIONS.get(kind, {})))
@@ -106,8 +107,10 @@ def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     return [config, *(part for one in inner for part in parts_of(one))]
 
 
-def bring(whole: Any, source: Path, *, windows: bool) -> Tensor:
-    """Save a small model as an outsider's, with the noise of its type, and windows that act if asked for; token ids for it."""
+def save_published(whole: Any, source: Path, *, windows: bool) -> Tensor:
+    """Save a small model in its published format, with the noise of its type and with active windows if `windows`;
+    return token ids for it.
+    """
     model: Any = small_model(type(whole), whole.config, attention="eager", seq_len=512, seed=3)
     set_noise(model.config, read_noise(whole.config))
     if windows:
@@ -122,12 +125,12 @@ def bring(whole: Any, source: Path, *, windows: bool) -> Tensor:
 
 
 def engines(source: Path) -> Any:
-    """The saved model as transformers reads it, to be evaluated."""
+    """Load the saved model with transformers for evaluation."""
     return AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def alone(model: Any, ids: Tensor) -> Tensor:
-    """Log-probabilities `[T]`, each sequence by itself."""
+def compute_separately(model: Any, ids: Tensor) -> Tensor:
+    """Return log-probabilities `[T]`, with one forward pass per sequence."""
     found = []
     for sequence in ids.split(ROW):
         logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1].float()
@@ -137,7 +140,7 @@ def alone(model: Any, ids: Tensor) -> Tensor:
 
 
 def gradients(model: nn.Module, logprobs: Tensor) -> dict[str, Tensor]:
-    """Gradients of a weighted sum of the log-probabilities."""
+    """Return the gradients of a weighted sum of the log-probabilities."""
     weights = torch.randn(len(logprobs), generator=torch.Generator().manual_seed(2))
     (logprobs * weights).sum().backward()
     return {
@@ -147,7 +150,7 @@ def gradients(model: nn.Module, logprobs: Tensor) -> dict[str, Tensor]:
 
 
 def gradient_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Largest difference, as a share of its parameter's norm."""
+    """Return the largest difference as a share of its parameter's norm."""
     least = 1e-3 * max(float(one.norm()) for one in expected.values())
     return max(
         float((found[name] - one).norm()) / max(float(one.norm()), least) if name in found else math.inf
@@ -160,7 +163,9 @@ def files_of(folder: Path) -> dict[str, Tensor]:
 
 
 def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
-    """`equal` if the published files have the source's names and bits, and transformers reads them so."""
+    """Return `equal` if the published files have the source's names and bits and transformers reads them without
+    changes.
+    """
     files = model_files(model, ModelConfig(path=str(source)), str(source))
     hf_writer.publish_version(model, folder, files=files, dtype="float32", group=group)
     before, after = files_of(source), files_of(folder)
@@ -177,7 +182,9 @@ def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
 
 
 def adapters(source: Path, group: Group, ids: Tensor) -> str:
-    """Largest difference between a model with adapters and one with merged weights; which adapters have no gradient."""
+    """Return the largest difference between a model with adapters and one with merged weights, and the adapters
+    without gradient.
+    """
     model = load_checked(
         ModelConfig(path=str(source)),
         str(source),
@@ -199,14 +206,14 @@ def adapters(source: Path, group: Group, ids: Tensor) -> str:
             state[name].copy_(
                 lora.merge_adapter(state[name], local_part(update.a), local_part(update.b), update.scaling)
             )
-        error = float((logprobs - alone(merged, ids)).abs().max())
+        error = float((logprobs - compute_separately(merged, ids)).abs().max())
     lora.adapter_tensors(model)
     idle = [name for name, one in model.named_parameters() if one.requires_grad and not found[name].any()]
     return f"{error:.0e}" + (f", without gradient: {idle[:3]}" if idle else "")
 
 
 def work(model: Any, source: Path) -> str:
-    """Active parameters as a share of the multiplications that torch counts for one token."""
+    """Return the active parameters as a share of the multiplications that torch counts for one token."""
     other = engines(source)
     with contextlib.suppress(Exception):
         other.set_experts_implementation("eager")
@@ -215,15 +222,15 @@ def work(model: Any, source: Path) -> str:
     return f"{2 * model_cost(model).active_parameters / counter.get_total_flops():.2f}"
 
 
-def counted(whole: Any, folder: Path) -> str:
-    """Parameters of the full-size model by `rlrun fit`, as a share of those that it has."""
+def count_share(whole: Any, folder: Path) -> str:
+    """Return the parameter count of `rlrun fit` for the full-size model as a share of its real count."""
     whole.config.save_pretrained(folder)
     shape = read_shape(folder, "spec.model.path", option="--model-config")
     return f"{shape.parameters / sum(one.numel() for one in whole.parameters()):.4f}"
 
 
 def guarded(act: Callable[..., str], *options: Any) -> str:
-    """Result of one model type: its numbers, the reason of its refusal, or the error that it ends in."""
+    """Return the result of one model type: its numbers, the reason of its refusal, or its error."""
     try:
         return act(*options)
     except (RoleError, UnknownModelError) as error:
@@ -234,17 +241,17 @@ def guarded(act: Callable[..., str], *options: Any) -> str:
 
 
 def compared(source: Path, ids: Tensor, group: Group) -> tuple[nn.Module, dict[str, Any]]:
-    """The trainer's model, and its largest differences from transformers'."""
+    """Return the trainer's model and its largest differences from transformers' model."""
     model = load_checked(ModelConfig(path=str(source)), str(source), group, seq_len=LONGEST)
     logprobs = token_statistics(model, _make_row(ids, ROW)).logprobs
     found, other = gradients(model, logprobs), engines(source)
-    expected = alone(other, ids)
+    expected = compute_separately(other, ids)
     error = float((logprobs - expected).detach().abs().max())
     return model, {"logprob": error, "gradient": gradient_error(found, gradients(other, expected))}
 
 
-def tried(kind: str, folder: Path, group: Group) -> dict[str, Any]:
-    """All that is found out about a type."""
+def examine_type(kind: str, folder: Path, group: Group) -> dict[str, Any]:
+    """Return all results of a type."""
     try:
         whole = whole_model(kind)
     except Exception as error:
@@ -254,26 +261,26 @@ def tried(kind: str, folder: Path, group: Group) -> dict[str, Any]:
         return {"refused": fault}
     source = folder / "source"
     try:
-        ids = bring(whole, source, windows=False)
+        ids = save_published(whole, source, windows=False)
         model, found = compared(source, ids, group)
     except RoleError as error:
         return {"refused": str(error).replace(f"model {source}: ", "")}
     found["export"] = guarded(exported, model, source, folder / "version", group)
     found["lora"] = guarded(adapters, source, group, ids)
     found["work"] = guarded(work, model, source)
-    found["fit"] = guarded(counted, whole, folder / "full")
+    found["fit"] = guarded(count_share, whole, folder / "full")
     if any(
         isinstance(getattr(part, name, None), int)
         for part in parts_of(whole.config.get_text_config())
         for name in WINDOWS
     ):
-        ids = bring(whole, folder / "windows", windows=True)
+        ids = save_published(whole, folder / "windows", windows=True)
         found["windows"] = compared(folder / "windows", ids, group)[1]
     return found
 
 
 def row_of(kind: str, found: dict[str, Any]) -> str:
-    """Row of a type that is trained."""
+    """Return the row of a trained type."""
     windows = found.get("windows", {})
     errors = [f"{one[name]:.0e}" if one else "" for one in (found, windows) for name in ("logprob", "gradient")]
     adapters = re.sub(r"refused: .*", "none", found["lora"])
@@ -282,7 +289,7 @@ def row_of(kind: str, found: dict[str, Any]) -> str:
 
 
 def reason_of(found: dict[str, Any]) -> str:
-    """Reason why a type is not trained, without its number, which differs from run to run."""
+    """Return the reason why a type is not trained, without its number, which differs between runs."""
     if "unmade" in found:
         return f"no model can be made of its defaults: {found['unmade']}"
     reason = re.sub(r"^.*?cannot be trained: | \(on a small model .*", "", found["refused"])
@@ -290,7 +297,7 @@ def reason_of(found: dict[str, Any]) -> str:
 
 
 def page(table: dict[str, Any]) -> str:
-    """The page of results."""
+    """Return the page of results."""
     trained = {kind: row for kind, row in sorted(table.items()) if "logprob" in row}
     others = {kind: row for kind, row in sorted(table.items()) if kind not in trained}
     return PAGE.format(
@@ -319,7 +326,7 @@ def main(folder: Path, kinds: Sequence[str]) -> int:
         with quiet_transformers(), tempfile.TemporaryDirectory(dir=folder) as own:
             signal.alarm(SECONDS)
             try:
-                table[kind] = tried(kind, Path(own), group)
+                table[kind] = examine_type(kind, Path(own), group)
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 table[kind] = {"crash": f"{type(error).__name__}: {error}"}

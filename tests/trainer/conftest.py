@@ -1,4 +1,4 @@
-"""Groups of ranks, a run to train, and an orchestrator's end of the channel."""
+"""Fixtures: groups of ranks, a run to train, and the orchestrator's end of the channel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAMPLES = 12
 
 
 def make_batch(step: int, attempt: int) -> Batch:
-    """The samples of a step; the same whoever writes them."""
+    """Return the samples of a step; they are equal for every writer."""
     rng = np.random.default_rng(step)
     samples = []
     for index in range(SAMPLES):
@@ -69,7 +69,7 @@ def make_batch(step: int, attempt: int) -> Batch:
 
 
 def record(root: Path, steps: int) -> Path:
-    """`rollouts/` of a run of so many steps, in the run's folder `root`."""
+    """Write `rollouts/` of a run of `steps` steps into the run folder `root`."""
     paths = RunPaths(root)
     for step in range(1, steps + 1):
         write_batch(paths.batch(step, 1), make_batch(step, 1))
@@ -86,7 +86,9 @@ class Group:
     codes: dict[int, int] = field(default_factory=dict)
 
     def wait(self) -> list[int]:
-        """Exit codes in order of rank. Like torchrun, the first rank that fails takes the others with it."""
+        """Wait for all ranks and return their exit codes in order of rank. Like torchrun, a failing rank ends the
+        others.
+        """
         try:
             wait_for(self._have_ended, "the end of all ranks", progress=lambda: len(self.text()), state=self.text)
         except StalledError:
@@ -106,7 +108,7 @@ class Group:
     def kill(self, number: int = signal.SIGKILL) -> None:
         for pid in self.pids:
             if pid not in self.codes:
-                with suppress(ProcessLookupError):  # it has ended, and nobody has taken notice yet
+                with suppress(ProcessLookupError):  # it has ended, but its exit code is not read yet
                     os.kill(pid, number)
 
     def text(self) -> str:
@@ -114,7 +116,7 @@ class Group:
 
 
 class Zygote:
-    """The process that ranks are forked from."""
+    """Process that forks ranks."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": before(ROOT)}
@@ -151,7 +153,7 @@ class Zygote:
         return self._answers.get()
 
     def next_end(self) -> tuple[int, int] | None:
-        """Process id and exit code of a rank that has ended, or None."""
+        """Return the process id and exit code of a rank that has ended, or None."""
         if self._ends:
             return self._ends.pop(0)
         try:
@@ -175,7 +177,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder that all runs start from."""
+    """Write the model folder of all runs."""
     from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "model"
@@ -185,26 +187,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`rollouts/` of a run of six steps."""
+    """Write `rollouts/` of a run of six steps."""
     return record(tmp_path_factory.mktemp("recorded"), STEPS)
 
 
 SHORT: dict[str, Any] = {"micro_batch_tokens": 40}
-"""Several micro-batches per step and rank, so that a step can be left between two of them."""
+"""Several micro-batches per step and rank, so that a step can be interrupted between two of them."""
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(
     tmp_path_factory: pytest.TempPathFactory, model: Path, zygote: Zygote, recorded: Path
 ) -> list[dict[str, float]]:
-    """Metrics of six steps of two ranks with `SHORT`, which runs that are interrupted have to have as well."""
+    """Return the metrics of six steps of two ranks with `SHORT`, which interrupted runs must reproduce."""
     run = Run(RunPaths(tmp_path_factory.mktemp("uninterrupted")), model, zygote)
     return run.train(ranks=2, replay=recorded, **SHORT)
 
 
 @dataclass
 class Run:
-    """A run's folder, and how to start attempts in it."""
+    """Run folder with methods that start attempts in it."""
 
     paths: RunPaths
     model: Path
@@ -212,10 +214,10 @@ class Run:
     groups: list[Group] = field(default_factory=list)
     port: int = 0
     logs: Path | None = None
-    """Where logs go; None: to the run's folder."""
+    """Folder of logs; None: the run's folder."""
 
     def write_config(self, *, ranks: int = 1, **options: Any) -> Path:
-        """`run.json` of a run with small steps and a checkpoint every two of them."""
+        """Write `run.json` of a run with small steps and a checkpoint every two steps."""
         self.port = options.pop("port", None) or free_port()
         source = options.pop("model", self.model)
         common: dict[str, Any] = {
@@ -264,9 +266,12 @@ class Run:
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Group:
-        """Start all ranks of an attempt; `sigterm_in`: the ranks that get SIGTERM, and in which `phase:step`; `kill_in`: those that get
-        SIGKILL, `phase:step:milliseconds after it began`; `meeting_seconds`: how long ranks wait for each other after an exception;
-        `environment`: more variables of all ranks."""
+        """Start all ranks of an attempt.
+
+        `sigterm_in` maps ranks to the `phase:step` in which they get SIGTERM; `kill_in` maps ranks to the
+        `phase:step:milliseconds after its start` at which they get SIGKILL; `meeting_seconds` limits how long ranks
+        wait for each other after an exception; `environment` adds variables to all ranks.
+        """
         arguments = ["--config", str(self.write_config(ranks=ranks, **options))]
         arguments += ["--replay", str(replay)] if replay else []
         log = (self.logs or self.paths.root) / f"trainer.{attempt}.log"
@@ -293,7 +298,7 @@ class Run:
         return group
 
     def train(self, **options: Any) -> list[dict[str, float]]:
-        """Run an attempt to its end; the metrics of all steps."""
+        """Run an attempt to its end and return the metrics of all steps."""
         group = self.start(**options)
         codes = group.wait()
         assert not any(codes), f"exit codes {codes}:\n{group.text()}"
@@ -305,7 +310,7 @@ class Run:
 
 @pytest.fixture
 def make_run(tmp_path: Path, model: Path, zygote: Zygote) -> Iterator[Callable[[str], Run]]:
-    """Runs in folders of their own; what is left of them at the end is killed."""
+    """Return a function that creates runs in separate folders; their remaining processes are killed at the end."""
     runs: list[Run] = []
 
     def make(name: str) -> Run:
@@ -328,10 +333,10 @@ class Orchestrator:
         self.key = KEY
         self.events: list[protocol.Event] = []
         self.given_up: Callable[[], bool] = lambda: False
-        """Ends what waits."""
+        """Open a channel to the run's attempt."""
 
     def call(self, method: str, route: str, document: dict[str, Any] | None = None, *, key: str | None = None) -> Any:
-        """One request; the answer's JSON."""
+        """Send one request and return the JSON of its response."""
         data = json.dumps(document).encode() if document is not None else None
         headers = {"Authorization": f"Bearer {key or self.key}"}
         request = Request(
@@ -341,7 +346,7 @@ class Orchestrator:
             return json.loads(response.read())
 
     def wait_for(self, kind: str, step: int) -> protocol.Event:
-        """The event of that kind and step."""
+        """Wait for the event of this kind and step and return it."""
 
         def received() -> protocol.Event | None:
             for event in self.events:
@@ -352,7 +357,7 @@ class Orchestrator:
                 answer = self.call("GET", f"{protocol.EVENTS}?after={len(self.events)}&wait=2")
             except HTTPError:
                 raise
-            except OSError:  # not listening yet
+            except OSError:  # the server does not listen yet
                 return None
             self.events += [protocol.Event(**event) for event in answer["events"]]
             return None
@@ -374,7 +379,7 @@ class Orchestrator:
         self.call("POST", protocol.BATCHES, {"step": step, "path": str(path)})
 
     def complete_checkpoint(self, step: int) -> None:
-        """Add this role's part, and wait for the manifest."""
+        """Add the orchestrator's part and wait for the manifest."""
         saved = self.wait_for("checkpoint_saved", step)
         assert saved.path is not None
         part = Path(saved.path) / ORCHESTRATOR_PART
@@ -384,7 +389,7 @@ class Orchestrator:
         self.wait_for("checkpoint_complete", step)
 
     def step(self, step: int) -> dict[str, float]:
-        """Feed one step and wait until it is done; its metrics."""
+        """Send the batch of one step, wait until it is trained and return its metrics."""
         self.send_batch(step)
         metrics = self.wait_for("trained", step).metrics
         if step % 2 == 0:

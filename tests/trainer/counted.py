@@ -1,4 +1,4 @@
-"""Bytes that live and bytes that are sent, counted operation by operation: no other work on the machine changes them."""
+"""Live and sent bytes, counted per operation, so that other work on the machine does not change them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tensors_in(*values: object) -> Iterator[Tensor]:
 
 
 def mapped(address: int) -> bool:
-    """True if a file of weights is mapped there: the system keeps of it what it has room for."""
+    """Whether a file of weights is mapped at this address; the system keeps such pages only while it has room."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, *_, path = line.split()
         first, last = (int(bound, 16) for bound in span.split("-"))
@@ -32,7 +32,7 @@ def mapped(address: int) -> bool:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Memory of all tensors that an operation in the block has met, while they live."""
+    """Memory of the living tensors that operations in the block have used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 class Collectives(TorchDispatchMode):
-    """Calls of each collective, and the bytes of what goes into them."""
+    """Calls of each collective with their input bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A user's loss whose native code crashes on one rank."""
+"""Custom loss whose native code crashes on one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _calls: list[int] = []
 
 
 def crashes_on_rank_1(inputs: LossInputs) -> TokenLoss:
-    """The loss `aipo`; rank 1 reads at address 0 at its second micro-batch. Two checks come before the first."""
+    """Compute the loss `aipo`; rank 1 reads address 0 at its second micro-batch. Two checks call the loss before the
+    first micro-batch.
+    """
     _calls.append(1)
     if os.environ["RANK"] == "1" and len(_calls) > 3:
         ctypes.string_at(0)

@@ -1,4 +1,6 @@
-"""A critic in a layout, against one by transformers on one rank that never packs: values, returns, advantages, update."""
+"""Critic in a parallel layout, compared with unpacked transformers on one rank: values, returns, advantages and
+update.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +28,25 @@ from rlrun.trainer.ranks.group import Group
 GAE = {"gamma": 0.95, "lam": 0.9}
 CLIP = 0.2
 SHIFT = 0.5
-"""Added to the values of the start, so that some changes are clipped."""
+"""Offset of the starting values that makes some changes exceed the clip range."""
 _OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-2, weight_decay=0.0)
 
 
 def _with_head(model: Any) -> Any:
-    """A value head that is not 0."""
+    """Set the value head to values other than 0."""
     head = model.get_output_embeddings().weight
     fill_parameter(head, torch.randn(head.shape, generator=torch.Generator().manual_seed(3)))
     return model
 
 
 def _with_cut_answers(batch: Batch) -> Batch:
-    """Every second sample was cut by a limit of tokens."""
+    """Mark every second sample as truncated by a token limit."""
     samples = [replace(sample, truncated=number % 2 == 0) for number, sample in enumerate(batch.samples)]
     return replace(batch, samples=tuple(samples))
 
 
 def reference(model: Any, batch: Batch) -> dict[str, Any]:
-    """Values and estimates of every token of the batch, and an update: loss, gradients, weights after it."""
+    """Return values and estimates of every token of the batch, and the loss, gradients and weights of one update."""
     batch = _with_cut_answers(batch)
     critic = _with_head(to_critic(model))
     critic.set_attn_implementation("eager")
@@ -93,7 +95,7 @@ def reference(model: Any, batch: Batch) -> dict[str, Any]:
 
 
 def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_tokens: int) -> dict[str, float]:
-    """The same on this rank of a layout: largest relative errors, on rank 0."""
+    """Compute the same on this rank of a layout and return the largest relative errors on rank 0."""
     batch = _with_cut_answers(batch)
     config = ModelConfig(path=str(source))
     module = _with_head(load_checked(config, str(source), group, seq_len=128, options=LoadOptions(prepare=to_critic)))

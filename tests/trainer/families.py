@@ -1,6 +1,7 @@
-"""The matrix of families: `python -m tests.trainer.families FOLDER [FAMILY...]` tries each in every layout that its row allows.
+"""Matrix of families: `python -m tests.trainer.families FOLDER [FAMILY...]` tests each family in every layout that its
+row allows.
 
-Needs some twenty minutes of two cores. Prints the rows of the table in docs/parallelism.md.
+The program needs about twenty minutes of two cores and prints the rows of the table in docs/parallelism.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ERRORS = ("logprob_error", "gradient_error", "published_error")
 
 
 def worst(found: dict[str, Any]) -> dict[str, float]:
-    """Largest errors of a family's layouts, and of loss and gradient norm relative to one rank's."""
+    """Return the largest errors of a family's layouts, and those of loss and gradient norm relative to one rank."""
     steps = [step for case in found.values() for step in (case, case.get("resumed")) if step]
     errors = {name: max(step.get(name, 0.0) for step in steps) for name in ERRORS}
     for name in ("loss", "grad_norm"):
@@ -31,8 +32,8 @@ def worst(found: dict[str, Any]) -> dict[str, float]:
     return errors
 
 
-def tried(kind: str, folder: Path) -> dict[str, Any]:
-    """Worst errors of a family over all its layouts; which layout failed, where one did."""
+def try_layouts(kind: str, folder: Path) -> dict[str, Any]:
+    """Return the largest errors of a family over all its layouts, and the failed layout if one failed."""
     found: dict[str, Any] = {}
     for ranks, layouts in layouts_of(kind).items():
         own = folder / kind / str(ranks)
@@ -47,7 +48,7 @@ def tried(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def rows(table: dict[str, Any]) -> list[str]:
-    """Rows of the page's table: model type, fields that divide it, largest errors."""
+    """Return rows of the page's table: model type, supported fields, largest errors."""
     return [
         f"| `{kind}` | {' | '.join('yes' if by in FAMILIES[kind].by else 'no' for by in KINDS)} | "
         + " | ".join(f"{row[name]:.0e}".replace("e-0", "e-") for name in ERRORS)
@@ -59,7 +60,7 @@ def rows(table: dict[str, Any]) -> list[str]:
 def main(folder: Path, families: list[str]) -> int:
     table: dict[str, Any] = {}
     for kind in families or [*FAMILIES]:
-        table[kind] = tried(kind, folder)
+        table[kind] = try_layouts(kind, folder)
         print(kind, table[kind], flush=True)
         (folder / "matrix.json").write_text(json.dumps(table, indent=1))
     if any("failed" in row for row in table.values()):

@@ -1,4 +1,4 @@
-"""A tiny model of every family that the trainer divides over ranks, with windows, caps and scales that act on short sequences."""
+"""Tiny models of every sharded family, with windows, caps and scales that affect short sequences."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SCALED = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
-"""Queries grow with their positions from the eighth on."""
+"""Queries grow with their positions from the eighth position on."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "qwen2": {"use_sliding_window": True, **_ALTERNATING},
@@ -103,7 +103,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "deepseek_v2": _MIXTURE | _ROUTED | _LATENT,
     "deepseek_v3": _MIXTURE | _ROUTED | _LATENT,
     "glm4_moe_lite": _MIXTURE | _ROUTED | _LATENT,
-    "youtu": _LATENT | {"pad_token_id": None},  # whose row transformers sets to 0 when it reads the files
+    "youtu": _LATENT | {"pad_token_id": None},  # transformers sets its padding row to 0 when it reads the files
     "bitnet": {},
     "gpt_neox": {"hidden_dropout": 0.0},
     "apertus": {},
@@ -139,11 +139,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     | _ALTERNATING
     | {"shared_expert_intermediate_size": 24, "mlp_layer_types": ["dense", "sparse"]},
 }
-"""Changes of the common sizes, by model type."""
+"""Changes to the common sizes, by model type."""
 
 
 def layouts_of(kind: str) -> dict[int, list[str]]:
-    """Names of the layouts that a family is tried in (`tests.trainer.layouts.LAYOUTS`), by number of ranks."""
+    """Return the layout names of a family (`tests.trainer.layouts.LAYOUTS`), by number of ranks."""
     by = FAMILIES[kind].by
     found: dict[int, list[str]] = {2: [], 4: []}
     if "tp" in by:
@@ -158,7 +158,9 @@ def layouts_of(kind: str) -> dict[int, list[str]]:
 
 
 def make_model(kind: str, seed: int, **sizes: int) -> Any:
-    """A model of random weights, with other `sizes`; no norm or bias is neutral, which would hide a gradient that is counted twice."""
+    """Build a model with random weights and other `sizes`; no norm or bias is neutral, because that would hide a
+    gradient that is counted twice.
+    """
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {}) | sizes))
     remove_noise(config)

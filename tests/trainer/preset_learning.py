@@ -1,4 +1,4 @@
-"""A warmed-up tiny policy that learns `reverse-text` with a preset, sampled in this process, with the product's advantages and losses."""
+"""Tiny warmed-up policy that learns `reverse-text` with a preset, using the product's advantages and losses."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, r
 TASK = {"length": 3, "letters": "ab"}
 GROUPS, GROUP_SIZE, REPLY = 8, 8, 4
 UPDATES = 2
-"""Optimizer updates on the same rollouts: from the second one on, ratios differ from 1."""
+"""Optimizer updates on the same rollouts: ratios differ from 1 from the second update on."""
 STEPS, FLIPPED_STEPS = 20, 5
 LR, WARMUP_STEPS = 2e-3, 6
 START, REACHED, LOST = 0.5, 0.6, 0.3
-"""Mean reward: the policy starts below the first and comes, as a mean of `MEAN_OF` steps, above the second; with the sign turned around a
-step falls below the third."""
+"""Mean reward limits: the policy starts below the first and must exceed the second, averaged over `MEAN_OF` steps;
+with a flipped sign it must fall below the third.
+"""
 MEAN_OF = 5
 MAX_TOKENS = 2 * REPLY
-"""The limit that an overlong penalty counts from: a right answer is well below it."""
+"""Length from which an overlong penalty applies; correct answers are much shorter."""
 EOS = 2
 
 
@@ -57,7 +58,9 @@ def make_policy(folder: Path, accuracy: float) -> nn.Module:
 
 @torch.no_grad()
 def sample(model: nn.Module, prompts: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Replies `[N, REPLY]` to prompts of one length `[N, P]` at temperature 1, and their log-probs; nothing comes after `<eos>`."""
+    """Sample replies `[N, REPLY]` to prompts of equal length `[N, P]` at temperature 1 and return them with their
+    log-probs; replies end at `<eos>`.
+    """
     ids, logprobs = prompts, []
     for _ in range(REPLY):
         row = packed_attention.row_layout([ids.shape[1]] * len(ids), ids.device)
@@ -132,19 +135,19 @@ def rewards_of(groups: list[FinishedGroup]) -> float:
 def train(
     preset: str, student: nn.Module, teacher: nn.Module, *, sign: float, steps: int, whole: bool = False, seed: int = 0
 ) -> list[float]:
-    """Mean reward of each step's rollouts.
+    """Train a copy of the student and return the mean reward of each step's rollouts.
 
     Args:
-        preset: of `spec.algorithm.preset`.
-        student: policy that is copied and trained.
-        teacher: policy that a distillation follows.
-        sign: of the advantage; for a distillation, of the pull towards the teacher.
-        steps: updates at most.
-        whole: go on after the reward is where it should be.
-        seed: of the sampling.
+        preset: value of `spec.algorithm.preset`.
+        student: starting policy, which is copied.
+        teacher: policy of a distillation.
+        sign: factor of the advantage; for a distillation, factor of the pull to the teacher.
+        steps: maximum number of updates.
+        whole: whether training continues after the reward is reached.
+        seed: seed of the sampling.
     """
-    config = AlgorithmConfig.model_construct(preset=preset)  # as if the run had what the preset needs
-    if config.effective_advantage.name == "gae":  # a critic's advantages learn in test_learning_critic.py
+    config = AlgorithmConfig.model_construct(preset=preset)  # skips the validation of the preset's requirements
+    if config.effective_advantage.name == "gae":  # test_learning_critic.py covers the advantages of a critic
         config = config.model_copy(update={"advantage": AdvantageConfig(name="grpo")})
     rules = {"reverse-text": Rules(config.effective_advantage, config.effective_filters, MAX_TOKENS, 104)}
     loss = step_objective(config, seq_len=16)
@@ -189,5 +192,5 @@ def train(
 
 
 def reached(rewards: list[float]) -> float:
-    """What the policy has shown for a while; 0 before."""
+    """Return the recent mean reward of the policy, or 0 before enough steps."""
     return float(np.mean(rewards[-MEAN_OF:])) if len(rewards) >= MEAN_OF else 0.0

@@ -1,4 +1,4 @@
-"""A user's loss that breaks in the middle of a step."""
+"""Custom losses that fail in the middle of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _calls: list[int] = []
 
 
 def raises_on_the_second_row(inputs: LossInputs) -> TokenLoss:
-    """The loss `aipo`, and an exception from the third call on: the first one is the check at the start of a run."""
+    """Compute the loss `aipo` and raise from the third call on; the first call is the check at the start of a run."""
     _calls.append(1)
     if len(_calls) > 2:
         raise ZeroDivisionError("division by zero")
@@ -19,7 +19,7 @@ def raises_on_the_second_row(inputs: LossInputs) -> TokenLoss:
 
 
 def raises_on_rank_one(inputs: LossInputs) -> TokenLoss:
-    """The loss `aipo`, and an exception on rank 1 alone, after the check at the start of a run."""
+    """Compute the loss `aipo` and raise only on rank 1, after the check at the start of a run."""
     _calls.append(1)
     if len(_calls) > 2 and dist.get_rank() == 1:
         raise ZeroDivisionError("division by zero")

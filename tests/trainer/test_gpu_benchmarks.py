@@ -1,4 +1,4 @@
-"""The three commands for a machine with a GPU, whole, at tiny sizes on the CPU."""
+"""GPU benchmark commands, run completely with tiny sizes on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_three_commands_write_their_tables(tmp_path: Path) -> None:
+def test_gpu_benchmark_commands_write_their_tables(tmp_path: Path) -> None:
     tables: dict[str, dict[str, Any]] = {}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for number in ("1", "2", "3"):

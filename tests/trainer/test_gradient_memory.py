@@ -1,4 +1,4 @@
-"""Between micro-batches a rank holds the gradient of its shard; the whole one only where a run asks for that."""
+"""Gradients of a rank between micro-batches: those of its shard, or the whole gradient if configured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.programs import run_program
 pytestmark = pytest.mark.full
 
 PADDING = 1.1
-"""A shard's gradient lies in memory for equal shards."""
+"""Limit factor of a shard's gradient, which is stored in memory for equal shards."""
 
 
 def measured(folder: Path, ranks: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def found_of_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ["policy", "policy-bfloat16", "critic", "replicas"])
-def test_a_rank_holds_the_gradient_of_its_shard(found: dict[str, Any], case: str) -> None:
+def test_rank_holds_only_the_gradient_of_its_shard(found: dict[str, Any], case: str) -> None:
     for rank in found[case]:
         before, *between = rank["gradients"]
         assert before == 0
@@ -47,34 +47,34 @@ def test_a_rank_holds_the_gradient_of_its_shard(found: dict[str, Any], case: str
 
 
 @pytest.mark.parametrize("case", ["policy-local", "critic-local"])
-def test_local_sums_hold_the_whole_gradient(found: dict[str, Any], case: str) -> None:
+def test_local_gradient_sums_hold_the_whole_gradient(found: dict[str, Any], case: str) -> None:
     for rank in found[case]:
         assert all(held >= rank["whole"] for held in rank["gradients"][1:])
 
 
 @pytest.mark.parametrize("case", ["policy", "critic"])
-def test_where_gradients_are_summed_changes_no_number(found: dict[str, Any], case: str) -> None:
+def test_gradient_accumulation_mode_changes_no_metric(found: dict[str, Any], case: str) -> None:
     for reduced, local in zip(found[case], found[f"{case}-local"], strict=True):
         for metric in ("loss", "grad_norm") if case == "policy" else ("value_loss", "critic_grad_norm"):
             assert reduced[metric] == pytest.approx(local[metric], rel=1e-5), metric
             assert reduced[metric] != 0
 
 
-def test_replicas_add_their_gradients_once(found: dict[str, Any]) -> None:
+def test_replicas_reduce_their_gradients_once(found: dict[str, Any]) -> None:
     for rank in found["replicas"]:
         assert not any(rank["final"]), "all-reduced before the last micro-batch"
     assert all(all(rank["final"][1:]) for rank in found["policy"])
 
 
-def test_held_gradients_fall_with_the_ranks(found: dict[str, Any], found_of_four: dict[str, Any]) -> None:
+def test_held_gradient_bytes_decrease_with_ranks(found: dict[str, Any], found_of_four: dict[str, Any]) -> None:
     for ranks, cases, case in ((2, found, "policy"), (4, found_of_four, "policy"), (2, found_of_four, "hybrid")):
         for rank in cases[case]:
             held = max(rank["gradients"])
             assert rank["whole"] / ranks <= held <= PADDING * rank["whole"] / ranks, (case, ranks)
 
 
-def test_hybrid_ranks_reduce_every_micro_batch_and_add_the_replicas_once(found_of_four: dict[str, Any]) -> None:
-    """Sums of metrics, losses and norms are the rest of what is sent."""
+def test_hybrid_ranks_scatter_per_micro_batch_and_reduce_once(found_of_four: dict[str, Any]) -> None:
+    """The remaining sent bytes are sums of metrics, losses and norms."""
     numbers = 2048
     for rank in found_of_four["hybrid"]:
         micro_batches = len(rank["gradients"])

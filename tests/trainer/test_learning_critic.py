@@ -1,4 +1,4 @@
-"""PPO with a critic learns a small task from its own samples, and unlearns it when rewards change their sign."""
+"""PPO with a critic on a small task, with normal and with negated rewards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 19
 
 @pytest.fixture(scope="module")
 def solo() -> Iterator[Group]:
-    mine = not dist.is_initialized()  # other tests of this process may have one for the whole session
+    mine = not dist.is_initialized()  # other tests of this process may own a session-wide group
     if mine:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
@@ -57,12 +57,12 @@ def make_model() -> nn.Module:
 
 
 def rewards_of(tokens: Tensor) -> Tensor:
-    """Share of the reply's tokens that repeat the prompt's, `[N]`."""
+    """Return the share of reply tokens that repeat the prompt's token, `[N]`."""
     return (tokens[:, 1:] == tokens[:, :1]).float().mean(1)
 
 
 def sample(model: nn.Module, step: int) -> tuple[Batch, float]:
-    """Replies of the policy to one-token prompts, with log-probs as sampled, and their mean reward."""
+    """Sample replies to one-token prompts with their log-probs and return their mean reward."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, WORDS, (SAMPLES, 1), generator=generator)
     logprobs = torch.zeros(SAMPLES, 1)
@@ -102,7 +102,7 @@ def sample(model: nn.Module, step: int) -> tuple[Batch, float]:
 
 
 def train(solo: Group, *, sign: float = 1.0) -> tuple[list[float], dict[str, float]]:
-    """The mean reward of each step, and the last step's metrics."""
+    """Return the mean reward of each step and the metrics of the last step."""
     model, critic = shard_model(make_model(), solo), shard_model(to_critic(make_model()), solo)
     learner = Learner(
         model,
@@ -128,7 +128,7 @@ def train(solo: Group, *, sign: float = 1.0) -> tuple[list[float], dict[str, flo
     return means, metrics
 
 
-def test_ppo_with_a_critic_learns_and_a_flipped_reward_unlearns(solo: Group) -> None:
+def test_ppo_with_critic_learns_and_negated_reward_unlearns(solo: Group) -> None:
     means, metrics = train(solo)
     flipped, _ = train(solo, sign=-1.0)
     assert 0.05 < means[0] == flipped[0] < 0.25  # one in eight by chance

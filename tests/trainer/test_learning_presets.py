@@ -1,4 +1,6 @@
-"""Every preset learns, and with the sign of the advantage (for a distillation: of the pull towards the teacher) turned around none does."""
+"""Learning of every preset, and its failure with a flipped advantage (for a distillation: a flipped pull to the
+teacher).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_it_learns_and_with_the_sign_turned_around_it_does_not(
-    preset: str, student: nn.Module, teacher: nn.Module
-) -> None:
+def test_preset_learns_and_flipped_sign_does_not(preset: str, student: nn.Module, teacher: nn.Module) -> None:
     rewards = train(preset, student, teacher, sign=1.0, steps=STEPS)
     flipped = train(preset, student, teacher, sign=-1.0, steps=FLIPPED_STEPS)
     assert rewards[0] == flipped[0] < START

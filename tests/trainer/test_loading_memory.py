@@ -1,4 +1,4 @@
-"""No rank has a model whole when it is loaded, whatever its files are like: bytes that are read and that live, counted."""
+"""Memory of model loading: counted bytes show that no rank holds the whole model for any kind of files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.trainer.loading_memory import HYBRID, KINDS
 pytestmark = pytest.mark.full
 
 PADDING = 1.05
-"""Small tensors do not divide evenly."""
+"""Limit factor, because small tensors do not divide evenly."""
 READS = 3
-"""Slices that live beside the shard: as read, joined, and in the shard's number format."""
+"""Slices held in addition to the shard: as read, joined, and converted."""
 
 
 CASES = [*((2, kind) for kind in KINDS), *((4, kind) for kind in (*KINDS, HYBRID))]
-"""Ranks and kind of files; a hybrid layout needs four."""
+"""Number of ranks and kind of files; a hybrid layout needs four."""
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
-    """Each rank's bytes by kind; a number of ranks loads all kinds in one start, when it is first asked for."""
+    """Return each rank's bytes by kind; the first request for a number of ranks loads all kinds."""
 
     @functools.cache
     def of(ranks: int) -> dict[str, Any]:
@@ -43,9 +43,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
 
 
 @pytest.mark.parametrize(("ranks", "kind"), CASES)
-def test_a_rank_reads_its_part_and_holds_no_more(
-    measured: Callable[[int], dict[str, Any]], ranks: int, kind: str
-) -> None:
+def test_rank_reads_and_holds_only_its_shard(measured: Callable[[int], dict[str, Any]], ranks: int, kind: str) -> None:
     cases = measured(ranks)
     shards = ranks // 2 if kind == HYBRID else ranks
     for rank in cases[kind]:

@@ -1,4 +1,4 @@
-"""Every layout of four ranks gives the numbers of one: loss, gradients, weights, checkpoints and what is published."""
+"""Layouts of four ranks, compared with one rank: loss, gradients, weights, checkpoints and published files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.trainer.conftest import Group, Zygote
 TOLERANCE = 1e-4
 LOGPROB_TOLERANCE = 1e-5
 PADDING = 1.3
-"""Bytes of a gradient between micro-batches, over those of a rank's parameters: small tensors do not divide evenly."""
+"""Limit of gradient bytes between micro-batches relative to a rank's parameters, because small tensors do not divide
+evenly.
+"""
 CASES = {
     "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local", "pp2xreplicate2"),
     "deep": (
@@ -52,11 +54,11 @@ CASES = {
     ),
     "few": ("hsdp2x2:moments", "fsdp4"),  # fewer experts than ranks
     "few+muon": ("fsdp4",),
-    "qwen2": ("tp2xcp2",),  # biases, windows across the cut
-    "gemma2": ("tp2xcp2:offload",),  # caps; norms after the sum over tensor ranks
+    "qwen2": ("tp2xcp2",),  # biases, and windows across context ranks
+    "gemma2": ("tp2xcp2:offload",),  # caps, and norms after the sum over tensor ranks
     "phi3": ("tp2xcp2", "tp4"),  # joined projections
     "olmo2": ("tp2xcp2",),  # norms over all heads
-    "starcoder2": ("tp2xcp2",),  # biases of what is added up
+    "starcoder2": ("tp2xcp2",),  # biases of summed outputs
     "gpt_oss": ("cp4",),  # sinks
     "glm4+lora": ("tp2xfsdp2",),
     "qwen3+lora": ("hsdp2x2", "tp2xfsdp2:moments", "cp4", "pp2xfsdp2"),
@@ -73,11 +75,11 @@ GATE = {
     ("qwen3+muon", "tp2xfsdp2:moments"),
     ("qwen3+critic", "tp2xcp2"),
 }
-"""Each parallel dimension, adapters, Muon and a critic, in as few layouts as possible; the others are of the full set."""
+"""Each parallel dimension, adapters, Muon and a critic in few layouts; the full set has the others."""
 
 
 def parameters(families: Mapping[str, Sequence[str]]) -> list[Any]:
-    """Family and layout of each test."""
+    """Return family and layout of each test."""
     return [
         pytest.param(family, layout, marks=[] if (family, layout) in GATE else pytest.mark.full)
         for family, layouts in families.items()
@@ -87,7 +89,7 @@ def parameters(families: Mapping[str, Sequence[str]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def cases(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
-    """Family and layout of the tests that run, in order."""
+    """Return family and layout of the selected tests, in order."""
     items = [
         item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
     ]
@@ -95,7 +97,7 @@ def cases(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
 
 
 class Forking(Group):
-    """The process that forks the ranks."""
+    """Process that forks the ranks."""
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         for pid in self.pids:
@@ -112,14 +114,14 @@ def found(tmp_path_factory: pytest.TempPathFactory, cases: list[tuple[str, str]]
 
 
 @pytest.mark.parametrize(("family", "layout"), parameters(CASES))
-def test_a_layout_gives_the_numbers_of_one_rank(
+def test_layout_matches_single_rank(
     found: dict[str, Any], cases: list[tuple[str, str]], family: str, layout: str
 ) -> None:
     case = found[f"{family}:{layout}"]
     assert case["checksum_exact"]
     assert case.get("logprob_error", 0) < LOGPROB_TOLERANCE
     assert case["entries_exact"]
-    if "-" not in layout:  # with several stages the first layer's passes may be over before there is a gradient
+    if "-" not in layout:  # with several stages, the passes of the first layer may end before a gradient exists
         assert (1 <= case["held"] < PADDING) == ("local" not in layout)
     assert case["held"] < PADDING or "local" in layout
     assert ("validation_error" in case) == ("pp" in layout) != ("logprob_error" in case)
@@ -129,7 +131,7 @@ def test_a_layout_gives_the_numbers_of_one_rank(
     steps = [case]
     if layout != next(
         other for owner, other in cases if owner == family
-    ):  # resumes from the checkpoint of the layout before it
+    ):  # resumes from the checkpoint of the previous layout
         assert case["resumed"]["step"] == 1
         steps.append(case["resumed"])
     for step in steps:
@@ -140,7 +142,7 @@ def test_a_layout_gives_the_numbers_of_one_rank(
 
 
 @pytest.mark.parametrize(("family", "layout"), parameters(CRITICS))
-def test_a_critic_gives_the_numbers_of_one_rank(found: dict[str, Any], family: str, layout: str) -> None:
+def test_critic_layout_matches_single_rank(found: dict[str, Any], family: str, layout: str) -> None:
     errors = found[f"{family}:{layout}"]
     assert {"values", "returns", "advantages", "value_loss", "grad_norm", "gradient", "parameters"} <= errors.keys()
     assert max(errors.values()) < TOLERANCE

@@ -1,4 +1,4 @@
-"""The shares of many ranks, of models without memory, are those that `rlrun fit` adds up."""
+"""Memory shares of many ranks, compared with `rlrun fit` for models without memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.programs import run_program
 pytestmark = pytest.mark.full
 
 
-def test_what_a_rank_holds_falls_with_the_ranks_as_fit_says() -> None:
+def test_rank_memory_shares_match_fit() -> None:
     command = [sys.executable, "-m", "benchmarks.ranks", "--models", "Qwen/Qwen3-0.6B", "--ranks", "8", "512"]
     done = run_program(command)
     assert done.returncode == 0, done.stderr[-4000:]

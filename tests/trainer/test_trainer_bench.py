@@ -1,4 +1,4 @@
-"""`--bench` as the ranks run it: every length is measured, and the run's folder stays empty."""
+"""`--bench` on real ranks: every length is measured and the run's folder stays empty."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PPO = AlgorithmConfig(
         pytest.param(PPO, ", reference, critic", id="companions"),
     ],
 )
-def test_two_ranks_measure_every_length(
+def test_bench_measures_every_length_on_two_ranks(
     make_run: Callable[[str], Any], tmp_path: Path, algorithm: AlgorithmConfig, beside: str
 ) -> None:
     run, log, output = make_run("bench"), tmp_path / "log", tmp_path / "out.json"

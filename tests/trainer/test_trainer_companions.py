@@ -1,4 +1,6 @@
-"""PPO with critic, reference and two updates per step, by real ranks: exact over ranks, bit for bit after a resume."""
+"""PPO with critic, reference and two updates per step on real ranks: equal over ranks and bitwise equal after a
+resume.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,7 @@ METRICS = (
 )
 
 
-def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(
-    make_run: Callable[[str], Any], recorded: Path
-) -> None:
+def test_ppo_run_matches_across_ranks_and_resume(make_run: Callable[[str], Any], recorded: Path) -> None:
     expected = make_run("one").train(ranks=1, replay=recorded, **OPTIONS)
     assert [line["step"] for line in expected] == [1, 2, 3, 4]
     assert expected[0]["reference_kl"] != expected[-1]["reference_kl"]
@@ -61,7 +61,7 @@ def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(
             assert other[metric] == one[metric], (one["step"], metric)
 
 
-def test_adapters_learn_beside_a_critic_that_is_trained_in_full(make_run: Callable[[str], Any], recorded: Path) -> None:
+def test_adapters_train_with_a_fully_trained_critic(make_run: Callable[[str], Any], recorded: Path) -> None:
     options = OPTIONS | {"max_steps": 2, "lora": LoRAConfig(rank=4, alpha=8)}
     one, two = (make_run(str(ranks)).train(ranks=ranks, replay=recorded, **options) for ranks in (1, 2))
     for mine, other in zip(one, two, strict=True):

@@ -1,4 +1,4 @@
-"""A rank that a signal ends: what is told is its own last frames, not the connection that its peers lost."""
+"""Rank that is ended by a signal: the error reports its own last frames, not the lost connections of its peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashe
 SEGMENTATION_FAULT = 139
 
 
-def test_a_rank_that_crashes_is_told_with_its_own_last_frames(
+def test_crashed_rank_is_reported_with_its_last_frames(
     make_run: Callable[[str], Any], recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent))

@@ -1,4 +1,4 @@
-"""The number of ranks and the packing change neither losses nor weights."""
+"""Independence of losses and weights from the number of ranks and from packing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weights(run: Any, version: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_one_and_two_ranks_packed_or_not_train_the_same(make_run: Callable[[str], Any], recorded: Path) -> None:
+def test_ranks_and_packing_do_not_change_training(make_run: Callable[[str], Any], recorded: Path) -> None:
     reference = make_run("reference")
     expected = reference.train(ranks=1, replay=recorded, micro_batch_tokens=1024)
     assert [line["step"] for line in expected] == list(range(1, STEPS + 1))
@@ -48,7 +48,7 @@ def test_one_and_two_ranks_packed_or_not_train_the_same(make_run: Callable[[str]
             torch.testing.assert_close(after[key], tensor, atol=1e-5, rtol=1e-5)
 
 
-def test_the_same_batches_give_the_same_bits(make_run: Callable[[str], Any], recorded: Path) -> None:
+def test_equal_batches_give_equal_bits(make_run: Callable[[str], Any], recorded: Path) -> None:
     sums = [
         [line["param_checksum"] for line in make_run(name).train(ranks=2, replay=recorded, max_steps=3)]
         for name in ("one", "two")

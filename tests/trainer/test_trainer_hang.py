@@ -1,4 +1,6 @@
-"""A real group of which one rank hangs in native code: what every rank does is known from outside, and each process tells where it is."""
+"""Real group in which one rank hangs in native code: phases of all ranks are visible, and each process prints its
+stacks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.full
 LOSS = {"name": "hanging_loss:hangs_on_rank_1"}
 
 
-def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
+def test_hanging_ranks_report_phases_and_stacks(
     make_run: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "stacks"
@@ -42,7 +44,8 @@ def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
             lambda: [(r.rank, r.phase, r.step, r.part) for r in ranks(orchestrator)] == [(1, "training", 1, 1)],
             state=lambda: (orchestrator.call("GET", protocol.STATE), ask(process, file)),
         )
-        # A micro-batch is told before the ranks agree to go on with it: a signal that comes in between ends them in order.
+        # A rank reports a micro-batch before the ranks agree to continue with it; a signal in between ends them in
+        # order.
         wait_for(lambda: "in hangs_on_rank_1" in ask(process, file))
         process.send_signal(signal.SIGTERM)
         wait_for(lambda: "in _shutdown" in ask(process, file))

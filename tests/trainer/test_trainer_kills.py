@@ -1,4 +1,4 @@
-"""A run that is killed again and again has the loss curve and the weights of the undisturbed one, to the last bit."""
+"""Run that is killed repeatedly, compared bitwise with the undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 3)])
-def test_a_run_killed_again_and_again_is_the_undisturbed_one(
+def test_repeatedly_killed_run_equals_undisturbed_run(
     make_run: Callable[[str], Run], tmp_path: Path, ranks: int, kills: int
 ) -> None:
     steps = longest(kills)

@@ -1,4 +1,4 @@
-"""A checkpoint is the same training state at any number of ranks, in another run, and as an exported model."""
+"""Checkpoints resumed with any number of ranks, in another run, and as exported models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.trainer.conftest import STEPS, make_batch
 pytestmark = pytest.mark.full
 
 RANKS = ((1, 1), (2, 2), (4, 1), (1, 1), (4, 2), (2, 1), (1, 1))
-"""Ranks and stages, one attempt each: every pair of these numbers of ranks follows on each other, in both orders."""
+"""Ranks and stages of each attempt: every pair of these numbers of ranks occurs in both orders."""
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ def assert_equal(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose parameters no number of ranks divides; the keys' projections have fewer rows than there are ranks."""
+    """Write a model whose parameters no number of ranks divides; the key projections have fewer rows than ranks."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=107, hidden_size=24, intermediate_size=50, num_hidden_layers=2, num_attention_heads=6,
@@ -56,7 +56,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_any_number_of_ranks_continues_any_other(
+def test_checkpoint_resumes_with_any_ranks(
     make_run: Callable[[str], Any], recorded: Path, uneven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = make_run("undisturbed").train(ranks=1, replay=recorded, model=uneven)
@@ -70,12 +70,10 @@ def test_any_number_of_ranks_continues_any_other(
         if attempt > 1:
             assert read_attempt(run.paths.attempt_file(attempt)).base_step == attempt - 1
             before, after = (run.paths.version(attempt - 1, number) for number in (attempt - 1, attempt))
-            if before.exists():  # else it is deleted: the later attempt's copy counts
+            if before.exists():  # otherwise it is deleted, and the copy of the later attempt counts
                 assert_equal(before, after)
             assert_equal(run.paths.export(attempt - 1, attempt - 1), after)
-    for one, other in zip(
-        expected, found, strict=True
-    ):  # with the optimizer's memory lost, step 2 would differ already
+    for one, other in zip(expected, found, strict=True):  # without the optimizer state, step 2 would already differ
         for metric in ("loss", "grad_norm", "entropy"):
             assert other[metric] == pytest.approx(one[metric], rel=1e-4, abs=1e-5), (one["step"], metric)
 
@@ -93,10 +91,12 @@ def test_any_number_of_ranks_continues_any_other(
     assert "--step is 9, but the complete checkpoints are of steps: 1, 2, 3, 4, 5, 6" in capsys.readouterr().err
 
 
-def test_a_run_starts_from_another_runs_checkpoint(
+def test_run_starts_from_another_runs_checkpoint(
     make_run: Callable[[str], Any], recorded: Path, tmp_path: Path
 ) -> None:
-    """Fed with what the other run trained next, it does what the other run did next: weights and optimizer are the other's."""
+    """With the next batches of the other run, the fork computes the same steps, so weights and optimizer state are
+    equal.
+    """
     other = make_run("other").train(ranks=2, replay=recorded)
     shifted = RunPaths(tmp_path / "shifted")
     for step in (1, 2):
@@ -109,14 +109,14 @@ def test_a_run_starts_from_another_runs_checkpoint(
     assert "another run's checkpoint" in run.groups[-1].text()
     found = run.train(attempt=2, ranks=2, replay=shifted.rollouts, checkpoint=checkpoint, max_steps=2)
     second = read_attempt(run.paths.attempt_file(2))
-    assert (second.base_step, second.base_attempt, second.origin) == (1, 1, origin)  # its own checkpoint comes first
+    assert (second.base_step, second.base_attempt, second.origin) == (1, 1, origin)  # its own checkpoint has priority
     assert [line["step"] for line in found] == [1, 2]
     for one, other_line in zip(found, other[4:], strict=True):
         for metric in ("loss", "grad_norm", "param_checksum"):
             assert one[metric] == other_line[metric], (one["step"], metric)
 
 
-def test_a_checkpoint_of_another_model_is_refused(make_run: Callable[[str], Any], recorded: Path, uneven: Path) -> None:
+def test_checkpoint_of_different_model_is_refused(make_run: Callable[[str], Any], recorded: Path, uneven: Path) -> None:
     make_run("other").train(ranks=1, replay=recorded, max_steps=1)
     run = make_run("fork")
     group = run.start(

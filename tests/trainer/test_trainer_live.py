@@ -1,4 +1,4 @@
-"""What users and the launcher see of a group: one clear line, the right exit code, a quick end."""
+"""A group as users and the launcher see it: one clear line, the right exit code and a quick end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.full
 
 
 def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:
-    """Start a group as the launcher does."""
+    """Start a group like the launcher."""
     file = run.write_config(ranks=ranks, **options)
     config = RunConfig.model_validate_json(file.read_text()).trainer
     command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
@@ -35,9 +35,7 @@ def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def test_a_model_without_weights_ends_torchrun_with_one_clear_line(
-    make_run: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_model_without_weights_ends_torchrun_with_one_line(make_run: Callable[[str], Any], tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -52,17 +50,17 @@ def test_a_model_without_weights_ends_torchrun_with_one_clear_line(
     assert str(folder) in error["message"]
 
 
-def test_sigterm_ends_torchrun_and_its_ranks_at_once(make_run: Callable[[str], Any]) -> None:
+def test_sigterm_ends_torchrun_and_its_ranks_immediately(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
     process = launch(run, ranks=2, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
-    Orchestrator(run, 1).wait_for("published", 0)  # now both ranks wait for a batch, one of them inside a collective
+    Orchestrator(run, 1).wait_for("published", 0)  # both ranks now wait for a batch, one of them inside a collective
     process.send_signal(signal.SIGTERM)
-    output, _ = finish(process)  # long before the grace period is over
+    output, _ = finish(process)  # long before the end of the grace period
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "Traceback" not in output
 
 
-def test_wrong_batches_and_wrong_keys(make_run: Callable[[str], Any]) -> None:
+def test_wrong_batches_and_keys_are_refused(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
     group = run.start(ranks=2)
     orchestrator = Orchestrator(run, 1)

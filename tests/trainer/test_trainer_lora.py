@@ -1,4 +1,4 @@
-"""Adapters in a group of ranks: the same training on one rank and on two, and the same bits after a kill."""
+"""Adapters in a group of ranks: equal training on one and two ranks, and equal bits after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 
 STEPS = 4
 FEW = 3
-"""Of so many steps every version is kept."""
+"""Number of steps for which every version is kept."""
 LORA = LoRAConfig(rank=4, alpha=8, targets=["q_proj", "o_proj", "mlp.*"])
 EXACT = ("loss", "grad_norm", "entropy", "param_checksum")
 
@@ -28,7 +28,7 @@ def adapter(run: Any, version: int) -> dict[str, torch.Tensor]:
     return load_file(run.paths.version(version, 1) / "adapter_model.safetensors")
 
 
-def test_one_and_two_ranks_train_the_same_adapter(make_run: Callable[[str], Any], recorded: Path) -> None:
+def test_two_ranks_train_the_same_adapter_as_one(make_run: Callable[[str], Any], recorded: Path) -> None:
     one, two = make_run("one"), make_run("two")
     expected = one.train(ranks=1, replay=recorded, max_steps=FEW, lora=LORA)
     found = two.train(ranks=2, replay=recorded, max_steps=FEW, lora=LORA)
@@ -44,9 +44,7 @@ def test_one_and_two_ranks_train_the_same_adapter(make_run: Callable[[str], Any]
         torch.testing.assert_close(tensor, end[name], atol=1e-5, rtol=1e-5)
 
 
-def test_a_killed_run_goes_on_bit_for_bit_from_the_adapters_alone(
-    make_run: Callable[[str], Any], recorded: Path
-) -> None:
+def test_killed_adapter_run_resumes_bit_for_bit(make_run: Callable[[str], Any], recorded: Path) -> None:
     uninterrupted = make_run("uninterrupted").train(ranks=2, replay=recorded, max_steps=STEPS, lora=LORA)
     run = make_run("killed")
     first = run.start(attempt=1, ranks=2, max_steps=STEPS, lora=LORA)
@@ -72,7 +70,7 @@ def test_a_killed_run_goes_on_bit_for_bit_from_the_adapters_alone(
     assert all(name.endswith(("lora_A", "lora_B")) for name in parameters), "the model's own weights are not saved"
 
 
-def test_a_target_that_is_not_there_is_told_before_training(make_run: Callable[[str], Any], recorded: Path) -> None:
+def test_unknown_lora_target_is_refused_before_training(make_run: Callable[[str], Any], recorded: Path) -> None:
     run = make_run("wrong")
     group = run.start(replay=recorded, lora=LoRAConfig(targets=["q_porj"]))
     assert group.wait() == [78]

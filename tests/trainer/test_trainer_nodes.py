@@ -1,4 +1,4 @@
-"""The trainer over several machines without Kubernetes: plain torchrun on each, and one file written by hand."""
+"""Trainer over several machines without Kubernetes: plain torchrun on each, and one file written by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ lr = 1e-3
 """
 
 
-def test_two_groups_of_plain_torchrun_are_one_trainer(
+def test_two_plain_torchrun_groups_form_one_trainer(
     make_run: Callable[[str], Any], model: Path, recorded: Path, tmp_path: Path
 ) -> None:
     paths, file = RunPaths(tmp_path / "by-hand"), tmp_path / "trainer.toml"

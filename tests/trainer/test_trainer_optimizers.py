@@ -1,4 +1,4 @@
-"""Every optimizer under two ranks: the numbers of one rank, the same bits after a resume, and no update from an infinite gradient."""
+"""Optimizers on two ranks: equal to one rank, bitwise equal after a resume, and no update from an infinite gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.protocol.files.paths import RunPaths
 
 STEPS = 4
 POISONED = 3
-"""Step in which one sample, which one rank gets, has a gradient that overflows."""
+"""Step in which one sample of one rank has a gradient that overflows."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def poisoned(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["adamw", *(pytest.param(name, marks=pytest.mark.full) for name in ("muon", "sgd"))])
-def test_two_ranks_train_as_one_does_and_go_on_bit_for_bit(
+def test_two_rank_optimizer_matches_one_rank_and_resumes(
     name: str, make_run: Callable[[str], Any], poisoned: Path
 ) -> None:
     optimizer = OptimizerConfig(name=name, lr=1e-3, weight_decay=0.1)
@@ -47,7 +47,7 @@ def test_two_ranks_train_as_one_does_and_go_on_bit_for_bit(
     assert [line["skipped_steps"] for line in two] == [0, 0, 1, 1]
     assert sums[POISONED - 1] == sums[POISONED - 2]
     assert len(set(sums)) == STEPS - 1
-    shutil.rmtree(run.paths.checkpoint(STEPS, 1))  # as if it had been killed before that one
+    shutil.rmtree(run.paths.checkpoint(STEPS, 1))  # like a kill before that checkpoint
     again = run.train(max_steps=STEPS, ranks=2, attempt=2, **options)
     assert [line["attempt"] for line in again] == [1, 1, 2, 2]
     assert [line["param_checksum"] for line in again] == sums

@@ -1,4 +1,4 @@
-"""Steps of a live run of two ranks computed again by two ranks, and a fork of it that goes on as the run did."""
+"""Steps of a live run of two ranks, replayed by two ranks, and a fork that continues like the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXACT = ("loss", "grad_norm", "entropy", "param_checksum")
 
 @pytest.fixture
 def live(make_run: Callable[[str], Run]) -> Run:
-    """A run of six steps with two ranks and an orchestrator, whose metrics are written as an orchestrator does."""
+    """Run six steps with two ranks and an orchestrator, and write metrics like an orchestrator."""
     run = make_run("live")
     group = run.start(attempt=1, ranks=2, name="live")
     orchestrator = Orchestrator(run, 1)
@@ -44,7 +44,7 @@ def live(make_run: Callable[[str], Run]) -> Run:
 
 @pytest.fixture
 def ranks(live: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ranks of a replay are forked like those of a run, for their imports take seconds."""
+    """Fork the ranks of a replay like those of a run, because their imports take seconds."""
 
     def start(config: TrainerConfig, file: Path, job: Job) -> None:
         shared = {
@@ -67,7 +67,7 @@ def content(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("ranks")
-def test_steps_of_two_ranks_again_and_a_fork_goes_on_as_the_run(
+def test_replayed_steps_are_equal_and_fork_continues(
     live: Run, make_run: Callable[[str], Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(live.paths.root)
@@ -99,7 +99,7 @@ def test_steps_of_two_ranks_again_and_a_fork_goes_on_as_the_run(
 
 
 def goes_on(live: Run, forked: Run) -> None:
-    """The fork trains on the batches of the run, and has its metrics."""
+    """Train the fork on the batches of the run and compare the metrics."""
     group = forked.start(attempt=2, ranks=2, name="live-4")
     orchestrator = Orchestrator(forked, 2)
     orchestrator.wait_for("published", 4)
@@ -117,7 +117,7 @@ def goes_on(live: Run, forked: Run) -> None:
 
 
 def described(run: Run) -> dict[str, Any]:
-    """A manifest of the run."""
+    """Return a manifest of the run."""
     return {
         "apiVersion": "rlrun.io/v1alpha1",
         "kind": "RLRun",

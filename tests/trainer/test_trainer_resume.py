@@ -1,4 +1,4 @@
-"""Kill and go on: bit for bit the uninterrupted run; damage falls back; another world size continues."""
+"""Kills and resumes: bitwise equal to the uninterrupted run, fallback after damage, and other world sizes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.trainer.conftest import SHORT, Orchestrator
 EXACT = ("loss", "grad_norm", "entropy", "param_checksum", "skipped_steps")
 
 
-def test_a_killed_run_goes_on_bit_for_bit(
-    make_run: Callable[[str], Any], uninterrupted: list[dict[str, float]]
-) -> None:
+def test_killed_run_resumes_bit_for_bit(make_run: Callable[[str], Any], uninterrupted: list[dict[str, float]]) -> None:
     run = make_run("killed")
     first = run.start(attempt=1, ranks=2, **SHORT)
     orchestrator = Orchestrator(run, 1)
@@ -47,9 +45,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.full
-def test_damage_falls_back_and_one_rank_continues_what_two_began(
-    make_run: Callable[[str], Any], recorded: Path
-) -> None:
+def test_damaged_checkpoint_falls_back_with_one_rank(make_run: Callable[[str], Any], recorded: Path) -> None:
     run = make_run("run")
     expected = run.train(attempt=1, ranks=2, replay=recorded)
     assert [c.step for c in complete_checkpoints(run.paths)] == [2, 4, 6]
@@ -68,10 +64,8 @@ def test_damage_falls_back_and_one_rank_continues_what_two_began(
 
 
 @pytest.mark.full
-def test_a_run_of_four_ranks_goes_on_with_two_and_with_four_again(
-    make_run: Callable[[str], Any], recorded: Path
-) -> None:
-    """As an elastic trainer does (`trainer.elastic`): the tolerance is that of the parallelism page."""
+def test_elastic_run_continues_with_two_and_four_ranks(make_run: Callable[[str], Any], recorded: Path) -> None:
+    """An elastic trainer (`trainer.elastic`) does the same; the tolerance is that of the parallelism page."""
     expected = make_run("uninterrupted").train(ranks=1, replay=recorded)
     run = make_run("run")
     for attempt, (ranks, last) in enumerate(((4, 2), (2, 4), (4, 6)), 1):

@@ -1,4 +1,4 @@
-"""Several runs in one trainer: each is bit for bit the run that it is alone, whatever the others do."""
+"""Several runs in one trainer, each bitwise equal to the same run in a separate trainer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OWN = "a-key-of-the-guest"
 
 
 class Guest:
-    """A run that wants to be trained in the host's trainer."""
+    """Run that requests a slot in the host's trainer."""
 
     def __init__(self, host: Run, run: Run, attempt: int = 1, **options: Any) -> None:
         self.host, self.run, self.attempt = host.paths, run, attempt
@@ -69,7 +69,7 @@ class Guest:
         )
 
     def state(self, *wanted: str) -> SharedState:
-        """What the trainer answered, once it is one of these."""
+        """Wait until the trainer's answer is one of these states and return it."""
 
         def answer() -> SharedState | None:
             found = shared_trainer_files.read_state(self.host, self.name, self.attempt)
@@ -92,7 +92,7 @@ class Guest:
 def alone(
     tmp_path_factory: pytest.TempPathFactory, model: Path, zygote: Zygote, recorded: Path
 ) -> Callable[[str, int], list[dict[str, float]]]:
-    """The metrics of the host's or the guest's run, trained in a trainer of its own on so many ranks."""
+    """Return the metrics of the host's or the guest's run, trained in a separate trainer on `ranks` ranks."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
 
     def metrics(name: str, ranks: int) -> list[dict[str, float]]:
@@ -117,7 +117,7 @@ def end(orchestrator: Orchestrator) -> None:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_two_runs_are_each_as_alone(
+def test_two_shared_runs_equal_separate_runs(
     make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]], ranks: int
 ) -> None:
     run, other = make_run("host"), make_run("guest")
@@ -132,13 +132,13 @@ def test_two_runs_are_each_as_alone(
     assert late.state("Waiting").reason == "all slots are taken: host, guest"
     theirs = {}
     for step in (1, 2, 3):
-        theirs_orchestrator.send_batch(step)  # both are there: they take turns
+        theirs_orchestrator.send_batch(step)  # both runs are present and take turns
         mine[step + 1] = host.step(step + 1)
         theirs[step] = theirs_orchestrator.wait_for("trained", step).metrics
         if step % 2 == 0:
             theirs_orchestrator.complete_checkpoint(step)
     end(host)
-    theirs[STEPS] = theirs_orchestrator.step(STEPS)  # the host's run is over, its trainer is not
+    theirs[STEPS] = theirs_orchestrator.step(STEPS)  # the host's run has ended, but its trainer continues
     end(theirs_orchestrator)
     left = guest.state("Left")
     assert (left.step, left.exit_code) == (STEPS, exit_codes.OK)
@@ -156,7 +156,7 @@ def test_two_runs_are_each_as_alone(
 
 
 def fail_with_nan(guest: Guest) -> None:
-    """Samples that their writer did not check, with the checksums of a batch without damage."""
+    """Send samples that their writer did not check, with the checksums of an undamaged batch."""
     path = guest.run.paths.batch(1, 1)
     write_batch(path, make_batch(1, 1))
     columns = load_file(path / "samples.safetensors")
@@ -170,7 +170,7 @@ def fail_with_nan(guest: Guest) -> None:
 
 
 def overflow(guest: Guest) -> None:
-    """Finite numbers whose gradient is not finite."""
+    """Send finite numbers whose gradient is not finite."""
     batch = make_batch(1, 1)
     huge = tuple(replace(s, advantages=np.where(s.loss_mask, 3e38, 0).astype(np.float32)) for s in batch.samples)
     path = guest.run.paths.batch(1, 1)
@@ -179,13 +179,13 @@ def overflow(guest: Guest) -> None:
 
 
 def wait_for_threads(pid: int, expected: Counter[str]) -> None:
-    """Wait until a rank has no more Gloo threads than expected: each guest has a process group of its own, for checkpoints."""
+    """Wait until a rank has at most the expected Gloo threads: each guest has a process group for checkpoints."""
     wait_for(lambda: gloo_threads(pid) <= expected, f"{dict(expected)} threads", state=lambda: gloo_threads(pid))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_bad_run_changes_no_bit_of_another(
+def test_failing_run_changes_no_bit_of_another(
     make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]], ranks: int
 ) -> None:
     run = make_run("host")
@@ -203,7 +203,8 @@ def test_a_bad_run_changes_no_bit_of_another(
     assert "advantages contains a value that is not finite" in failed.reason
     mine[2] = host.step(2)
 
-    # The exception comes after a forward pass and half of the micro-batches, with weights gathered and gradients added up.
+    # The exception occurs after a forward pass and half of the micro-batches, with gathered weights and accumulated
+    # gradients.
     raising = AlgorithmConfig(loss=LossConfig(name="raising_loss:raises_on_the_second_row"))
     thrower = Guest(run, make_run("thrower"), **GUEST | {"name": "thrower", "algorithm": raising})
     thrower.join().send_batch(1)
@@ -230,11 +231,11 @@ def test_a_bad_run_changes_no_bit_of_another(
 
 
 @pytest.mark.full
-def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests(
+def test_exception_on_one_rank_ends_trainer_and_blames_guest(
     make_run: Callable[[str], Run],
 ) -> None:
     run, other = make_run("host"), make_run("thrower")
-    group = run.start(ranks=2, meeting_seconds=8.0, **HOST)  # the ranks connect within it, too
+    group = run.start(ranks=2, meeting_seconds=8.0, **HOST)  # the ranks also connect within this time
     host = Orchestrator(run, 1)
     host.wait_for("published", 0)
     host.step(1)
@@ -248,7 +249,7 @@ def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests
 
 
 @pytest.mark.full
-def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_path: Path) -> None:
+def test_incompatible_runs_are_refused_with_the_reason(make_run: Callable[[str], Run], tmp_path: Path) -> None:
     run = make_run("host")
     group = run.start(**HOST)
     host = Orchestrator(run, 1)
@@ -267,13 +268,13 @@ def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_
     wrong = Guest(run, make_run("wrong"), **GUEST | {"name": "wrong", "algorithm": unknown})
     wrong.ask()
     assert "algorithm.loss" in wrong.state("Refused").reason
-    host.step(1)  # nobody was disturbed
+    host.step(1)  # no run was disturbed
     group.kill(signal.SIGTERM)
     group.wait()
 
 
 @pytest.mark.full
-def test_after_a_kill_both_go_on_bit_for_bit(
+def test_killed_shared_runs_resume_bit_for_bit(
     make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]]
 ) -> None:
     run, other = make_run("host"), make_run("guest")
@@ -296,7 +297,7 @@ def test_after_a_kill_both_go_on_bit_for_bit(
     assert read_attempt(other.paths.attempt_file(2)).base_step == 2
     mine |= {step: host.step(step) for step in (3,)}
     theirs |= {step: theirs_orchestrator.step(step) for step in (3,)}
-    # It asks again before its trainer has ended: what the attempt before has not saved is trained again.
+    # The guest requests a slot before its trainer has ended: unsaved steps of the previous attempt are trained again.
     guest = Guest(run, other, attempt=3, **GUEST)
     theirs_orchestrator = guest.join()
     assert read_attempt(other.paths.attempt_file(3)).base_step == 2
@@ -310,7 +311,7 @@ def test_after_a_kill_both_go_on_bit_for_bit(
 
 
 @pytest.mark.full
-def test_sigterm_saves_the_last_step_of_every_run(make_run: Callable[[str], Run]) -> None:
+def test_sigterm_saves_last_step_of_every_run(make_run: Callable[[str], Run]) -> None:
     run, other = make_run("host"), make_run("guest")
     group = run.start(checkpoint={"grace_period_seconds": 60}, **HOST)
     host = Orchestrator(run, 1)

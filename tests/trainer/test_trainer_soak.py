@@ -1,4 +1,4 @@
-"""The soak in small: its runs end well, and it tells of one that does not."""
+"""Small soak test: its runs succeed, and it reports a failing one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashe
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_short_run_ends_well(tmp_path: Path, model: Path, zygote: Zygote, size: int) -> None:
+def test_short_soak_run_succeeds(tmp_path: Path, model: Path, zygote: Zygote, size: int) -> None:
     outcome = play(Variant(size, 4, 0.0001, save_async=True), tmp_path / "run", model, zygote)
     assert not outcome.failed, outcome.told
 
 
-def test_a_crash_is_found_and_told_with_its_last_frames(tmp_path: Path, model: Path, zygote: Zygote) -> None:
+def test_soak_reports_crash_with_its_last_frames(tmp_path: Path, model: Path, zygote: Zygote) -> None:
     variant = Variant(2, 4, 0.005, save_async=True, options={"algorithm": CRASHES, "micro_batch_tokens": 32})
     outcome = play(variant, tmp_path / "run", model, zygote)
     assert outcome.codes[1] == -signal.SIGSEGV
@@ -30,7 +30,7 @@ def test_a_crash_is_found_and_told_with_its_last_frames(tmp_path: Path, model: P
     assert "in crashes_on_rank_1" in outcome.told
 
 
-def test_runs_differ_and_are_the_same_for_a_seed() -> None:
+def test_soak_variants_are_reproducible_by_seed() -> None:
     one = list(variants(40, 10, 1))
     assert one == list(variants(40, 10, 1)) != list(variants(40, 10, 2))
     assert {variant.ranks for variant in one} == {2, 4}

@@ -1,4 +1,6 @@
-"""SIGTERM in any phase of a step: a quick end with a complete checkpoint of the last finished step; the run goes on bit for bit."""
+"""SIGTERM in any phase of a step: a quick end with a complete checkpoint of the last finished step, and a bitwise
+equal resume.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ LAST = 4
         pytest.param("waiting_for_batch", 4, [1], {}, 3, marks=pytest.mark.full),
         ("training", 4, [0], {}, 3),
         pytest.param("publishing", 3, [0, 1], {}, 3, marks=pytest.mark.full),
-        # The write that started in this phase continues next to the request.
+        # The write that started in this phase continues during the next step.
         pytest.param("saving", 2, [1], {}, 2, marks=pytest.mark.full),
         pytest.param("saving", 4, [0, 1], {"save_async": False}, 4, marks=pytest.mark.full),
     ],
 )
-def test_every_phase(
+def test_sigterm_in_any_phase_saves_the_last_step(
     make_run: Callable[[str], Any],
     recorded: Path,
     uninterrupted: list[dict[str, float]],
@@ -71,7 +73,7 @@ def test_every_phase(
 
 
 @pytest.mark.full
-def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Callable[[str], Any]) -> None:
+def test_trainer_and_orchestrator_complete_the_final_checkpoint(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
     file = run.write_config(ranks=2, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
     config = RunConfig.model_validate_json(file.read_text()).trainer
@@ -83,7 +85,7 @@ def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Cal
         orchestrator.wait_for("published", 0)
         for step in (1, 2, 3):
             orchestrator.step(step)
-        process.send_signal(signal.SIGTERM)  # to torchrun alone, as a pod or a launcher does
+        process.send_signal(signal.SIGTERM)  # only to torchrun, like a pod or a launcher
         orchestrator.complete_checkpoint(3)
         output, _ = finish(process)
     finally:
@@ -94,13 +96,13 @@ def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Cal
 
 
 @pytest.mark.full
-def test_an_orchestrator_that_is_gone_is_not_waited_for(make_run: Callable[[str], Any]) -> None:
+def test_missing_orchestrator_does_not_delay_the_end(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
     group = run.start(ranks=1, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
     orchestrator = Orchestrator(run, 1)
     orchestrator.wait_for("published", 0)
     orchestrator.step(1)
     group.kill(signal.SIGTERM)
-    assert group.wait() == [STOPPED], group.text()  # long before the grace period is over
+    assert group.wait() == [STOPPED], group.text()  # long before the end of the grace period
     assert "stopped by SIGTERM after step 1, without a complete checkpoint of it" in group.text()
     assert complete_checkpoints(run.paths) == []

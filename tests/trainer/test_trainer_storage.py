@@ -1,4 +1,4 @@
-"""A real volume that is full, under real ranks."""
+"""Full volume under real ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 
 def state(orchestrator: Orchestrator, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What the trainer says of itself, once it is what is wanted."""
+    """Wait until the trainer's state fulfills `wanted` and return it."""
     found: dict[str, Any] = {}
 
     def is_wanted() -> bool:
@@ -32,13 +32,11 @@ def state(orchestrator: Orchestrator, wanted: Callable[[dict[str, Any]], bool]) 
     return found
 
 
-def words(found: dict[str, Any]) -> str:
+def storage_text(found: dict[str, Any]) -> str:
     return str((found["storage"] or {}).get("text", ""))
 
 
-def test_told_to_stop_on_a_full_volume_the_trainer_ends_soon_and_says_that_a_step_is_not_saved(
-    make_run: Callable[[str], Run], tmp_path: Path
-) -> None:
+def test_sigterm_on_full_volume_ends_without_new_checkpoint(make_run: Callable[[str], Run], tmp_path: Path) -> None:
     with small_volume(tmp_path / "volume", "32m") as volume:
         run = make_run("unused")
         run.paths, run.logs = type(run.paths)(volume.root / "run"), tmp_path
@@ -50,7 +48,7 @@ def test_told_to_stop_on_a_full_volume_the_trainer_ends_soon_and_says_that_a_ste
         write_batch(run.paths.batch(3, 1), make_batch(3, 1))
         volume.fill()
         orchestrator.call("POST", protocol.BATCHES, {"step": 3, "path": str(run.paths.batch(3, 1))})
-        state(orchestrator, lambda found: "; cannot publish the weights of step 3 since " in words(found))
+        state(orchestrator, lambda found: "; cannot publish the weights of step 3 since " in storage_text(found))
         group.kill(15)
         assert group.wait() == [143, 143], group.text()
         said = "stopped by SIGTERM after step 3, without a complete checkpoint of it: the volume is full: "

@@ -1,4 +1,4 @@
-"""Versions from the memory of real ranks to engines' servers in this process, over the trainer's channel and gloo."""
+"""Versions from the memory of real ranks to engine servers in this process, over the trainer's channel and gloo."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlrun.inference.weights.receive import Receiver, RefusedError, Staging
 from tests.trainer.conftest import KEY, Orchestrator, Run
 
 BUCKET_BYTES = 4096
-"""Makes some twenty buckets of the tiny model."""
+"""Bucket size that gives about twenty buckets of the tiny model."""
 MakeRun = Callable[[str], Run]
 
 
 @pytest.fixture
 def receivers(tmp_path: Path) -> Iterator[list[Receiver]]:
-    """Two engines' servers, without their engines."""
+    """Create the servers of two engines without the engines."""
     memory = tmp_path / "memory"
     memory.mkdir()
     made = [Receiver(api_key=KEY, expected=None, make_fetch=Fetching, staging=Staging(memory)) for _ in range(2)]
@@ -38,7 +38,7 @@ def receivers(tmp_path: Path) -> Iterator[list[Receiver]]:
 
 
 def fetch(receivers: list[Receiver], run: Run, version: int) -> list[Path | BaseException]:
-    """What each gets, or why it gets nothing."""
+    """Return the folder that each receiver gets, or its error."""
 
     async def all_of_them() -> list[Path | BaseException]:
         url = f"http://127.0.0.1:{run.port}"
@@ -61,7 +61,7 @@ def start(
     transport: Literal["Filesystem", "NCCL"] = "NCCL",
     **options: Any,
 ) -> Orchestrator:
-    """Begin; with `deltas` in `options` versions of small steps in bfloat16 are sent as what differs."""
+    """Start the ranks; `deltas` in `options` enables differences between bfloat16 versions of small steps."""
     if "deltas" in options:
         options |= {"dtype": "bfloat16", "optimizer": OptimizerConfig(lr=1e-6)}
     sync = WeightSyncConfig(transport=transport, deltas=options.pop("deltas", "Never"))
@@ -73,7 +73,7 @@ def start(
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_what_engines_receive_is_what_is_written(ranks: int, make_run: MakeRun, receivers: list[Receiver]) -> None:
+def test_received_version_equals_written_version(ranks: int, make_run: MakeRun, receivers: list[Receiver]) -> None:
     run = make_run("sent")
     orchestrator = start(run, ranks)
     for step in (1, 2):
@@ -104,15 +104,13 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
 
 
 def bytes_of(run: Run, orchestrator: Orchestrator, step: int) -> tuple[float, float]:
-    """Bytes that the trainer's metrics of a step have of a version: as sent, and whole."""
+    """Return the bytes of a version in the trainer's metrics of a step: as sent, and as a whole."""
     metrics = orchestrator.wait_for("trained", step).metrics
     return metrics["weights/sent_bytes"], metrics["weights/bytes"]
 
 
 @pytest.mark.full
-def test_what_differs_is_sent_and_the_versions_are_what_is_written(
-    make_run: MakeRun, receivers: list[Receiver]
-) -> None:
+def test_sent_differences_give_the_written_versions(make_run: MakeRun, receivers: list[Receiver]) -> None:
     run = make_run("sent")
     orchestrator = start(run, 2, deltas="Auto")
     for step in range(5):
@@ -125,14 +123,14 @@ def test_what_differs_is_sent_and_the_versions_are_what_is_written(
         if step % 2 == 0 and step:
             assert version.path is not None, "this step has a checkpoint"
             assert all(same(tensors(Path(str(folder))), tensors(Path(version.path))) for folder in folders)
-    sent, whole = bytes_of(run, orchestrator, 4)  # of version 3
+    sent, whole = bytes_of(run, orchestrator, 4)  # version 3
     assert 0 < sent < 0.3 * whole
     said = {int(number) for number in re.findall(r"version (\d) goes to .* sent as \d+ of", run.groups[-1].text())}
     assert said == {1, 2, 3, 4}
 
 
 @pytest.mark.full
-def test_what_differs_is_written_and_engines_put_the_versions_together(make_run: MakeRun, tmp_path: Path) -> None:
+def test_written_differences_are_rebuilt_by_engines(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("written")
     orchestrator = start(run, 2, transport="Filesystem", deltas="Auto", max_steps=5)
     memories = [tmp_path / "steady", tmp_path / "late"]
@@ -151,7 +149,7 @@ def test_what_differs_is_written_and_engines_put_the_versions_together(make_run:
         assert Path(version.path) == run.paths.delta(step, 1)
         folder = steady.make(Path(version.path))
         versions[step] = {name: tensor.clone() for name, tensor in tensors(folder).items()}
-        if step % 2 == 0:  # with a checkpoint
+        if step % 2 == 0:  # step with a checkpoint
             assert same(versions[step], tensors(run.paths.version(step, 1)))
     sent, whole = bytes_of(run, orchestrator, 4)
     assert sent == sum(path.stat().st_size for path in run.paths.delta(4, 1).glob("*.bin")) < 0.3 * whole
@@ -161,7 +159,7 @@ def test_what_differs_is_written_and_engines_put_the_versions_together(make_run:
 
 
 @pytest.mark.full
-def test_adapters_are_whole(make_run: MakeRun) -> None:
+def test_adapters_are_published_whole(make_run: MakeRun) -> None:
     run = make_run("adapters")
     lora = LoRAConfig(rank=4)
     orchestrator = start(run, 1, transport="Filesystem", deltas="Auto", lora=lora)
@@ -172,7 +170,7 @@ def test_adapters_are_whole(make_run: MakeRun) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_that_dies_on_the_way_leaves_no_part_of_a_version(make_run: MakeRun, receivers: list[Receiver]) -> None:
+def test_rank_killed_while_sending_leaves_no_partial_version(make_run: MakeRun, receivers: list[Receiver]) -> None:
     run = make_run("killed")
     orchestrator = start(run, 2, {"TEST_DIE_SENDING": "1"})
     assert all(isinstance(folder, Path) for folder in fetch(receivers, run, 0))

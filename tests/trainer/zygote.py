@@ -1,14 +1,14 @@
-"""Forks ranks of the trainer from a process that has imported everything already, so that a test's group starts in a moment.
+"""Process that has imported the trainer and forks ranks from it, so that a test's group starts quickly.
 
-One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], "log": path, "module": name}`: the process calls
-`main(arguments)` of the module. Answers on stdout: `{"pid": p}`, and `{"pid": p, "code": c}` when one ends (negative: the signal that
-ended it). Ends, with its ranks, when stdin does.
+Each line of stdin is a JSON request: `{"environment": {...}, "arguments": [...], "log": path, "module": name}` calls
+`main(arguments)` of the module. Answers on stdout: `{"pid": p}`, and `{"pid": p, "code": c}` when a rank ends
+(negative: its signal). The process and its ranks end with stdin.
 
-A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step; with
-`TEST_KILL_IN=<phase>:<step>:<milliseconds>` it gets SIGKILL so long after that. `TEST_MEETING_SECONDS` is how long ranks wait for each
-other after an exception, `TEST_SWITCH_SECONDS` how long a thread may keep others from going on.
-`TEST_BUCKET_BYTES` bounds the buckets that weights travel in, and has each root say what it holds; with `TEST_DIE_SENDING=<version>` a
-rank gets SIGKILL when it has sent the first of its buckets of that version.
+A rank with `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step; with
+`TEST_KILL_IN=<phase>:<step>:<milliseconds>` it gets SIGKILL that long afterwards. `TEST_MEETING_SECONDS` limits how
+long ranks wait for each other after an exception, and `TEST_SWITCH_SECONDS` how long a thread may block others.
+`TEST_BUCKET_BYTES` bounds the buckets of weights and makes each root report its content; with
+`TEST_DIE_SENDING=<version>` a rank gets SIGKILL after it has sent its first bucket of that version.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def start(request: dict[str, Any]) -> int:
 
 
 def signal_in(phase: str, step: str) -> None:
-    """Send SIGTERM to this rank, once, as soon as it is in `phase` of `step`."""
+    """Send SIGTERM to this rank once, when it enters `phase` of `step`."""
     enter, sent = Run.phase, []
 
     def entered(self: Run, now: str) -> None:
@@ -77,7 +77,7 @@ def signal_in(phase: str, step: str) -> None:
 
 
 def kill_in(phase: str, step: str, milliseconds: str) -> None:
-    """Kill this rank so long after it entered `phase` of `step`, and before it gets further than the step after that."""
+    """Kill this rank `milliseconds` after it entered `phase` of `step`, and at the latest at the end of the next step."""
     enter, timer = Run.phase, threading.Timer(int(milliseconds) / 1000, os.kill, (os.getpid(), signal.SIGKILL))
 
     def entered(self: Run, now: str) -> None:
@@ -91,7 +91,7 @@ def kill_in(phase: str, step: str, milliseconds: str) -> None:
 
 
 def say_what_is_held() -> None:
-    """Print `root R holds N bytes of version V`, each time."""
+    """Print `root R holds N bytes of version V` for each version."""
     hold = senders.RootSender.hold
 
     def held(self: senders.RootSender, version: int, buckets: Mapping[int, Any]) -> None:
@@ -118,12 +118,12 @@ def die_sending(version: int) -> None:
 
 
 def step_of(slot: Run, phase: str) -> int:
-    """A step is counted once it is trained: the phases before that belong to the next one."""
+    """Return the step of a phase: a step counts after its training, so earlier phases belong to the next step."""
     return slot.progress.step + (phase in ("waiting_for_batch", "training"))
 
 
 def main() -> None:
-    gc.freeze()  # no rank looks through what was imported, nor copies it by that
+    gc.freeze()  # otherwise each rank's garbage collector would visit and copy the imported objects
     print(json.dumps({"ready": True}), flush=True)
     serve(start, lambda answer: print(json.dumps(answer), flush=True))
 

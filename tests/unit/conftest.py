@@ -1,6 +1,6 @@
-"""Keep unit tests pure: no process, no other machine, no torch, and little time.
+"""Purity guard of the unit tests: no process, no network, no torch, little time.
 
-What needs more than that belongs into `tests/processes`, `tests/tensors` or `tests/thorough`.
+Tests that need more belong to `tests/processes`, `tests/tensors` or `tests/thorough`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 import pytest
 
 SECONDS = 20.0
-"""CPU time of one test. Meant is a tenth of a second; on a busy machine the slowest takes two."""
+"""Maximum CPU time of one test. The intended time is 0.1 s; on a busy machine the slowest test takes 2 s."""
 PROCESSES = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-"""Audit events of whatever starts a process."""
+"""Audit events of all functions that start a process."""
 TENSORS = frozenset({"torch", "transformers", "vllm"})
 """Packages that take seconds to import."""
 HERE = Path(__file__).parent
 
 
 class Guard:
-    """Refuses, where it is on, what a unit test may not do, and keeps what was refused: the code under test may swallow the error."""
+    """Audit hook that refuses forbidden actions while it is active, and records them, because the tested code may catch the error."""
 
     def __init__(self) -> None:
         self.on = False
         self.refused: list[str] = []
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Audit hook of this interpreter (PEP 578).
+        """Check one audit event of this interpreter (PEP 578).
 
         Raises:
-            RuntimeError: a unit test does what belongs into another tier.
+            RuntimeError: the action belongs to another tier of tests.
         """
         if self.on and (what := impure(event, arguments)) is not None:
             self.refused.append(what)
@@ -42,7 +42,7 @@ class Guard:
 
     @contextmanager
     def watching(self) -> Iterator[list[str]]:
-        """Be on for as long, with a list of what is refused meanwhile."""
+        """Activate the guard and yield the list of refused actions."""
         before, self.on, self.refused = (self.on, self.refused), True, []
         try:
             yield self.refused
@@ -51,7 +51,7 @@ class Guard:
 
 
 def impure(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Name of an action that a unit test may not take, by audit event; None: it may."""
+    """Return the name of a forbidden action by audit event, or None if the action is allowed."""
     if event in PROCESSES:
         return f"starts a process ({event})"
     if event == "import" and arguments[0] in TENSORS:
@@ -62,7 +62,7 @@ def impure(event: str, arguments: tuple[Any, ...]) -> str | None:
 
 
 def _own(address: object) -> bool:
-    """True if only this process can listen there: no test starts another. A path is that of a socket in a test's own folder."""
+    """Return whether only this process can listen at the address. A path is a socket in a test's own folder."""
     return not isinstance(address, tuple) or str(address[0]).startswith(("127.", "::1", "localhost"))
 
 
@@ -81,7 +81,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Fail a test that was refused something, or that computes for too long."""
+    """Fail a test that attempted a refused action or exceeded its CPU time."""
     began = time.process_time()
     with guard.watching() as refused:
         result = yield

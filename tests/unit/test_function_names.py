@@ -1,4 +1,4 @@
-"""Functions of the product are named by verb and object (decision 142)."""
+"""Function names of the product consist of verb and object (decision 142)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PACKAGES = ("operator/rlrun_operator", "workloads/rlrun")
 FORBIDDEN = frozenset(
     {"again", "begun", "found", "made", "meant", "noted", "of", "one", "own", "place", "said", "told", "whole", "words"}
 )
-"""Names that have one meaning in each module."""
+"""Names with one meaning in each module."""
 MOST_ONE_WORD_NAMES = 0.37
-"""Largest share of names of one word among functions and methods. The goal is 0.30: lower it with each pass of renames."""
+"""Maximum share of one-word names among functions and methods. The goal is 0.30: lower the value with each pass of renames."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -24,7 +24,7 @@ def read_modules() -> Iterator[tuple[Path, ast.Module]]:
             yield file.relative_to(ROOT), ast.parse(file.read_text())
 
 
-def test_module_level_function_has_a_telling_name() -> None:
+def test_module_level_function_has_descriptive_name() -> None:
     found = [
         f"{file}: {node.name}"
         for file, module in read_modules()

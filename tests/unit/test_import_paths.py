@@ -1,4 +1,4 @@
-"""A process that a test starts runs the code that the test belongs to, although another checkout may be the one that is installed."""
+"""Processes that tests start run the code of the tests' checkout, even if another checkout is installed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ KEEPS = ("before(", "sys.path", "IMPORT_PATH", "'workloads'", "/workloads:", "pa
 """Part of a value that leads to this checkout's packages."""
 
 NOTHING_OF_OURS = {"support/python_path.py", "cluster/native/components.py", "security/test_environment_variables.py"}
-"""Files that may name the variable: its reader, a program of the tests alone, and a list of names."""
+"""Files that may name the variable: its reader, a program used only by tests, and a list of names."""
 
 
 def replaced(text: str) -> list[str]:
-    """Values of PYTHONPATH in a module that leave out where its code is."""
+    """Return the PYTHONPATH values of a module that omit the folder of its code."""
     return [found["value"] for found in SET.finditer(text) if not any(word in found["value"] for word in KEEPS)]
 
 
-def test_no_test_replaces_the_path_of_the_code_under_test() -> None:
+def test_tests_keep_code_path_in_pythonpath() -> None:
     assert replaced('patch.setenv("PYTHONPATH", str(FOLDER))') == ["str(FOLDER))"]
     assert replaced('environment = {"PYTHONPATH": before(FOLDER)}') == []
     files = [file for file in TESTS.rglob("*.py") if file != Path(__file__)]

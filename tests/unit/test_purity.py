@@ -1,4 +1,4 @@
-"""The rule of unit tests is held: nothing outside of this process, and nothing that takes seconds."""
+"""The purity guard of unit tests refuses actions outside of this process and slow imports."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ FORBIDDEN: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_a_unit_test_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impure_action_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     with guard.watching() as refused, pytest.raises(RuntimeError, match=r"see tests/unit/conftest\.py"):
         FORBIDDEN[what]()
     assert refused == [what]
 
 
-def test_what_was_refused_counts_when_the_code_swallows_the_error() -> None:
+def test_refused_action_counts_if_error_is_caught() -> None:
     with guard.watching() as refused, suppress(RuntimeError):
         os.fork()
     assert refused == ["starts a process (os.fork)"]
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1", 1), ("127.3.2.1", 1), ("::1", 1, 0, 0), "/tmp/x/socket"])
-def test_a_test_may_talk_to_itself(address: object) -> None:
+def test_may_connect_to_itself(address: object) -> None:
     assert impure("socket.connect", (None, address)) is None

@@ -1,4 +1,4 @@
-"""The base of the CPU images where no registry can be reached: a minimal Debian with Python, from the distribution's packages."""
+"""The base of the CPU images without a registry: a minimal Debian with Python, from the distribution's packages."""
 
 import hashlib
 import shlex
@@ -16,7 +16,7 @@ NOT_KEPT = (
     "usr/share/locale",
     "var/log",
 )
-"""Folders that are emptied."""
+"""Folders whose content is deleted."""
 
 
 def base_script(buildah: Sequence[str], reference: str) -> str:
@@ -40,5 +40,5 @@ find {empty} -mindepth 1 -delete
 
 
 def base_key() -> str:
-    """What the base image is made of, as a short hash."""
+    """Return a short hash of the base image's inputs."""
     return hashlib.sha256(base_script(["buildah"], "base").encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""From this checkout to image archives: builds what is missing, forgets what is old."""
+"""Builder of image archives from this checkout: builds missing ones, deletes old ones."""
 
 import shutil
 import tempfile
@@ -17,17 +17,17 @@ ROOT = Path(__file__).resolve().parents[3]
 IMAGES = ("trainer", "inference", "operator", "stub")
 CPU_ARGUMENTS = {"ACCELERATOR": "cpu"}
 KEPT = 2
-"""Archives of an image that stay: the present one and the one before it."""
+"""Number of archives kept for each image: the present one and its predecessor."""
 
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An image that is there.
+    """An existing image.
 
     Attributes:
         name: one of `IMAGES`.
-        reference: what a manifest calls it.
-        archive: the file to load it from, in docker's format; a changed image has another path.
+        reference: its reference in a manifest.
+        archive: archive in docker's format; a changed image has another path.
     """
 
     name: str
@@ -37,7 +37,7 @@ class BuiltImage:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a build needs; made without building."""
+    """Inputs of a build, computed without building."""
 
     image: BuiltImage
     values: Mapping[str, str]
@@ -45,13 +45,13 @@ class Plan:
 
 
 def plan(name: str, base: Mapping[str, str], *, root: Path, archives: Path) -> Plan:
-    """Work out the key of the image that the checkout at `root` gives.
+    """Compute the key of the image that the checkout at `root` gives.
 
     Args:
         base: the build arguments of the base image.
 
     Raises:
-        ClusterError: there is no such image, or a file that it needs is missing.
+        ClusterError: the image is unknown, or a required file is missing.
     """
     dockerfile = root / f"Dockerfile.{name}"
     if not dockerfile.exists():
@@ -70,11 +70,11 @@ def plan(name: str, base: Mapping[str, str], *, root: Path, archives: Path) -> P
 
 
 def build(names: Sequence[str] = IMAGES, *, progress: Progress | None = None) -> dict[str, BuiltImage]:
-    """Build the images that are not there as CPU images, the way the product's users build theirs.
+    """Build the missing images as CPU images, in the same way as users of the product.
 
     Args:
         names: some of `IMAGES`.
-        progress: prints a line per image, and lines about a build that takes long; on standard output by default.
+        progress: printer of a line per image, and of lines about long builds; standard output by default.
 
     Raises:
         ClusterError: no program to build with, or a build failed.
@@ -83,7 +83,7 @@ def build(names: Sequence[str] = IMAGES, *, progress: Progress | None = None) ->
     archives = cache_root() / "images"
     archives.mkdir(parents=True, exist_ok=True)
     with locked("images", waiting=progress.step("images: wait for another process that builds some")):
-        for folder in archives.glob("context-*"):  # of a build that was killed
+        for folder in archives.glob("context-*"):  # remains of a killed build
             shutil.rmtree(folder)
         for unfinished in archives.glob("*.tmp"):
             unfinished.unlink()
@@ -94,7 +94,7 @@ def build(names: Sequence[str] = IMAGES, *, progress: Progress | None = None) ->
 def build_with(
     engine: Engine, names: Sequence[str], *, root: Path, archives: Path, progress: Progress
 ) -> dict[str, BuiltImage]:
-    """`build` with a given engine, checkout and folder of archives."""
+    """Build with a given engine, checkout and folder of archives, as `build` does."""
     plans = [plan(name, engine.base(), root=root, archives=archives) for name in names]
     missing = [each for each in plans if not each.image.archive.exists()]
     if missing:
@@ -105,7 +105,7 @@ def build_with(
         size = each.image.archive.stat().st_size / 1e6
         progress(f"image {each.image.reference} built in {duration(progress.seconds - began)}, {size:.0f} MB")
     for each in plans:
-        each.image.archive.touch()  # the newest stay
+        each.image.archive.touch()  # the newest ones are kept
         _forget_old(engine, each.image)
     return {each.image.name: each.image for each in plans}
 

@@ -1,10 +1,10 @@
-"""Lets torch's CUDA build start on a machine without the CUDA libraries: only for CPU test images.
+"""Stubs with which torch's CUDA build starts on a machine without the CUDA libraries; only for CPU test images.
 
-The package index holds no other build of torch for Linux than the one linked against 2.7 GB of NVIDIA libraries, which a CPU
-never calls but which the dynamic loader wants to see. The CPU images leave those packages out; this script, run once in
-the image's build, writes one small shared library that defines every symbol that only they would have provided, and gives it
-their names. A function of it does nothing and returns 1, an error code in all of these APIs. The CUDA runtime itself (2 MB) stays
-the real one: it tells torch that there is no device, so nothing asks the others.
+The package index has only one build of torch for Linux, which is linked against 2.7 GB of NVIDIA libraries. A CPU never
+calls them, but the dynamic loader requires them. The CPU images leave those packages out. This script runs once in the
+image's build and writes one small shared library that defines every symbol of the missing libraries, under their names.
+Each function does nothing and returns 1, an error code in all of these APIs. The CUDA runtime itself (2 MB) is the real
+one: it reports no device to torch, so nothing calls the others.
 
 Usage: python cuda_stubs.py (with the Python that has torch; standard library only, x86-64 Linux)
 """
@@ -23,7 +23,7 @@ STUB = "libcuda_absent.so"
 PAGE = 0x1000
 WEAK = 2
 DRIVER = "libcuda.so.1"
-"""Comes with a GPU's driver, is in no package, and torch starts without it."""
+"""Library of a GPU's driver, which is in no package, and without which torch starts."""
 DT_NULL, DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 1, 4, 5, 6, 10, 11, 14
 DT_VERSYM, DT_VERDEF, DT_VERDEFNUM = 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD
 SHT_DYNAMIC, SHT_DYNSYM, SHT_VERNEED, SHT_VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
@@ -40,19 +40,19 @@ CODE = bytes.fromhex("b801000000c3")  # mov eax, 1; ret
 
 @dataclass(frozen=True)
 class Library:
-    """What the dynamic loader reads of a shared library."""
+    """Parts of a shared library that the dynamic loader reads."""
 
     needed: frozenset[str]
     defined: frozenset[str]
     undefined: frozenset[Symbol]
-    """What must be found elsewhere; weak symbols need not and are left out."""
+    """Symbols that other libraries must define; weak symbols are left out."""
 
 
 def read_library(file: Path) -> Library:
-    """The dynamic section and symbols of an x86-64 shared library.
+    """Read the dynamic section and symbols of an x86-64 shared library.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is not such a library.
     """
     data = file.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
@@ -83,7 +83,7 @@ def _string(data: bytes, start: int) -> str:
 
 
 def _needed_versions(data: bytes, at: int, length: int, strings: int) -> dict[int, str]:
-    """The version that each mark of a symbol stands for (Linux Standard Base, "Symbol Versioning")."""
+    """Return the version of each mark of a symbol (Linux Standard Base, "Symbol Versioning")."""
     versions = {}
     end = at + length
     while at < end:
@@ -100,9 +100,9 @@ def _needed_versions(data: bytes, at: int, length: int, strings: int) -> dict[in
 
 
 def stub_library(soname: str, symbols: Sequence[Symbol]) -> bytes:
-    """A shared library whose functions `symbols` all do `return 1`.
+    """Return a shared library whose functions `symbols` all do `return 1`.
 
-    It consists of read-only tables, one page of code and the dynamic section, each on pages of its own.
+    It consists of read-only tables, one page of code and the dynamic section, each on separate pages.
     """
     strings = _Strings()
     name_at = strings.add(soname)
@@ -174,7 +174,7 @@ def _headers(tables_end: int, code_at: int, dynamic_at: int, dynamic_length: int
 
 
 def _hash(name: str) -> int:
-    """The hash function of the ELF specification."""
+    """Return the hash of the ELF specification."""
     value = 0
     for byte in name.encode():
         value = (value << 4) + byte
@@ -183,7 +183,7 @@ def _hash(name: str) -> int:
 
 
 def _hash_table(names: Sequence[str]) -> bytes:
-    """The hash table of the ELF specification; symbol 0 is no symbol."""
+    """Return the hash table of the ELF specification; symbol 0 is undefined."""
     heads, chain = [0] * (len(names) // 2 + 1), [0] * (len(names) + 1)
     for index, name in enumerate(names, start=1):
         bucket = _hash(name) % len(heads)
@@ -192,7 +192,7 @@ def _hash_table(names: Sequence[str]) -> bytes:
 
 
 def missing(torch: Path) -> tuple[list[str], list[Symbol]]:
-    """The libraries that torch's own need and nobody has, and the symbols that only those would define."""
+    """Return the missing libraries of torch, and the symbols that only those define."""
     packaged = {file.name: file for file in torch.parent.glob("nvidia/**/lib/*.so*")}
     own = {file.name: file for file in [*torch.glob("lib/*.so*"), *torch.glob("_C.*.so")] if file.name != STUB}
     libraries = {name: read_library(file) for name, file in own.items() if not file.is_symlink()}
@@ -213,7 +213,7 @@ def missing(torch: Path) -> tuple[list[str], list[Symbol]]:
 
 
 def main() -> int:
-    """Write the stub beside torch's libraries; returns the exit code."""
+    """Write the stub next to torch's libraries; return the exit code."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         print("torch is not installed in this Python", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The two programs that build images: docker where it works, else buildah, as root and without a daemon."""
+"""The two programs that build images: docker if it works, else buildah, as root and without a daemon."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from .base import BASE_PACKAGES, base_key, base_script
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 SETTINGS = ("/etc/pip.conf", "/etc/uv/uv.toml")
-"""The machine's settings of package indexes: a build sees them, an image does not keep them."""
+"""Settings of package indexes on this machine: builds use them, images do not contain them."""
 INDEX_ARGUMENTS = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 DOCKER_BASE = "debian:bookworm-slim"
 BUILD_TIMEOUT_S = 3600.0
@@ -33,20 +33,20 @@ class Engine(Protocol):
     """Builds images and saves them."""
 
     def base(self) -> dict[str, str]:
-        """The build arguments that name the base image. Quick: makes nothing."""
+        """Return the build arguments that name the base image, without building it."""
 
     def prepare(self) -> None:
         """Make the base image if it is missing.
 
         Raises:
-            ClusterError: it cannot be had.
+            ClusterError: it is not available.
         """
 
     def build(self, context: Path, reference: str, values: Mapping[str, str], log: Path) -> None:
-        """Build `context/Dockerfile` and call the result `reference`.
+        """Build `context/Dockerfile` as `reference`.
 
         Raises:
-            ClusterError: the build failed; the end of its log is in the message.
+            ClusterError: the build failed; the message has the end of its log.
         """
 
     def save(self, reference: str, archive: Path, log: Path) -> None:
@@ -57,18 +57,18 @@ class Engine(Protocol):
         """
 
     def remove(self, reference: str) -> None:
-        """Forget an image, if it is there."""
+        """Delete an image, if it exists."""
 
 
 def choose(docker_works: Callable[[], bool], progress: Progress) -> Engine:
-    """Docker if it works, else buildah."""
+    """Return docker if it works, else buildah."""
     if docker_works():
         return Docker(progress)
     return Buildah(cache_root() / "buildah", progress)
 
 
 def docker_works() -> bool:
-    """Whether there is a docker that answers and has the base image or can get it."""
+    """Return whether docker answers and has the base image or can pull it."""
     if shutil.which("docker") is None:
         return False
     if subprocess.run(["docker", "info"], capture_output=True, timeout=30).returncode != 0:
@@ -108,17 +108,17 @@ class Docker:
 
 
 class Buildah:
-    """Builds with buildah in a folder of its own. Every call has its own mount namespace, so no mount outlives it."""
+    """Builds with buildah in a separate folder. Every call has its own mount namespace, so no mount survives it."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
-        """Find the programs, install them when that is possible.
+        """Find the programs, and install them if possible.
 
         Args:
-            folder: holds the layers and the caches of builds.
-            progress: receives lines about what is installed and built.
+            folder: folder for layers and build caches.
+            progress: receiver of lines about installations and builds.
 
         Raises:
-            ClusterError: this is not root, or the programs cannot be had.
+            ClusterError: this is not root, or the programs are not available.
         """
         missing = [name for name in ("buildah", "debootstrap") if shutil.which(name, path=SEARCH_PATH) is None]
         if os.geteuid() != 0:
@@ -140,7 +140,9 @@ class Buildah:
 
     def prepare(self) -> None:
         self._share_package_cache()
-        subprocess.run([*self._program, "rm", "--all"], capture_output=True, env=self._environment)  # of a killed build
+        subprocess.run(
+            [*self._program, "rm", "--all"], capture_output=True, env=self._environment
+        )  # remains of a killed build
         reference = self.base()["BASE_IMAGE"]
         if self._has(reference):
             return
@@ -185,7 +187,7 @@ class Buildah:
         return subprocess.run(command, capture_output=True, env=self._environment).returncode == 0
 
     def _share_package_cache(self) -> None:
-        """Let builds use the packages that uv has downloaded on this machine: buildah looks for a cache by its id here."""
+        """Let builds use the packages that uv has downloaded on this machine: buildah finds a cache by its id here."""
         own = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv").resolve()
         own.mkdir(parents=True, exist_ok=True)
         link = self._folder / "tmp" / "buildah-cache" / "rlrun-uv"
@@ -225,7 +227,7 @@ def _run(
     """Run one command of a build.
 
     Args:
-        name: reference of the image, or another name of what is made.
+        name: name of the result, such as the reference of the image.
 
     Raises:
         ClusterError: it failed.

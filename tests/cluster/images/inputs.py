@@ -1,4 +1,5 @@
-"""What the build of an image reads: found in its Dockerfile and `.dockerignore`, hashed into a key, put into a folder of its own."""
+"""The inputs of an image build: found in its Dockerfile and `.dockerignore`, hashed into a key, copied to a separate
+folder."""
 
 import hashlib
 import json
@@ -11,7 +12,8 @@ from pathlib import Path
 
 KEY_LENGTH = 16
 TIMESTAMP = 1577836800
-"""Modification time of every file in a build's folder: builders compare it, and a fresh clone must find the layers of the old one."""
+"""Modification time of every file in a build's folder: builders compare it, and a new clone must find the layers of the
+old one."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Instruction:
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions of a Dockerfile, without comments."""
+    """Return the instructions of a Dockerfile, without comments."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     words = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip()]
@@ -31,16 +33,16 @@ def parse(text: str) -> list[Instruction]:
 
 
 def arguments(instructions: Sequence[Instruction]) -> dict[str, str]:
-    """The build arguments that a Dockerfile takes, with their defaults; "" for none."""
+    """Return the build arguments of a Dockerfile with their defaults; "" for none."""
     pairs = [entry.rest.partition("=") for entry in instructions if entry.name == "ARG"]
     return {name: default.strip('"') for name, _, default in pairs}
 
 
 def copied(instructions: Sequence[Instruction], values: Mapping[str, str]) -> list[str]:
-    """Paths that a Dockerfile copies from the checkout, relative to it.
+    """Return the paths that a Dockerfile copies from the checkout, relative to it.
 
     Args:
-        values: build arguments; where none is given its default counts.
+        values: build arguments; missing ones have their default.
     """
     known = {**arguments(instructions), **values}
     paths = []
@@ -61,7 +63,7 @@ class Ignore:
         self._rules = [(rule.startswith("!"), _pattern(rule.removeprefix("!").strip("/"))) for rule in rules]
 
     def excludes(self, path: str) -> bool:
-        """Whether a build cannot see `path`, a file relative to the checkout."""
+        """Return whether a build cannot see `path`, a file relative to the checkout."""
         parts = path.split("/")
         prefixes = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         excluded = False
@@ -79,10 +81,10 @@ def _pattern(rule: str) -> re.Pattern[str]:
 
 
 def files(root: Path, paths: Sequence[str], ignore: Ignore) -> list[str]:
-    """All files at and below `paths` that a build sees, sorted, relative to `root`.
+    """Return all files at and below `paths` that a build sees, sorted, relative to `root`.
 
     Raises:
-        FileNotFoundError: the build would fail: one of the paths is not there or ignored.
+        FileNotFoundError: one of the paths is missing or ignored, so the build would fail.
     """
     found: set[str] = set()
     for path in paths:
@@ -98,19 +100,19 @@ def files(root: Path, paths: Sequence[str], ignore: Ignore) -> list[str]:
 
 @dataclass(frozen=True)
 class File:
-    """A file as a build gets it: what it holds and whether it may be run."""
+    """Content and executable bit of a file in a build."""
 
     content: bytes
     executable: bool
 
 
 def read(root: Path, names: Sequence[str]) -> dict[str, File]:
-    """Files by name, read once: an edit during a build can neither reach the image nor belie its key."""
+    """Read files by name, once: an edit during a build can neither reach the image nor falsify its key."""
     return {name: File((root / name).read_bytes(), bool((root / name).stat().st_mode & 0o100)) for name in names}
 
 
 def key(values: Mapping[str, str], content: Mapping[str, File]) -> str:
-    """The name of a build's result: a hash over the build arguments and the files, the Dockerfile among them."""
+    """Return the name of a build's result: a hash over the build arguments and the files, the Dockerfile included."""
     digest = hashlib.sha256(json.dumps(sorted(values.items())).encode())
     for name, file in sorted(content.items()):
         digest.update(f"{name} {file.executable} {hashlib.sha256(file.content).hexdigest()}\n".encode())
@@ -118,7 +120,7 @@ def key(values: Mapping[str, str], content: Mapping[str, File]) -> str:
 
 
 def write(content: Mapping[str, File], folder: Path) -> None:
-    """Put a build's files into an empty folder; equal content looks equal there, whatever its times and modes were."""
+    """Write a build's files to an empty folder; equal content gives equal times and modes."""
     for name, file in content.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""A client of the API server in the standard library: enough to bring a cluster up and to watch a collection.
+"""A client of the API server in the standard library, with the requests for starting a cluster and watching a
+collection.
 
-kubectl takes a third of a second of CPU a call; the start of a cluster asks the API server dozens of times.
+kubectl takes a third of a second of CPU per call, and the start of a cluster needs dozens of requests.
 """
 
 import base64
@@ -21,11 +22,12 @@ Json = dict[str, Any]
 
 
 class ApiError(Exception):
-    """The server refused or does not answer."""
+    """The server refused a request or does not answer."""
 
 
 class ApiClient:
-    """Talks to the server of one of our kubeconfigs. Safe to use from several threads: each request has its connection."""
+    """Client of the server of one of our kubeconfigs. It is safe to use from several threads: each request has its own
+    connection."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = json.loads(kubeconfig.read_text())
@@ -33,14 +35,14 @@ class ApiClient:
         self._address = urlsplit(cluster["server"]).netloc
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._context = ssl.create_default_context(cadata=authority)
-        with tempfile.NamedTemporaryFile() as pair:  # ssl takes a key only from a file
+        with tempfile.NamedTemporaryFile() as pair:  # ssl reads a key only from a file
             pair.write(base64.b64decode(user["client-certificate-data"]))
             pair.write(base64.b64decode(user["client-key-data"]))
             pair.flush()
             self._context.load_cert_chain(pair.name)
 
     def request(self, method: str, path: str, body: Json | None = None, *, timeout: float = REQUEST_TIMEOUT_S) -> bytes:
-        """One request.
+        """Send one request.
 
         Returns:
             The body of the answer.
@@ -63,16 +65,16 @@ class ApiClient:
         return content
 
     def get(self, path: str) -> Json:
-        """An object or a list.
+        """Return an object or a list.
 
         Raises:
-            ApiError: as `request`.
+            ApiError: as for `request`.
         """
         result: Json = json.loads(self.request("GET", path))
         return result
 
     def ready(self) -> bool:
-        """Whether the server says that it is ready."""
+        """Return whether the server reports that it is ready."""
         try:
             return self.request("GET", "/readyz", timeout=5.0) == b"ok"
         except ApiError:
@@ -90,10 +92,10 @@ class ApiClient:
             raise ClusterError(f"cannot create {item['kind']} {item['metadata']['name']}: {error}") from None
 
     def watch(self, path: str, version: str) -> Iterator[Json]:
-        """Events of a collection after a resource version, until the server or the connection ends them.
+        """Yield events of a collection after a resource version, until the server or the connection ends them.
 
         Raises:
-            ApiError: the watch could not begin.
+            ApiError: the watch could not start.
         """
         connection = self._connect(WATCH_SECONDS + 60)
         try:

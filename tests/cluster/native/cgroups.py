@@ -1,8 +1,8 @@
 """The cgroups of a cluster: `/rlrun-NAME/MACHINE` in every hierarchy, of version 1, version 2 or both.
 
-A machine's own daemons live in the leaf `init`: version 2 allows no processes beside child groups that have controllers,
-and the kubelet makes the pods' groups next to that leaf. All processes of a cluster are in this tree, which therefore
-says what is alive, finds the first process of each machine, and shows what was left behind.
+A machine's own daemons are in the leaf `init`: version 2 allows no processes next to child groups that have
+controllers, and the kubelet creates the pods' groups next to that leaf. All processes of a cluster are in this tree. So
+the tree lists the live processes, locates the first process of each machine, and shows remains.
 """
 
 import os
@@ -16,12 +16,13 @@ from tests.cluster.progress import wait_until
 ROOT = Path("/sys/fs/cgroup")
 LEAF = "init"
 SHARES = {"cpu.shares": 8192, "cpu.weight": 800}
-"""Of a whole cluster, in versions 1 and 2: as eight processes beside it. With the usual share of one its control plane, kubelets and
-pods together get a tenth of a machine that has nine others to run, and leases are lost that no fault has taken."""
+"""CPU shares of a whole cluster in versions 1 and 2: those of eight processes. With the usual share of one, its control
+plane, kubelets and pods together get a tenth of a machine with nine other busy processes, and Leases expire without a
+fault."""
 
 
 def hierarchies() -> list[Path]:
-    """The root of every mounted hierarchy."""
+    """Return the root of every mounted hierarchy."""
     if (ROOT / "cgroup.procs").exists():
         return [ROOT]
     return [
@@ -30,10 +31,10 @@ def hierarchies() -> list[Path]:
 
 
 def create(path: str) -> list[Path]:
-    """Make the cgroup `path` ("rlrun-demo/n0") with its leaf everywhere.
+    """Create the cgroup `path` ("rlrun-demo/n0") with its leaf in every hierarchy.
 
     Returns:
-        The `cgroup.procs` files of the leaf: writing 0 to each moves the writer there.
+        The `cgroup.procs` files of the leaf: a process that writes 0 to each moves there.
     """
     files = []
     for root in hierarchies():
@@ -51,7 +52,7 @@ def create(path: str) -> list[Path]:
 
 
 def _inherit(folder: Path) -> None:
-    """Give the group what its parent has; an empty cpuset would accept no process."""
+    """Copy the parent's cpuset and controllers to the group; an empty cpuset would accept no process."""
     _inherit_cpuset(folder)
     controllers = folder / "cgroup.controllers"
     if controllers.exists():
@@ -74,7 +75,7 @@ def _inherit_cpuset(folder: Path) -> None:
 
 
 def groups(path: str) -> list[Path]:
-    """Every cgroup of the tree `path`, the deepest first."""
+    """Return every cgroup of the tree `path`, the deepest first."""
     found = []
     for root in hierarchies():
         for folder, _, _ in os.walk(root / path, topdown=False):
@@ -83,20 +84,21 @@ def groups(path: str) -> list[Path]:
 
 
 def processes(path: str) -> set[int]:
-    """The ids of all living processes in the tree `path`; those of zombies are left out."""
+    """Return the ids of all live processes in the tree `path`, without zombies."""
     pids: set[int] = set()
     for group in groups(path):
         try:
             pids |= {int(line) for line in (group / "cgroup.procs").read_text().split()}
-        except OSError:  # the group has just gone
+        except OSError:  # the group has just been removed
             continue
     return {pid for pid in pids if pid > 0 and _alive(pid)}
 
 
 def first_process(path: str, depth: int) -> int | None:
-    """The id of the process in the leaf of `path` that is PID 1 of a namespace nested `depth` deep (rack 1, machine 2).
+    """Return the id of the process in the leaf of `path` that is PID 1 of a namespace nested `depth` deep (rack 1,
+    machine 2).
 
-    Reading it from the kernel each time leaves no file that could name a process of an earlier life.
+    The id is read from the kernel each time, because a file could name a process of an earlier life.
     """
     for root in hierarchies():
         try:
@@ -126,7 +128,7 @@ def _alive(pid: int) -> bool:
 
 
 def set_frozen(path: str, frozen: bool) -> None:
-    """Stop every process of the tree `path` where it is, or let them go on.
+    """Suspend or resume every process of the tree `path`.
 
     Raises:
         ClusterError: it was not done within 60 s.
@@ -149,7 +151,7 @@ def set_frozen(path: str, frozen: bool) -> None:
 
 
 def thaw_all(path: str) -> None:
-    """Thaw every group of the tree: SIGKILL waits for that."""
+    """Thaw every group of the tree, because SIGKILL has no effect before."""
     for group in groups(path):
         for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             if (group / name).exists():
@@ -160,7 +162,7 @@ def remove(path: str, *, timeout: float = 10.0) -> None:
     """Remove the tree `path`; groups stay busy for a moment after their last process.
 
     Raises:
-        ClusterError: a group is still there after `timeout` seconds.
+        ClusterError: a group still exists after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while left := list(_remove_once(path)):
@@ -180,7 +182,7 @@ def _remove_once(path: str) -> Iterator[Path]:
 
 
 def cluster_names() -> set[str]:
-    """Names of the clusters that have cgroups."""
+    """Return the names of clusters that have cgroups."""
     prefix = "rlrun-"
     return {
         folder.name.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""A native cluster that is up: images, faults, commands inside its machines."""
+"""A running native cluster: images, faults, commands in its machines."""
 
 import contextlib
 import os
@@ -27,17 +27,17 @@ IMPORT_TIMEOUT_S = 900.0
 
 
 def first_process(plan: Plan, machine: str) -> int | None:
-    """The host's id of the first process of a machine or of the rack; None while it is off."""
+    """Return the host's id of the first process of a machine or of the rack, or None while it is off."""
     return cgroups.first_process(f"{plan.cgroup}/{machine}", RACK_DEPTH if machine == RACK else MACHINE_DEPTH)
 
 
 def link_name(machine: str) -> str:
-    """The rack's end of a machine's cable."""
+    """Return the name of the rack's end of a machine's cable."""
     return f"v-{machine}"
 
 
 def log_tail(state: State, machine: str, daemon: str, lines: int = 15) -> str:
-    """The last lines that a daemon wrote."""
+    """Return the last lines of a daemon's log."""
     file = state.machine(machine).logs / f"{daemon}.log"
     text = file.read_text(errors="replace").splitlines() if file.exists() else ["(no log)"]
     return "\n".join(text[-lines:])
@@ -52,7 +52,7 @@ class NativeApiServer:
         self._pid_file = self._control / "kube-apiserver.pid"
 
     def stop(self) -> None:
-        """End it: connections are refused until `start`."""
+        """End it; connections are refused until `start`."""
         (self._control / "stopped").write_text("kube-apiserver\n")
         wait_until(lambda: not self._pid_file.exists(), "the API server to end", timeout=120)
 
@@ -63,22 +63,23 @@ class NativeApiServer:
         self._renew_controllers()
 
     def freeze(self) -> None:
-        """Stop it where it is: requests hang until `thaw`."""
+        """Suspend it; requests hang until `thaw`."""
         self._cluster.sh(CONTROL_PLANE, "kill", "-STOP", self._pid_file.read_text())
 
     def thaw(self) -> None:
-        """Let it go on and wait until it is ready."""
+        """Resume it and wait until it is ready."""
         self._cluster.sh(CONTROL_PLANE, "kill", "-CONT", self._pid_file.read_text())
         self._wait_ready()
         self._renew_controllers()
 
     def _renew_controllers(self) -> None:
-        """Elsewhere a long outage costs these their leadership, so that they end and start anew.
+        """Restart the controllers, which lose their leadership and end after a long outage in ordinary clusters.
 
-        Here they are alone and elect nobody: they would wait for up to a minute before they look again.
+        Here each of them runs without replicas and leader election, and would wait for up to a minute before its next
+        request.
         """
         for daemon in CONTROLLERS:
-            with contextlib.suppress(FileNotFoundError):  # it starts anew by itself
+            with contextlib.suppress(FileNotFoundError):  # the machine restarts it
                 self._cluster.sh(CONTROL_PLANE, "kill", (self._control / f"{daemon}.pid").read_text())
 
     def _wait_ready(self) -> None:
@@ -102,7 +103,7 @@ class NativeCluster(Cluster):
         super().__init__(plan.name, self.state.kubeconfig, self.state.bin, plan.nodes)
 
     def down(self) -> None:
-        """Take the cluster down and remove what it left."""
+        """Take the cluster down and remove its files."""
         from .lifecycle import down  # it builds this class
 
         down(self.name, Progress(lambda _: None))
@@ -114,7 +115,7 @@ class NativeCluster(Cluster):
 
     @property
     def audit_log(self) -> Path:
-        """JSON lines, one for each write request that the API server has answered."""
+        """Audit log with one JSON line for each answered write request."""
         return self.state.machine(CONTROL_PLANE).log / "audit.log"
 
     def _damage(self) -> str:
@@ -124,9 +125,9 @@ class NativeCluster(Cluster):
         )
 
     def load_image(self, *archives: Path) -> None:
-        """Import into the golden root, for later clusters, and into every node that is on.
+        """Import into the golden root for later clusters, and into every node that is on.
 
-        A name and archive that the cluster has already costs nothing.
+        A name and archive that the cluster already has costs nothing.
         """
         golden.add(archives, Progress(lambda _: None))
         with ThreadPoolExecutor() as pool:
@@ -147,7 +148,7 @@ class NativeCluster(Cluster):
         return run_in(self._pid(machine), command, timeout=timeout)
 
     def folder_of(self, machine: str, path: str) -> Path:
-        """A folder of a machine's own, as this machine sees it for as long as that one is on."""
+        """Return a folder of a machine as a path of this machine, valid while the machine is on."""
         return Path(f"/proc/{self._pid(machine)}/root{path}")
 
     def _pid(self, machine: str) -> int:
@@ -162,7 +163,7 @@ class NativeCluster(Cluster):
         checked(enter(self._pid(RACK), command, namespaces=["--net"]), shown=command)
 
     def power_off(self, node: str) -> None:
-        """Cut a node's power: every process of it is gone at once."""
+        """Cut a node's power: all its processes end at once."""
         cgroup = f"{self.plan.cgroup}/{node}"
         pid = self._pid(node)
         cgroups.thaw_all(cgroup)
@@ -175,7 +176,7 @@ class NativeCluster(Cluster):
         )
 
     def power_on(self, node: str) -> None:
-        """Start a node that is off; its disk is as it was."""
+        """Start a node that is off; its disk is unchanged."""
         from .lifecycle import start_machine
 
         if first_process(self.plan, node) is not None:
@@ -183,12 +184,12 @@ class NativeCluster(Cluster):
         start_machine(self.plan, self.state, node)
 
     def freeze(self, node: str) -> None:
-        """Stop every process of a node where it is."""
+        """Suspend every process of a node."""
         self._pid(node)
         cgroups.set_frozen(f"{self.plan.cgroup}/{node}", True)
 
     def thaw(self, node: str) -> None:
-        """Let a frozen node go on."""
+        """Resume a frozen node."""
         self._pid(node)
         cgroups.set_frozen(f"{self.plan.cgroup}/{node}", False)
 
@@ -197,11 +198,11 @@ class NativeCluster(Cluster):
         self._on_the_bridge("ip", "link", "set", link_name(node), "down")
 
     def plug(self, node: str) -> None:
-        """Put it back."""
+        """Plug the cable in again."""
         self._on_the_bridge("ip", "link", "set", link_name(node), "up")
 
     def isolate(self, node: str) -> None:
-        """Cut a node off from all isolated nodes; it still reaches the API server. Isolate both to part two nodes."""
+        """Cut a node off from all isolated nodes; it still reaches the API server. Isolate both nodes to separate them."""
         self._on_the_bridge("ip", "link", "set", link_name(node), "type", "bridge_slave", "isolated", "on")
 
     def join(self, node: str) -> None:
@@ -212,7 +213,8 @@ class NativeCluster(Cluster):
 def plug_in(plan: Plan, machine: str, pid: int) -> None:
     """Connect a machine that has just started: a cable from its `eth0` to the rack's bridge.
 
-    A cable of an earlier life goes with its namespace, a little later than its processes: the name may be taken for a moment.
+    A cable of an earlier life disappears with its namespace, a little later than its processes, so the name may still
+    be in use for a moment.
     """
     rack = first_process(plan, RACK)
     if rack is None:

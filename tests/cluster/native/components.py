@@ -1,7 +1,7 @@
 """The daemons of the control plane and of a node: their command lines and configuration files, as values.
 
-Each flag that is not obvious has its reason beside it. Paths are those inside the machine, where /run and /var/lib are
-the machine's own and the cluster's state folder keeps its place.
+Each flag with a hidden reason has a comment. Paths are those inside the machine, where /run and /var/lib are the
+machine's own and the cluster's state folder has the same path as outside.
 """
 
 import json
@@ -16,15 +16,15 @@ from .state import State
 PAUSE_IMAGE = "localhost/rlrun-pause:1"
 CNI_BIN = "/usr/lib/cni"
 REPOSITORY = Path(__file__).resolve().parents[3]
-FAILURE_TOLERATION_S = 5  # how long a pod stays bound to a node that is down; Kubernetes' default is 300
-NODE_GRACE_S = 16  # without a heartbeat for that long a node is down; the default is 50
-FAKE_NODE_GRACE_S = 120  # where no node is real, none dies: kwok renews every 10 s, and later where the machine is busy
+FAILURE_TOLERATION_S = 5  # time for which a pod stays bound to a node that is down; Kubernetes' default is 300
+NODE_GRACE_S = 16  # time without a heartbeat after which a node is down; the default is 50
+FAKE_NODE_GRACE_S = 120  # without real nodes none dies: kwok renews every 10 s, and later on a busy machine
 NODE_STATUS_PERIOD_S = 4
 NODE_LEASE_S = 8
 FAKE_NODE_LEASE_S = 40
 
-# One line for each write request (who, what, which agent): tests and benchmarks count them. Reads, node heartbeats and
-# access reviews are left out.
+# One line for each write request (user, object, user agent), which tests and benchmarks count. Reads, node heartbeats
+# and access reviews are left out.
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -39,7 +39,7 @@ AUDIT_POLICY = {
 
 
 def control_plane(plan: Plan, state: State, bins: Mapping[str, Path], *, kwok: bool) -> tuple[Daemon, ...]:
-    """etcd, API server, controller-manager, scheduler; CoreDNS when there are nodes; kwok for fake nodes."""
+    """Return etcd, API server, controller-manager, scheduler; CoreDNS if there are nodes; kwok for fake nodes."""
     daemons = [_etcd(state, bins), _apiserver(plan, state, bins), *_controllers(plan, state, bins)]
     after = str(state.api_ready)
     if plan.nodes:
@@ -51,7 +51,7 @@ def control_plane(plan: Plan, state: State, bins: Mapping[str, Path], *, kwok: b
                 (
                     str(bins["kwok"]),
                     f"--kubeconfig={state.credentials}/admin.kubeconfig",
-                    "--config=/dev/null",  # the built-in stages, not a file of the user's home
+                    "--config=/dev/null",  # the built-in stages, not a file in the user's home folder
                     "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
                     f"--cidr={plan.fake_pod_range}",
                     f"--node-ip={plan.address(CONTROL_PLANE)}",
@@ -64,7 +64,7 @@ def control_plane(plan: Plan, state: State, bins: Mapping[str, Path], *, kwok: b
 
 
 def control_plane_files(plan: Plan, state: State) -> dict[str, str]:
-    """CoreDNS' configuration and the audit policy."""
+    """Return CoreDNS' configuration and the audit policy."""
     zones = "cluster.local:53 in-addr.arpa:53 ip6.arpa:53"
     bind = f"bind {plan.address(CONTROL_PLANE)}"
     corefile = f"""\
@@ -105,7 +105,7 @@ def _etcd(state: State, bins: Mapping[str, Path]) -> Daemon:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=test={peer}",
-            "--unsafe-no-fsync",  # nobody needs a test cluster's data after a power cut
+            "--unsafe-no-fsync",  # a test cluster's data is not needed after a power cut
         ),
     )
 
@@ -132,7 +132,7 @@ def _apiserver(plan: Plan, state: State, bins: Mapping[str, Path]) -> Daemon:
             f"--kubelet-client-certificate={pki}/kubelet-client.crt",
             f"--kubelet-client-key={pki}/kubelet-client.key",
             f"--kubelet-certificate-authority={pki}/ca.crt",
-            "--kubelet-preferred-address-types=InternalIP",  # nobody resolves the nodes' names
+            "--kubelet-preferred-address-types=InternalIP",  # the nodes' names are never resolved
             f"--default-not-ready-toleration-seconds={FAILURE_TOLERATION_S}",
             f"--default-unreachable-toleration-seconds={FAILURE_TOLERATION_S}",
             "--audit-policy-file=/run/audit-policy.json",
@@ -174,7 +174,7 @@ def _controllers(plan: Plan, state: State, bins: Mapping[str, Path]) -> tuple[Da
 
 
 def node(plan: Plan, state: State, name: str, bins: Mapping[str, Path]) -> tuple[Daemon, ...]:
-    """containerd, kubelet, kube-proxy and the enforcer of network policies."""
+    """Return containerd, kubelet, kube-proxy and the enforcer of network policies."""
     after = str(state.api_ready)
     kubelet = (
         str(bins["kubelet"]),
@@ -199,7 +199,7 @@ def node(plan: Plan, state: State, name: str, bins: Mapping[str, Path]) -> tuple
 
 
 def node_files(plan: Plan, state: State, name: str) -> dict[str, str]:
-    """Configuration of containerd, the pod network, the kubelet and kube-proxy."""
+    """Return the configuration of containerd, the pod network, the kubelet and kube-proxy."""
     return {
         "/run/containerd.toml": containerd_config("/var/lib/containerd", cri=True),
         "/run/cni/10-pods.conflist": json.dumps(_pod_network(plan.pod_subnet(name))),
@@ -210,7 +210,7 @@ def node_files(plan: Plan, state: State, name: str) -> dict[str, str]:
 
 
 def containerd_config(root: str, *, cri: bool) -> str:
-    """containerd's configuration, for a node or (without its Kubernetes part) for importing images."""
+    """Return containerd's configuration for a node, or without its Kubernetes part for imports of images."""
     kinds = ["snapshotter.v1.btrfs", "snapshotter.v1.zfs", "snapshotter.v1.devmapper", "snapshotter.v1.aufs"]
     disabled = [*kinds, "internal.v1.opt", "tracing.processor.v1.otlp", *([] if cri else ["grpc.v1.cri"])]
     head = f"""\
@@ -283,7 +283,7 @@ def _kubelet(plan: Plan, state: State, name: str) -> dict[str, object]:
             "imagefs.available": "0%",
             "imagefs.inodesFree": "0%",
         },
-        "imageGCHighThresholdPercent": 100,  # no registry could give a collected image back
+        "imageGCHighThresholdPercent": 100,  # a collected image could not be pulled again
         "makeIPTablesUtilChains": False,
         "serializeImagePulls": False,
         "nodeStatusUpdateFrequency": f"{NODE_STATUS_PERIOD_S}s",

@@ -1,7 +1,8 @@
-"""Enforces NetworkPolicies on one node: watches pods, namespaces and policies, and writes the node's nftables table.
+"""Enforcement of NetworkPolicies on one node: watches pods, namespaces and policies, and writes the node's nftables
+table.
 
-Run inside the node's namespaces as `python -m tests.cluster.native.enforcer KUBECONFIG POD_RANGE DNS_ADDRESS`. Like most
-network plugins it fails open: a new pod is free until its address is known to the API, some tenths of a second.
+Run inside the node's namespaces as `python -m tests.cluster.native.enforcer KUBECONFIG POD_RANGE DNS_ADDRESS`. Like
+most network plugins it fails open: a new pod is unrestricted until the API has its address, some tenths of a second.
 """
 
 import subprocess
@@ -19,19 +20,19 @@ COLLECTIONS = {
     "namespaces": "/api/v1/namespaces",
     "policies": "/apis/networking.k8s.io/v1/networkpolicies",
 }
-SETTLE_S = 0.02  # events come in bursts: one table for all of a burst
+SETTLE_S = 0.02  # events come in bursts: one table for a whole burst
 RETRY_S = 0.5
 Object = dict[str, Any]
 
 
 def dns_pod(address: str) -> Object:
-    """CoreDNS, a process of the control plane here, as policies name it elsewhere."""
+    """Return CoreDNS, a process of the control plane here, as a pod that policies can select."""
     meta = {"name": "coredns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
     return {"metadata": meta, "spec": {}, "status": {"podIP": address, "phase": "Running"}}
 
 
 class Mirror:
-    """Holds a copy of one collection, kept up to date by a thread of its own; sets `changed` after each event."""
+    """A copy of one collection, updated by a separate thread; sets `changed` after each event."""
 
     def __init__(self, client: ApiClient, path: str, changed: threading.Event) -> None:
         self._client, self._path, self._changed = client, path, changed
@@ -41,7 +42,7 @@ class Mirror:
         threading.Thread(target=self._run, daemon=True).start()
 
     def items(self) -> list[Object]:
-        """All objects, as last seen."""
+        """All objects of the last update."""
         with self._lock:
             return list(self._items.values())
 

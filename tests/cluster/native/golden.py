@@ -1,11 +1,11 @@
-"""The golden containerd root: every image archive is imported and unpacked once, nodes get links to it.
+"""The golden containerd root: every image archive is imported and unpacked once, and nodes link to it.
 
-A node's copy costs 2 MB and some hundredths of a second: copies of the two databases, hard links for the blobs, one symbolic
-link for each unpacked layer. Containers write into layers of their own, so nothing changes what the links lead to.
-An image's name means the archive that was imported last.
+A node's copy costs 2 MB and some hundredths of a second: copies of the two databases, hard links for the blobs, one
+symbolic link for each unpacked layer. Containers write into their own layers, so nothing changes the targets of the
+links. An image's name means the archive that was imported last.
 
-While any cluster exists, an import only adds. The first import that finds none drops the builds that later ones of the same
-repository have followed, and all layers that no image refers to any more.
+While any cluster exists, an import only adds. The first import without clusters removes builds that have a later build
+of the same repository, and all layers without an image.
 """
 
 import json
@@ -35,12 +35,12 @@ LOCK = "golden"
 
 
 def golden_root() -> Path:
-    """The folder of the golden root and of what is known about it."""
+    """Return the folder of the golden root and its records."""
     return cache_root() / "golden"
 
 
 def add(archives: Sequence[Path], progress: Progress) -> None:
-    """Import the archives that are not there, and the pause image.
+    """Import the missing archives and the pause image.
 
     Raises:
         ClusterError: an archive cannot be read, or containerd refuses it.
@@ -64,7 +64,7 @@ def add(archives: Sequence[Path], progress: Progress) -> None:
         collect = not any(clusters_root().glob("*/"))
         requested = {name for _, content in contents for name in content.names}
         drop = [name for name in outdated(table, requested) if name in imported] if collect else []
-        # An import that fails half-way may have dropped names already: the table must not promise them.
+        # An import that fails half-way may have dropped names already, which must not stay in the table.
         _write_table({name: key for name, key in imported.items() if name not in drop})
         _import(Request(collect, drop, [str(archive) for archive, _ in missing]), progress)
         _write_table({name: key for name, key in table.items() if name not in drop})
@@ -73,13 +73,13 @@ def add(archives: Sequence[Path], progress: Progress) -> None:
 
 
 def with_newest(imported: dict[str, str], content: ArchiveContent) -> dict[str, str]:
-    """The table of keys by image name after one more import; the newest stand last."""
+    """Return the table of keys by image name after one more import; the newest entries come last."""
     others = {name: key for name, key in imported.items() if name not in content.names}
     return others | dict.fromkeys(content.names, content.key)
 
 
 def outdated(imported: dict[str, str], requested: Collection[str]) -> list[str]:
-    """Images that a later build of their repository has followed, except those that are asked for now."""
+    """Return images with a later build of their repository, without the requested ones."""
     newest = {name.rpartition(":")[0]: name for name in imported}
     return [name for name in imported if name not in newest.values() and name not in requested]
 
@@ -103,12 +103,12 @@ def _write_table(table: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What `golden_import` shall do.
+    """Request to `golden_import`.
 
     Attributes:
-        collect: let go of layers that no image name refers to.
-        drop: names to forget.
-        archives: what to import.
+        collect: whether to delete layers without an image name.
+        drop: names to delete.
+        archives: archives to import.
     """
 
     collect: bool
@@ -140,7 +140,7 @@ def _import(request: Request, progress: Progress) -> None:
 
 
 def furnish(root: Path) -> dict[str, str]:
-    """Make the containerd root of a node that holds every golden image.
+    """Make the containerd root of a node with every golden image.
 
     Returns:
         The keys of their archives by image name.

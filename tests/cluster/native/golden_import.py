@@ -1,10 +1,10 @@
-"""Imports image archives into the golden root, by a containerd in namespaces of its own.
+"""Import of image archives into the golden root, by a containerd in separate namespaces.
 
-Run as `python -I -S golden_import.py CONFIG LOG REQUEST` under unshare, as PID 1: whatever happens, no process or mount of it
-stays. REQUEST is the JSON of `golden.Request`. The exit status is 0 when every archive is imported and unpacked.
+Run as `python -I -S golden_import.py CONFIG LOG REQUEST` under unshare, as PID 1, so that no process or mount survives
+it. REQUEST is the JSON of `golden.Request`. The exit status is 0 if every archive is imported and unpacked.
 
-Every layer carries a label that keeps it from containerd's garbage collection, which each import starts: nodes may have links
-to it, though its image's name has come to mean another image. `collect` takes the labels off before the import.
+Every layer has a label that protects it from containerd's garbage collection, which each import starts: nodes may link
+to a layer although its image's name means another image by now. `collect` removes the labels before the import.
 """
 
 import json
@@ -19,7 +19,7 @@ ROOT_LABEL = "containerd.io/gc.root"
 
 
 def ctr(*arguments: str) -> str:
-    """Run containerd's client; end with its message when it fails."""
+    """Run containerd's client; end with its message if it fails."""
     result = subprocess.run([*CTR, *arguments], stdout=subprocess.PIPE, text=True)
     if result.returncode != 0:
         sys.exit(f"ctr {' '.join(arguments)} failed with {result.returncode}")
@@ -27,26 +27,27 @@ def ctr(*arguments: str) -> str:
 
 
 def label_layers(value: str) -> None:
-    """Keep all layers from collection, or with an empty value leave it to the images' names.
+    """Protect all layers from collection, or with an empty value leave it to the images' names.
 
-    What is not committed is a half-unpacked layer of an import that was broken off: that may go at any time.
+    An uncommitted layer is a half-unpacked layer of an interrupted import, which may be collected at any time.
     """
     for layer in committed_layers():
         command = [*CTR, "snapshots", "label", layer, f"{ROOT_LABEL}={value}"]
         labelled = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        # Collection goes on beside this: a layer that no image refers to may go between the list and its label.
+        # Collection runs at the same time: a layer without an image may be deleted between the list and its label.
         if labelled.returncode != 0 and layer in committed_layers():
             sys.exit(f"ctr cannot label the layer {layer}: {labelled.stderr.strip()}")
 
 
 def committed_layers() -> list[str]:
-    """Names of the layers that are whole."""
+    """Return the names of the complete layers."""
     lines = [line.split() for line in ctr("snapshots", "ls").splitlines()[1:]]
     return [words[0] for words in lines if words[-1] == "Committed"]
 
 
 def main() -> None:
-    """Start containerd, import, label, stop it in order: only then are its databases whole."""
+    """Start containerd, import, label and stop it in order, because its databases are complete only after a regular
+    stop."""
     config, log, request = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     text = Path(config).read_text()

@@ -1,7 +1,7 @@
-"""The first process of the rack and of each machine: sets the namespaces up, starts the daemons, reaps.
+"""The first process of the rack and of each machine: sets up the namespaces, starts the daemons, reaps processes.
 
-Run as `python -I -S init.py SPEC` in fresh network, mount and PID namespaces; SPEC is the JSON of `spec.Spec`. It uses the
-standard library alone, so that a machine is up in a few hundredths of a second. It ends only by SIGKILL.
+Run as `python -I -S init.py SPEC` in new network, mount and PID namespaces; SPEC is the JSON of `spec.Spec`. It uses
+only the standard library, so that a machine starts in a few hundredths of a second. It ends only by SIGKILL.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 MS_BIND, MS_REC, MS_MOVE, MS_SHARED, MS_PRIVATE = 0x1000, 0x4000, 0x2000, 1 << 20, 1 << 18
-TICK_S = 0.05  # also the time within which a new volume folder becomes writable; no pod starts that fast
+TICK_S = 0.05  # also the time within which a new volume folder becomes writable; no pod starts faster
 RESTART_DELAY_S = 1.0
 LINK_TIMEOUT_S = 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     arguments = [text.encode() or None for text in (source, target, kind)]
     if _libc.mount(*arguments, ctypes.c_ulong(flags), data.encode() or None) != 0:
         number = ctypes.get_errno()
@@ -30,19 +30,20 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def bind(handle: int, target: str) -> None:
-    """Make the folder that `handle` is open on appear at `target`."""
+    """Make the folder that `handle` has open appear at `target`."""
     Path(target).mkdir(parents=True, exist_ok=True)
     mount(f"/proc/self/fd/{handle}", target, flags=MS_BIND | MS_REC)
 
 
 def mount_all(spec: dict[str, Any]) -> None:
-    """Cover the host's folders by the machine's own. All sources are opened first: a cover may hide them."""
+    """Mount the machine's own folders over the host's. All sources are opened first, because a mount may hide them."""
     handles = {path: os.open(path, os.O_PATH) for path in [*spec["keep"], *spec["mounts"].values()]}
     mount("", "/", flags=MS_REC | MS_PRIVATE)
     mount("tmpfs", "/run", "tmpfs", data="mode=755")
     for folder in ("/run/lock", "/run/netns", "/run/cgroup"):
         Path(folder).mkdir()
-    # sysfs shows the network devices of the namespace that mounted it; the cgroup mounts below it move over.
+    # sysfs shows the network devices of the namespace that mounted it; the cgroup mounts below it are moved to the new
+    # one.
     mount("/sys/fs/cgroup", "/run/cgroup", flags=MS_BIND | MS_REC)
     mount("sysfs", "/sys", "sysfs")
     mount("/run/cgroup", "/sys/fs/cgroup", flags=MS_MOVE)
@@ -61,7 +62,7 @@ def mount_all(spec: dict[str, Any]) -> None:
 
 
 def configure_network(spec: dict[str, Any]) -> None:
-    """Run the `ip` lines: those of `ip` at once, those of `ip_linked` when the link from outside has come."""
+    """Run the lines of `ip` at once, and those of `ip_linked` after the link from outside exists."""
     run_ip(spec["ip"])
     deadline = time.monotonic() + LINK_TIMEOUT_S
     while not Path("/sys/class/net", spec["link"]).exists():
@@ -71,20 +72,20 @@ def configure_network(spec: dict[str, Any]) -> None:
     run_ip(spec["ip_linked"])
     for name, value in spec["sysctl"].items():
         file = Path("/proc/sys", name.replace(".", "/"))
-        if file.exists():  # without br_netfilter or IPv6 there is nothing to set
+        if file.exists():  # without br_netfilter or IPv6 these files do not exist
             file.write_text(value)
 
 
 def run_ip(lines: list[str]) -> None:
-    """`ip -batch`."""
+    """Run `ip -batch`."""
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True)
 
 
 class Daemons:
-    """Starts each daemon when the file it waits for is there, keeps it running, and stops it while told so.
+    """Starts each daemon when the file that it waits for exists, restarts it after its end, and stops it on request.
 
-    The folder `control` is the interface to the host: `stopped` lists daemons that shall not run, `NAME.pid` holds the
-    id (in this PID namespace) of each one that does.
+    The folder `control` is the interface to the host: `stopped` lists stopped daemons, `NAME.pid` contains the id (in
+    this PID namespace) of each running daemon.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -97,7 +98,7 @@ class Daemons:
             stale.unlink()
 
     def tick(self) -> None:
-        """Reap, then bring what runs to what shall run."""
+        """Reap processes, then start and stop daemons as requested."""
         self._reap()
         stopped = self._stopped()
         for pid, name in self._running.items():
@@ -112,7 +113,7 @@ class Daemons:
     def _stopped(self) -> list[str]:
         try:
             return (self._control / "stopped").read_text().split()
-        except FileNotFoundError:  # the host removes it at any moment
+        except FileNotFoundError:  # the host may remove it at any moment
             return []
 
     def _start(self, name: str, daemon: dict[str, Any]) -> None:
@@ -125,7 +126,7 @@ class Daemons:
                 env={**os.environ, **daemon["environment"]},
                 start_new_session=True,
             )
-        process.returncode = 0  # `_reap` waits for every child; subprocess shall not
+        process.returncode = 0  # `_reap` waits for every child; subprocess must not
         self._running[process.pid] = name
         new = self._control / f".{name}.pid"
         new.write_text(str(process.pid))
@@ -146,17 +147,17 @@ class Daemons:
 
 
 def open_new_volumes(folder: Path) -> None:
-    """Make new volume folders writable by every user: the provisioner makes them for root alone."""
+    """Make new volume folders writable for every user, because the provisioner makes them for root only."""
     for volume in folder.iterdir():
         try:
             if volume.stat().st_mode & 0o7777 == 0o750:
                 volume.chmod(0o1777)
-        except FileNotFoundError:  # deleted in between: the provisioner does so at any moment
+        except FileNotFoundError:  # the provisioner may delete folders at any moment
             continue
 
 
 def main() -> None:
-    """Set up, then supervise for ever."""
+    """Set up, then supervise until SIGKILL."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     ctypes.CDLL(None).sethostname(spec["hostname"].encode(), len(spec["hostname"]))
     mount_all(spec)
@@ -167,7 +168,8 @@ def main() -> None:
     (Path(spec["control"]) / "up").touch()
     daemons = Daemons(spec)
     while True:
-        # If this process ended, all of its machine would: what one look cannot do, a full disk say, the next one tries again.
+        # The end of this process would end the whole machine, so an error in one pass, such as a full disk, is retried
+        # in the next.
         try:
             daemons.tick()
             if spec["volumes"]:

@@ -1,4 +1,4 @@
-"""What is left of a cluster on the host: the proof that it went without a trace."""
+"""Remains of a cluster on the host, for tests that `down` removes everything."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ from .state import State
 
 
 def leftovers(name: str) -> list[str]:
-    """Everything of the cluster `name` that this host still holds, one line each. A cluster that is up lists a lot."""
+    """Return everything that this host still has of the cluster `name`, one line each. A running cluster has many
+    lines."""
     plan, folder = Plan(name, 0, ()), State(name).folder
     found = [f"process {pid} ({_command(pid)})" for pid in sorted(cgroups.processes(plan.cgroup) | _naming(folder))]
     found += [f"cgroup {group}" for group in cgroups.groups(plan.cgroup)]
@@ -25,21 +26,21 @@ def leftovers(name: str) -> list[str]:
 
 
 def known_names() -> list[str]:
-    """Names of all clusters of which there is any folder, cgroup or link."""
+    """Return the names of all clusters with any folder, cgroup or link."""
     links = {path.name.removeprefix("rl-") for path in Path("/sys/class/net").glob("rl-*")}
     folders = {folder.name for folder in clusters_root().glob("*/")}
     return sorted(links | folders | cgroups.cluster_names())
 
 
 def standing() -> dict[str, int | None]:
-    """When each of `known_names` was recorded, in nanoseconds; None for remains without a record."""
+    """Return the time in nanoseconds at which each of `known_names` was recorded, or None for remains without a record."""
     return {name: _recorded(name) for name in known_names()}
 
 
 def left_since(before: Mapping[str, int | None]) -> list[str]:
-    """The `leftovers` of all clusters but those that stood `before`, up or dead: whose they are is not ours to say.
+    """Return the `leftovers` of all clusters except those in `before`, which may belong to other users.
 
-    A cluster of the same name that was brought up since counts.
+    A cluster of the same name that was started since then counts.
     """
     return [
         line
@@ -57,14 +58,14 @@ def _recorded(name: str) -> int | None:
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """The host's mount points at or below `folder`, the deepest first."""
+    """Return the host's mount points at or below `folder`, the deepest first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = (Path(line.split()[4].replace("\\040", " ")) for line in lines)
     return sorted((point for point in points if point.is_relative_to(folder)), reverse=True)
 
 
 def _naming(folder: Path) -> set[int]:
-    """Processes that have a file of `folder` in their command line, but this one and its ancestors."""
+    """Return processes that have a file of `folder` in their command line, without this one and its ancestors."""
     own = set(_ancestors())
     found = set()
     for entry in Path("/proc").iterdir():

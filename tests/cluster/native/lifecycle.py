@@ -1,4 +1,4 @@
-"""Brings a native cluster up and takes it down."""
+"""Start and end of a native cluster."""
 
 import contextlib
 import os
@@ -29,23 +29,23 @@ API_TIMEOUT_S = 90.0
 NODES_TIMEOUT_S = 90.0
 MACHINE_TIMEOUT_S = 20.0
 DOWN_TIMEOUT_S = 20.0
-# Outermost processes that this process has started, by cluster: their ends are awaited in `down`.
+# Outermost processes that this process has started, by cluster; `down` waits for their ends.
 _started: dict[str, list[subprocess.Popen[bytes]]] = {}
 
 
 def tools(node_count: int, kwok: bool) -> tuple[str, ...]:
-    """The tools that a cluster needs."""
+    """Return the tools that a cluster needs."""
     return ("kube", "etcd", "helm", *(["coredns"] if node_count else []), *(["kwok"] if kwok else []))
 
 
 def prepare(progress: Progress, *, nodes: int = 2, kwok: bool = True) -> dict[str, Path]:
-    """Get everything that `up` needs and that takes long: packages and binaries.
+    """Get the slow prerequisites of `up`: packages and binaries.
 
     Returns:
         The path of every command.
 
     Raises:
-        ClusterError: not root, not Linux, or something cannot be had.
+        ClusterError: not root, not Linux, or a prerequisite is not available.
     """
     prepare_packages(progress)
     return binaries.find(*tools(nodes, kwok), progress=progress)
@@ -55,7 +55,7 @@ def prepare_packages(progress: Progress) -> None:
     """Install the distribution's packages that a cluster needs.
 
     Raises:
-        ClusterError: not root, not Linux, or a package cannot be had.
+        ClusterError: not root, not Linux, or a package is not available.
     """
     _require_root()
     ensure_packages(progress)
@@ -70,7 +70,7 @@ def _require_root() -> None:
 
 
 def up(name: str, *, nodes: int, kwok: bool, images: Sequence[Path], tie: bool, progress: Progress) -> NativeCluster:
-    """Bring the cluster `name` up, or attach to it when it is up.
+    """Start the cluster `name`, or attach to it if it is up.
 
     Raises:
         ClusterError: a prerequisite is missing, something did not start, or it is up with other nodes.
@@ -107,16 +107,16 @@ def up(name: str, *, nodes: int, kwok: bool, images: Sequence[Path], tie: bool, 
 
 
 def attach(name: str) -> NativeCluster | None:
-    """The cluster `name`; None when it is not up."""
+    """Return the cluster `name`, or None if it is not up."""
     plan = State(check_name(name)).read_plan()
     return NativeCluster(plan) if plan and first_process(plan, RACK) else None
 
 
 def down(name: str, progress: Progress) -> bool:
-    """Take the cluster `name` down, or remove what is left of it.
+    """Take the cluster `name` down, or remove its remains.
 
     Returns:
-        Whether there was anything.
+        Whether the cluster or remains of it existed.
 
     Raises:
         ClusterError: something cannot be removed.
@@ -211,10 +211,10 @@ def _start_rack(plan: Plan, state: State, tie: bool) -> None:
 
 
 def start_machine(plan: Plan, state: State, machine: str) -> None:
-    """Switch a machine on: from nothing, or after a power-off.
+    """Start a machine for the first time or after a power-off.
 
     Raises:
-        ClusterError: it does not get as far as starting its daemons.
+        ClusterError: it does not start its daemons.
     """
     pid = _start_first(plan, state, machine)
     plug_in(plan, machine, pid)
@@ -267,7 +267,7 @@ def _exists(client: ApiClient, path: str) -> bool:
 
 
 def _wait_for_namespace(client: ApiClient, namespace: str | None) -> None:
-    """The server makes its namespaces after it says that it is ready."""
+    """Wait for a namespace: the server creates its namespaces after it reports ready."""
     if namespace:
         wait_until(lambda: _exists(client, f"/api/v1/namespaces/{namespace}"), f"namespace {namespace}", timeout=120)
 
@@ -289,7 +289,7 @@ def _wait_for_nodes(plan: Plan, state: State, client: ApiClient) -> None:
 
 
 def _remove(name: str) -> None:
-    """End every process of the cluster by ending the rack's first, then remove what the kernel and the disk still hold."""
+    """End every process of the cluster by ending the rack's first, then remove the remains in the kernel and on disk."""
     plan, state = Plan(name, 0, ()), State(name)
     cgroups.thaw_all(plan.cgroup)
     rack = first_process(plan, RACK)
@@ -307,7 +307,7 @@ def _remove(name: str) -> None:
         process.wait(timeout=DOWN_TIMEOUT_S)
     link = Path("/sys/class/net", plan.host_link)
     if link.exists():
-        with contextlib.suppress(ClusterError):  # it goes with the rack's namespace anyway, a moment later
+        with contextlib.suppress(ClusterError):  # removed with the rack's namespace anyway, a moment later
             checked(["ip", "link", "delete", plan.host_link])
     wait_until(lambda: not link.exists(), f"link {plan.host_link} to go", timeout=60)
     cgroups.remove(plan.cgroup)

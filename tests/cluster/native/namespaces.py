@@ -1,4 +1,4 @@
-"""Starts processes in new namespaces and runs commands in existing ones, by util-linux' unshare and nsenter."""
+"""Start of processes in new namespaces, and commands in existing ones, by util-linux' unshare and nsenter."""
 
 import subprocess
 import sys
@@ -12,7 +12,8 @@ from . import cgroups
 
 INIT = Path(__file__).with_name("init.py")
 ALL_OF_A_MACHINE = ("--mount", "--net", "--pid", "--uts", "--ipc")
-# What a machine inherits of the user's environment: nothing. A proxy variable, say, would break every client in it.
+# Environment of a machine, without any variable of the user: a proxy variable, for example, would break every client in
+# it.
 ENVIRONMENT = {"PATH": SEARCH_PATH, "HOME": "/run", "LANG": "C.UTF-8"}
 # Moves itself into the cgroups named before `--`, then becomes the command after it.
 JOIN_CGROUPS = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
@@ -22,11 +23,11 @@ def start_first_process(spec: Path, cgroup: str, log: Path, *, rack: int | None,
     """Start `init.py` as PID 1 of new namespaces.
 
     Args:
-        spec: what it sets up.
-        cgroup: its machine's cgroup, which must not hold an earlier life.
-        log: its output.
+        spec: setup of the machine.
+        cgroup: the machine's cgroup, without processes of an earlier life.
+        log: file for its output.
         rack: first process of the rack to start inside of; None to start the rack itself.
-        tie: end it when the thread that calls this ends, however that happens.
+        tie: whether it ends when the calling thread ends for any reason.
 
     Returns:
         The outermost process. It ends when the first process does.
@@ -52,7 +53,7 @@ def _without_packages() -> list[str]:
 
 
 def enter(pid: int, command: Sequence[str], *, namespaces: Sequence[str] = ALL_OF_A_MACHINE) -> list[str]:
-    """The command line that runs `command` in the namespaces of process `pid`."""
+    """Return the command line that runs `command` in the namespaces of process `pid`."""
     return ["nsenter", "--target", str(pid), *namespaces, "--", *command]
 
 
@@ -60,14 +61,14 @@ def run_in(pid: int, command: Sequence[str], *, stdin: Path = Path("/dev/null"),
     """Run a command in all namespaces of process `pid`.
 
     Args:
-        stdin: a file of the host that it reads.
+        stdin: file of the host for its standard input.
         timeout: limit in seconds.
 
     Returns:
         Its standard output.
 
     Raises:
-        ClusterError: it failed or did not end; its error output is in the message.
+        ClusterError: it failed or did not end; the message has its error output.
     """
     return checked(enter(pid, command), stdin=stdin, timeout=timeout, shown=command)
 
@@ -78,12 +79,12 @@ def checked(
     """Run a command of the host.
 
     Args:
-        stdin: a file that it reads.
+        stdin: file for its standard input.
         timeout: limit in seconds.
-        shown: how the command reads in messages, if not as it is.
+        shown: text of the command in messages. Default: the command.
 
     Raises:
-        ClusterError: as `run_in`.
+        ClusterError: as for `run_in`.
     """
     name = " ".join(shown or command)
     environment = {**ENVIRONMENT, "CONTAINERD_NAMESPACE": "k8s.io"}

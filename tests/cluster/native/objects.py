@@ -10,13 +10,13 @@ DNS_PORTS = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp",
 
 
 def initial_objects(plan: Plan) -> list[Object]:
-    """All of them, in the order of creation."""
+    """Return all objects in the order of creation."""
     objects = [*reader_role(), *storage_classes()]
     return [*objects, *dns(plan), *(node(plan, name) for name in plan.nodes)] if plan.nodes else objects
 
 
 def node(plan: Plan, name: str) -> Object:
-    """A node that exists before its kubelet starts, so that its pod range is known beforehand."""
+    """Return a node that exists before its kubelet starts, so that its pod range is known beforehand."""
     subnet = plan.pod_subnet(name)
     labels = {"kubernetes.io/hostname": name, "node-role.kubernetes.io/worker": "", "rlrun.io/real-node": "true"}
     return {
@@ -28,7 +28,7 @@ def node(plan: Plan, name: str) -> Object:
 
 
 def dns(plan: Plan) -> list[Object]:
-    """The Service `kube-dns`: CoreDNS is a process of the control plane, so its endpoint is written by hand."""
+    """Return the Service `kube-dns`: CoreDNS is a process of the control plane, so its endpoint is written by hand."""
     meta = {"name": "kube-dns", "namespace": "kube-system"}
     service = {
         "apiVersion": "v1",
@@ -48,7 +48,7 @@ def dns(plan: Plan) -> list[Object]:
 
 
 def storage_classes() -> list[Object]:
-    """`shared`, the default, gives ReadWriteMany volumes; claims of `broken` stay unbound for ever."""
+    """Return `shared`, the default, which gives ReadWriteMany volumes, and `broken`, whose claims are never bound."""
 
     def storage_class(name: str, provisioner: str, annotations: dict[str, str]) -> Object:
         return {
@@ -66,7 +66,7 @@ def storage_classes() -> list[Object]:
 
 
 def reader_role() -> list[Object]:
-    """What CoreDNS and the policy enforcer watch."""
+    """Return the role for the watches of CoreDNS and the policy enforcer."""
     name = "testcluster-reader"
     group = "rbac.authorization.k8s.io"
     verbs = ["get", "list", "watch"]
@@ -88,7 +88,7 @@ def reader_role() -> list[Object]:
 
 
 def collection(item: Object) -> str:
-    """The API path under which an object of `initial_objects` is created."""
+    """Return the API path under which an object of `initial_objects` is created."""
     version, namespace = item["apiVersion"], item["metadata"].get("namespace")
     root = "/api/v1" if version == "v1" else f"/apis/{version}"
     plural = item["kind"].lower() + ("es" if item["kind"].endswith("s") else "s")

@@ -1,4 +1,4 @@
-"""Certificates of one cluster: an authority, a server certificate each, a client certificate for each user."""
+"""Certificates of one cluster: an authority, a certificate for each server, a client certificate for each user."""
 
 import base64
 import datetime
@@ -18,7 +18,7 @@ CLOCK_SKEW = datetime.timedelta(minutes=5)
 ADMIN_GROUP = "system:masters"
 READER_GROUP = "testcluster:readers"  # CoreDNS and the policy enforcer: `objects.reader_role`
 USAGES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
-# Users besides the nodes: file name, common name, group.
+# Users in addition to the nodes: file name, common name, group.
 USERS = (
     ("admin", "admin", ADMIN_GROUP),
     ("kubelet-client", "apiserver-kubelet-client", ADMIN_GROUP),
@@ -46,7 +46,7 @@ class Authority:
 
         Args:
             usage: "server" or "client".
-            group: the organization: Kubernetes takes it for a client's group.
+            group: the organization, which Kubernetes reads as a client's group.
             names: DNS names and addresses of a server.
         """
         key = ec.generate_private_key(ec.SECP256R1())

@@ -1,4 +1,4 @@
-"""The names and addresses of one cluster: everything lies inside one 10.X.0.0/16 that the host does not route."""
+"""Names and addresses of one cluster, inside one 10.X.0.0/16 that the host does not route."""
 
 import ipaddress
 import re
@@ -88,10 +88,10 @@ class Plan:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it may name a cluster.
+    """Return `name` if it is a valid name of a cluster.
 
     Raises:
-        ClusterError: it may not.
+        ClusterError: it is not valid.
     """
     if not NAME.fullmatch(name):
         raise ClusterError(f"cluster name {name!r}: use 1 to 12 lower-case letters, digits and '-', a letter first")
@@ -99,7 +99,7 @@ def check_name(name: str) -> str:
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """The names of `count` nodes: n0, n1, ...
+    """Return the names of `count` nodes: n0, n1, ...
 
     Raises:
         ClusterError: the address plan has no room for them.
@@ -110,11 +110,12 @@ def node_names(count: int) -> tuple[str, ...]:
 
 
 def free_net(routes: Iterable[str], taken: Collection[int]) -> int:
-    """The first X for which no route of the host overlaps 10.X.0.0/16.
+    """Return the first X for which no route of the host overlaps 10.X.0.0/16.
 
     Args:
-        routes: destinations of the host's routes, as `ip route` prints them ("10.1.0.0/16", "192.0.2.1", "default").
-        taken: X of the clusters that are there, whose links may not be up yet.
+        routes: destinations of the host's routes, in the form that `ip route` prints ("10.1.0.0/16", "192.0.2.1",
+            "default").
+        taken: X of existing clusters, whose links may not be up yet.
 
     Raises:
         ClusterError: every candidate overlaps.

@@ -1,9 +1,9 @@
 """NetworkPolicies as one nftables table: a pure function of pods, namespaces and policies.
 
-Covered: podSelector and namespaceSelector with expressions, ipBlock with except, ports by number, range and name, TCP, UDP
-and SCTP, both directions. A pod that a policy selects has a chain for that direction: what a rule allows returns to the
-hook, all else is dropped. Traffic of a node itself (probes, the kubelet) comes in through no hook of the table, as
-Kubernetes asks.
+Covered: podSelector and namespaceSelector with expressions, ipBlock with except, ports by number, range and name, TCP,
+UDP and SCTP, both directions. A pod that a policy selects has a chain for that direction: allowed packets return to the
+hook, all others are dropped. Traffic of a node itself (probes, the kubelet) passes no hook of the table, as Kubernetes
+requires.
 """
 
 import ipaddress
@@ -34,10 +34,10 @@ class Peer:
 def peers(
     pods: Iterable[Object], namespaces: Iterable[Object], pod_range: str, extra: Iterable[Object] = ()
 ) -> list[Peer]:
-    """The pods that have a network of their own inside `pod_range` and may still send.
+    """Return the pods with a network of their own inside `pod_range` that may still send.
 
     Args:
-        extra: pods to count in wherever their address lies: processes that stand for the pods of an ordinary cluster.
+        extra: pods to add regardless of their address: processes that represent the pods of an ordinary cluster.
     """
     labels = {space["metadata"]["name"]: space["metadata"].get("labels") or {} for space in namespaces}
     network = ipaddress.ip_network(pod_range)
@@ -67,7 +67,7 @@ def _peer(pod: Object, namespace_labels: dict[str, dict[str, str]]) -> Peer:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector takes these labels; the empty one takes all."""
+    """Return whether a label selector matches these labels; the empty one matches all."""
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
     for expression in selector.get("matchExpressions") or []:
@@ -84,7 +84,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def rules(known: Sequence[Peer], policies: Sequence[Object]) -> str:
-    """The text that replaces the table when `nft -f` reads it."""
+    """Return the text that replaces the table when `nft -f` reads it."""
     jumps: dict[str, list[str]] = {"ingress": [], "egress": []}
     chains: list[str] = []
     for pod in sorted(known, key=lambda peer: peer.ip):
@@ -112,7 +112,7 @@ def rules(known: Sequence[Peer], policies: Sequence[Object]) -> str:
 
 
 def policy_types(policy: Object) -> list[str]:
-    """The directions that a policy restricts; Kubernetes' default when it does not say."""
+    """Return the directions that a policy restricts, by default those of Kubernetes."""
     spec = policy["spec"]
     default = ["Ingress", "Egress"] if "egress" in spec else ["Ingress"]
     return spec.get("policyTypes") or default
@@ -130,7 +130,7 @@ def _allowed(policy: Object, direction: str, pod: Peer, known: Sequence[Peer]) -
 def _sources(
     listed: list[Object] | None, other: str, namespace: str, known: Sequence[Peer]
 ) -> Iterable[tuple[str, Sequence[Peer]]]:
-    """Match expressions of a rule's other side, each with the pods it stands for (they resolve port names)."""
+    """Return match expressions of a rule's other side, each with its pods, which resolve port names."""
     if not listed:
         yield "", known
         return

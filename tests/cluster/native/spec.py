@@ -1,4 +1,4 @@
-"""What a machine is made of, as data: computed here from the plan, carried out by `init.py`."""
+"""The setup of a machine as data: computed here from the plan, applied by `init.py`."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ from .state import State
 
 UPLINK = "up0"  # the rack's end of the link to the host
 BRIDGE = "br0"
-VOLUMES = "/tmp/hostpath_pv"  # where Kubernetes' host-path provisioner makes volume folders
-# Kernel settings that belong to the whole host and that a kubelet sets, unless they read as it wants them.
+VOLUMES = "/tmp/hostpath_pv"  # folder in which Kubernetes' host-path provisioner creates volume folders
+# Kernel settings of the whole host that a kubelet sets if they differ from its values.
 KUBELET_SETTINGS = {
     "/proc/sys/vm/overcommit_memory": "1",
     "/proc/sys/vm/panic_on_oom": "0",
@@ -25,10 +25,10 @@ NO_IPV6 = {"net.ipv6.conf.all.disable_ipv6": "1"}
 
 @dataclass(frozen=True)
 class Daemon:
-    """A program that runs as long as its machine does.
+    """A program that runs as long as its machine.
 
     Attributes:
-        after: a file that must exist before it starts; empty to start at once.
+        after: file that must exist before it starts; empty to start at once.
     """
 
     name: str
@@ -39,19 +39,19 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Spec:
-    """One first process and all it sets up.
+    """One first process and its setup.
 
     Attributes:
-        mounts: folder by the place in the machine where it appears.
-        keep: folders of the host that must stay visible where they are, though a mount may cover them.
-        masks: text by path of an existing file, which reads so and can be written without effect outside.
+        mounts: folder by its mount point in the machine.
+        keep: folders of the host that stay visible, although a mount may cover them.
+        masks: text by path of an existing file, which returns this text and can be written without effect outside.
         files: text by path, written after the mounts.
-        ip: lines for `ip -batch`, before the link from outside is there.
+        ip: lines for `ip -batch` before the link from outside exists.
         link: the link from outside.
-        ip_linked: lines for `ip -batch`, once it is there.
+        ip_linked: lines for `ip -batch` after it exists.
         control: folder shared with the host (`init.Daemons`).
         logs: folder of the daemons' output.
-        volumes: folder whose new subfolders are made writable by every user; empty for none.
+        volumes: folder whose new subfolders become writable for every user; empty for none.
     """
 
     hostname: str
@@ -69,12 +69,12 @@ class Spec:
     volumes: str = ""
 
     def json(self) -> str:
-        """The text that `init.py` reads."""
+        """Return the text that `init.py` reads."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
 
 def rack(plan: Plan, state: State) -> Spec:
-    """The bridge and nothing else."""
+    """Return the rack, which has only the bridge."""
     folder = state.machine("rack")
     return Spec(
         hostname=f"rack-{plan.name}",
@@ -96,7 +96,7 @@ def rack(plan: Plan, state: State) -> Spec:
 def machine(
     plan: Plan, state: State, name: str, *, keep: tuple[Path, ...], files: dict[str, str], daemons: tuple[Daemon, ...]
 ) -> Spec:
-    """The control plane or a node: its own folders, its address, a route to each other node's pods."""
+    """Return the control plane or a node: its own folders, its address, a route to each other node's pods."""
     folder = state.machine(name)
     routes = tuple(f"route add {plan.pod_subnet(node)} via {plan.address(node)}" for node in plan.nodes if node != name)
     return Spec(

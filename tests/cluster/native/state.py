@@ -1,4 +1,4 @@
-"""The folder of one cluster below the cache: what is in it, and the record that tells a cluster from an idle folder."""
+"""The folder of one cluster below the cache: its content, and the record of a running cluster."""
 
 import json
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from .plan import Plan
 
 @dataclass(frozen=True)
 class MachineFolder:
-    """What one machine keeps on disk, also over a power cycle.
+    """Files of one machine on disk, which survive a power cycle.
 
     Attributes:
         lib: its /var/lib.
         log: its /var/log.
         tmp: its /tmp.
         logs: output of its daemons, one file each.
-        control: pid files, and the list of daemons that are told to stop.
+        control: pid files, and the list of daemons to stop.
     """
 
     folder: Path
@@ -48,12 +48,12 @@ class MachineFolder:
         return self.folder / "spec.json"
 
     def read_images(self) -> dict[str, str]:
-        """The keys of the archives (`docker_archive.ArchiveContent`) that a node has, by image name."""
+        """Return the keys of the archives (`docker_archive.ArchiveContent`) that a node has, by image name."""
         table: dict[str, str] = json.loads((self.folder / "images.json").read_text())
         return table
 
     def write_images(self, table: dict[str, str]) -> None:
-        """Record what `read_images` returns."""
+        """Write the table that `read_images` returns."""
         (self.folder / "images.json").write_text(json.dumps(table, indent=1))
 
     def make(self) -> None:
@@ -80,7 +80,7 @@ class State:
 
     @property
     def bin(self) -> Path:
-        """Holds kubectl and helm."""
+        """Folder that contains kubectl and helm."""
         return self.folder / "bin"
 
     @property
@@ -95,7 +95,7 @@ class State:
 
     @property
     def api_ready(self) -> Path:
-        """Exists once the API server answers: what talks to it starts then."""
+        """File that exists once the API server answers: clients of it start then."""
         return self.folder / "api-ready"
 
     @property
@@ -107,7 +107,7 @@ class State:
         return MachineFolder(self.folder / name)
 
     def read_plan(self) -> Plan | None:
-        """The plan of the cluster; None when there is none."""
+        """Return the plan of the cluster, or None without one."""
         try:
             record = json.loads(self.record.read_text())
         except FileNotFoundError:
@@ -121,6 +121,6 @@ class State:
 
 
 def recorded_nets() -> set[int]:
-    """Second octets of all clusters of this cache."""
+    """Return the second octets of all clusters of this cache."""
     plans = [State(folder.name).read_plan() for folder in clusters_root().glob("*/")]
     return {plan.net for plan in plans if plan}

@@ -1,4 +1,4 @@
-"""Commands that run for minutes: output in a log, progress lines meanwhile, and no process left when they are interrupted."""
+"""Commands that run for minutes: output in a log, progress lines, and no process left after an interrupt."""
 
 import os
 import signal
@@ -15,7 +15,8 @@ from tests.cluster.progress import Progress
 from .output import last_line
 
 STOP_SIGNALS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0))
-"""Signals to end, each with the time in seconds until the next, and at last SIGKILL. A shell's background job ignores SIGINT."""
+"""Signals to end a command, each with the time in seconds until the next, and SIGKILL at last. A shell's background job
+ignores SIGINT."""
 POLL_SECONDS = 0.2
 
 _stop = threading.Event()
@@ -36,12 +37,12 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Run a command to its end, in a process group of its own that does not outlive this call.
+    """Run a command to its end, in a separate process group that does not survive this call.
 
     Args:
-        log: file that its output is appended to.
-        progress: receives a line about it from time to time.
-        name: name of the thing that the command makes.
+        log: file to which its output is appended.
+        progress: receiver of lines about it from time to time.
+        name: name of the result, for messages.
         state: function from the output so far to the part done.
 
     Returns:
@@ -73,7 +74,7 @@ def run(
 
 
 def stop_all() -> None:
-    """Stop each `run` of this process: in all threads, running or still to come."""
+    """Stop each `run` of this process: in all threads, present and future."""
     _stop.set()
 
 

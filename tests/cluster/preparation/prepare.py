@@ -18,21 +18,22 @@ def prepare(
     tests: bool = False,
     provider: str | None = None,
 ) -> dict[str, BuiltImage]:
-    """Get what a cluster needs and this machine lacks.
+    """Get the missing prerequisites of a cluster.
 
-    Programs are compiled while images are built: the first needs the processor, the second mostly the network and the disk.
+    Programs are compiled while images are built: the first needs the processor, the second mostly the network and the
+    disk.
 
     Args:
-        images: names of this checkout's images that are built, and unpacked for clusters of this machine.
+        images: names of this checkout's images to build, and to unpack for clusters of this machine.
         kwok: whether the cluster has fake nodes.
         provider: name of the cluster's provider, or None for the first that works.
-        tests: whether to get what tests need in addition to a cluster: Argo CD's code and Prometheus.
+        tests: whether to get additional prerequisites of tests: Argo CD's code and Prometheus.
 
     Returns:
         The images by name.
 
     Raises:
-        ClusterError: something cannot be had; the message holds the fix.
+        ClusterError: a prerequisite is not available; the message has the fix.
     """
     native = detect_provider(provider) == "native"
     if native:

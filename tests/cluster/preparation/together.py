@@ -53,7 +53,7 @@ def run_together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
 
 
 def _next(ended: queue.SimpleQueue[Ended[T]]) -> Ended[T]:
-    """Wait with a limit, again and again: a signal that another thread receives does not wake this one."""
+    """Wait with a limit in a loop, because a signal to another thread does not wake this one."""
     while True:
         with suppress(queue.Empty):
             return ended.get(timeout=commands.POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""One native cluster of two nodes for all tests of this folder, and a small image to run in it."""
+"""One native cluster of two nodes for all tests of this folder, and a small image for it."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ IMAGE = "localhost/rlrun-selftest:1"
 
 
 def busybox() -> Path:
-    """Debian's static busybox, unpacked into the cache: it is not installed."""
+    """Debian's static busybox, unpacked into the cache and not installed."""
     folder = cache_root() / "busybox"
     program = folder / "bin" / "busybox"
     with locked("busybox"):
@@ -29,7 +29,7 @@ def busybox() -> Path:
 
 
 def make_image(archive: Path, mark: str) -> Path:
-    """An image of busybox under the name IMAGE, with a file /mark that tells one build from another."""
+    """Make an image of busybox under the name IMAGE, with a file /mark that distinguishes builds."""
     program = busybox()
     applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
     links = {f"bin/{applet}": "busybox" for applet in applets if applet != "busybox"}
@@ -41,7 +41,7 @@ def make_image(archive: Path, mark: str) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The cluster; it ends with the tests, however they end."""
+    """The cluster. It ends with the tests, also after an abort."""
     if os.geteuid() != 0 and not os.environ.get("CI"):
         pytest.skip("the native cluster needs root: run these tests with sudo")
     archive = make_image(tmp_path_factory.mktemp("image") / "one.tar", "one")

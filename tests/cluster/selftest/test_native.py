@@ -1,4 +1,4 @@
-"""The native cluster does what a real one does, takes faults, and goes without a trace."""
+"""Behavior of the native cluster: ordinary operation, faults, and complete removal."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.full
 
 
 def pod(name: str, node: str, command: str, *, labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    """A pod that Pod Security's level `restricted` admits."""
+    """Return a pod that Pod Security's level `restricted` admits."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -76,7 +76,7 @@ def wait_ready(cluster: Cluster, *pods: str) -> None:
 
 
 def run_in_pod(cluster: Cluster, name: str, command: str) -> str:
-    """What a shell command in a pod prints; a failing one prints nothing of worth."""
+    """Return the output of a shell command in a pod; the output of a failed command is useless."""
     return cluster.kubectl("exec", name, "--", "sh", "-c", command, check=False)
 
 
@@ -125,9 +125,10 @@ def pair(cluster: Cluster) -> Cluster:
 
 
 def fetch(cluster: Cluster) -> str:
-    """What pod `a` gets from pod `b` through the Service; empty when nothing comes within a second.
+    """Return the answer of pod `b` to pod `a` through the Service; empty without an answer within a second.
 
-    (By address and with nc: this busybox cannot load the C library's resolver. nslookup speaks to the server itself.)
+    The request uses the address and nc, because this busybox cannot load the C library's resolver. nslookup contacts
+    the server itself.
     """
     address = cluster.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
     request = f"printf 'GET /mark HTTP/1.0\\r\\n\\r\\n' | nc -w 1 {address} 8080"
@@ -139,19 +140,19 @@ def test_logs_and_exec(pair: Cluster) -> None:
     assert run_in_pod(pair, "a", "id -u") == "1000\n"
 
 
-def test_names_in_the_cluster_resolve_and_names_outside_do_not_exist(pair: Cluster) -> None:
+def test_cluster_dns_resolves_only_cluster_names(pair: Cluster) -> None:
     address = pair.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
     assert address in run_in_pod(pair, "a", "nslookup web.default.svc.cluster.local")
     assert "NXDOMAIN" in run_in_pod(pair, "a", "nslookup huggingface.co 2>&1")
 
 
-def test_a_volume_is_shared_by_pods_of_two_nodes_without_root(pair: Cluster) -> None:
+def test_volume_is_shared_across_nodes_without_root(pair: Cluster) -> None:
     run_in_pod(pair, "a", "echo from a > /data/file")
     assert run_in_pod(pair, "b", "cat /data/file; echo from b >> /data/file") == "from a\n"
     assert run_in_pod(pair, "a", "tail -n 1 /data/file") == "from b\n"
 
 
-def test_a_claim_of_class_broken_stays_unbound(cluster: Cluster) -> None:
+def test_claim_of_class_broken_stays_unbound(cluster: Cluster) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -175,7 +176,7 @@ def _phase(cluster: Cluster) -> str:
     return cluster.kubectl("get", "pvc", "never", "-o", "jsonpath={.status.phase}")
 
 
-def test_pod_security_refuses_what_is_not_restricted(cluster: Cluster) -> None:
+def test_pod_security_refuses_unrestricted_pod(cluster: Cluster) -> None:
     cluster.kubectl("create", "namespace", "strict")
     cluster.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
     cluster.kubectl("-n", "strict", "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(pod("c", "n0", "true")))
@@ -208,13 +209,13 @@ def test_network_policies_deny_and_allow(pair: Cluster) -> None:
         "ports": [{"port": 53, "protocol": "UDP"}],
     }
     apply(pair, policy("dns", podSelector={"matchLabels": {"app": "a"}}, policyTypes=["Egress"], egress=[dns]))
-    comes("")  # names resolve, connections do not come about
+    comes("")  # names resolve, connections fail
     assert "Address" in run_in_pod(pair, "a", "nslookup web.default.svc.cluster.local")
     pair.kubectl("delete", "networkpolicy", "deny", "allow", "dns")
     comes("one")
 
 
-def test_fake_nodes_run_fake_pods_beside_real_ones(cluster: Cluster) -> None:
+def test_fake_nodes_run_fake_pods_next_to_real_nodes(cluster: Cluster) -> None:
     names = cluster.add_fake_nodes(3, gpus=8, labels={"pool": "fake"})
     assert names == ("fake-0", "fake-1", "fake-2")
     size = cluster.kubectl("get", "nodes", "-l", "pool=fake", "-o", "jsonpath={.items[*].status.allocatable}")
@@ -228,7 +229,7 @@ def test_fake_nodes_run_fake_pods_beside_real_ones(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", "fake")
 
 
-def test_a_real_node_offers_fake_gpus(cluster: Cluster) -> None:
+def test_real_node_offers_fake_gpus(cluster: Cluster) -> None:
     cluster.fake_gpus("n0", 2)
     item = pod("gpu", "", "exec sleep 1000", container={"resources": {"limits": {"nvidia.com/gpu": "2"}}})
     del item["spec"]["nodeName"]
@@ -238,7 +239,7 @@ def test_a_real_node_offers_fake_gpus(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", "gpu")
 
 
-def test_a_new_build_loaded_into_the_running_cluster_replaces_the_old(cluster: Cluster, tmp_path: Path) -> None:
+def test_reloaded_image_replaces_previous_build(cluster: Cluster, tmp_path: Path) -> None:
     cluster.load_image(make_image(tmp_path / "two.tar", "two"))
     apply(cluster, pod("new-0", "n0", "cat /mark; sleep 1000"), pod("new-1", "n1", "cat /mark; sleep 1000"))
     wait_ready(cluster, "new-0", "new-1")
@@ -258,7 +259,7 @@ def test_writes_are_audited(cluster: Cluster) -> None:
     wait_until(lambda: seen() == ["create"], "the audit record", state=lambda: str(seen()))
 
 
-def test_the_api_server_can_be_away(pair: Cluster) -> None:
+def test_api_server_can_be_stopped_and_frozen(pair: Cluster) -> None:
     server = pair.api_server
     server.stop()
     with pytest.raises(ClusterError, match="refused"):
@@ -271,7 +272,7 @@ def test_the_api_server_can_be_away(pair: Cluster) -> None:
     assert "Running" in pair.kubectl("get", "pod", "a")
 
 
-def test_isolated_nodes_stay_ready_and_do_not_reach_each_other(pair: Cluster) -> None:
+def test_isolated_nodes_stay_ready_without_connection(pair: Cluster) -> None:
     for node in pair.nodes:
         pair.isolate(node)
     assert fetch(pair) == ""
@@ -281,8 +282,8 @@ def test_isolated_nodes_stay_ready_and_do_not_reach_each_other(pair: Cluster) ->
     wait_until(lambda: fetch(pair) in ("one", "two"), "an answer over the joined network")
 
 
-def test_an_unplugged_a_frozen_and_a_dead_node_are_noticed_and_come_back(pair: Cluster) -> None:
-    """One after the other would take three times the detection: a frozen and an unplugged node look alike at once."""
+def test_unplugged_frozen_and_dead_nodes_recover(pair: Cluster) -> None:
+    """Frozen and unplugged nodes are tested together: one after the other would take three times the detection time."""
     pair.freeze("n0")
     pair.unplug("n1")
     until_node(pair, "n0", lambda state: state == "Unknown")
@@ -305,8 +306,8 @@ def test_an_unplugged_a_frozen_and_a_dead_node_are_noticed_and_come_back(pair: C
     wait_ready(pair, "after")
 
 
-def test_a_tied_cluster_ends_with_its_starter_and_another_stays(cluster: Cluster) -> None:
-    """Two clusters run side by side; the one whose starter is killed is gone with all its processes."""
+def test_tied_cluster_ends_with_its_starter(cluster: Cluster) -> None:
+    """Two clusters run at the same time. After a kill of its starter, all processes of the tied cluster are gone."""
     name = "selftest-2"
     down(name)
     before = standing()
@@ -337,8 +338,8 @@ def test_a_tied_cluster_ends_with_its_starter_and_another_stays(cluster: Cluster
     assert "True" in node_state(cluster, "n0")
 
 
-def test_down_leaves_no_trace(cluster: Cluster) -> None:
-    """The last test of the file: it ends the cluster that the others use."""
+def test_down_removes_everything(cluster: Cluster) -> None:
+    """This is the last test of the file, because it ends the shared cluster."""
     assert leftovers(NAME)
     start = time.monotonic()
     assert down(NAME)

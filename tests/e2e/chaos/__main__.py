@@ -1,6 +1,8 @@
-"""`python -m tests.e2e.chaos [--write] [WORDS ...]`: the whole matrix, or the cells whose names hold one of the words.
+"""`python -m tests.e2e.chaos [--write] [WORDS ...]`: the whole matrix, or the cells whose names contain one of the
+words.
 
-Cells that break their own run alone are played several at a time; those that break the cluster one by one, afterwards.
+Cells that break only their own run are played several at a time. Cells that break the cluster are played one by one
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ FAILED, LOADED = "**failed**", "Played on"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play, print, and with `--write` keep the table; 1 when a cell failed."""
+    """Play the cells and print the results; with `--write` update the table. Return 1 if a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.chaos", description=__doc__)
     parser.add_argument("words", nargs="*", help="parts of names of cells; default: all")
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
     parser.add_argument("--cluster", help="a native cluster of two nodes that is up; default: an own one")
     parser.add_argument("--at-a-time", type=int, default=AT_A_TIME, help="default: %(default)s")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cluster is taken down first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the cluster down first
     wanted = [c for c in CELLS if not options.words or any(word in c.name for word in options.words)]
     images = build(["operator", "stub"])
     stub = images["stub"].reference
@@ -84,7 +86,7 @@ def _play(
     pool = ThreadPoolExecutor(max(at_a_time, 1))
     try:
         return list(pool.map(one, cells))
-    finally:  # also when somebody ends this: cells that are being played fail as soon as their cluster is gone
+    finally:  # also after an interrupt: running cells fail as soon as their cluster is gone
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -99,12 +101,12 @@ def _row(cell: Cell, result: Outcome | str) -> str:
 
 
 def table(played: Mapping[str, str], before: str, load: float) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        played: rows by the beginning that names their cell; the others stay as they were.
-        before: the page as it was.
-        load: processes that the machine had to run while these were played, on average.
+        played: new rows by the start that names their cell; other rows are kept.
+        before: previous text of the page.
+        load: average number of processes that the machine had to run meanwhile.
     """
     old = {start(line): line for line in before.splitlines() if line.count("|") > 2}
     rows = [row for cell in CELLS if (row := played.get(_start(cell)) or old.get(_start(cell))) is not None]
@@ -135,7 +137,7 @@ An operator that is killed several times is started again by its kubelet after 1
 
 
 def start(row: str) -> str:
-    """What names a row's cell."""
+    """Return the start of a row, which names its cell."""
     return "|".join(row.split("|")[:3])
 
 

@@ -1,4 +1,4 @@
-"""The matrix: who is broken, how, and what must come of it."""
+"""The chaos matrix: broken part, kind of fault, and expected result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.e2e.chaos.small_volume import empty, fill
 from tests.support.faults.rlrun_faults import FOLDER_VARIABLE, POINTS, VARIABLE
 
 MARKERS = "faults"
-"""In the run's folder: what fault points have done."""
+"""Folder in the run's folder with the records of fault points."""
 Break = Callable[[Faults], AbstractContextManager[float]]
-"""Breaks something; gives the moment, and mends at its end what does not mend itself. The block ends when the fault has been noticed, or
-when it has lasted `Cell.lasts` seconds."""
+"""Function that breaks something, yields the time of the fault, and repairs at its end what does not recover without
+help. The block ends when the fault has been noticed, or after `Cell.lasts` seconds."""
 Says = Callable[[Mapping[str, Any]], bool]
 HANGS = {"progress": {"deadlineSeconds": 30, "startupDeadlineSeconds": 180}}
 
@@ -31,42 +31,42 @@ class Cell:
     role: str
     fault: str
     act: Break | None
-    """None: the run's own environment has it, see `points`."""
+    """Fault, or None if the run's own environment has it, see `points`."""
     ends: Literal["next attempt", "same attempt", "either", "Failed"] = "next attempt"
-    """Either: both are right, depending on the moment."""
+    """Expected ends; several are correct if the moment decides."""
     counted: int | None = None
-    """Restarts that count against `maxRestarts`; None: what it comes to."""
+    """Restarts that count against `maxRestarts`, or None if any number is correct."""
     lost: int | None = None
-    """Steps that may be lost at most; None: those since the newest complete checkpoint."""
+    """Largest number of lost steps, or None for those since the newest complete checkpoint."""
     points: Mapping[str, str] = field(default_factory=dict)
     """FAULT_POINTS of each role."""
     restarts: int = 1
-    """At most."""
+    """Largest number of restarts."""
     lasts: float = 0.0
-    """Seconds."""
+    """Duration in seconds."""
     steps: int = 40
     alone: bool = False
-    """It breaks more than its own run."""
+    """Whether it breaks more than its own run."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     says: Says | None = None
-    """Whether a status tells of the fault; None: the record of a failure does, where there is one."""
+    """Whether a status must report the fault. None: the record of a failure must, if there is one."""
     blames: str = ""
-    """Role and reason that the record of the failure has to have; empty: as it comes."""
+    """Role and reason that the record of the failure must have; empty: any."""
     mended: bool = False
-    """Nobody recovers before the fault is over: recovery counts from there."""
+    """Whether recovery is impossible before the fault is over, so that recovery time counts from its end."""
     small_volume: bool = False
     patient: bool = False
-    """Pods stay on nodes that are not ready for 5 minutes, Kubernetes' default; the test cluster's is seconds."""
+    """Tolerations that keep pods on unready nodes for 5 minutes, Kubernetes' default; the test cluster uses seconds."""
 
     @property
     def name(self) -> str:
-        """Of the run: short, in lower case."""
+        """Name of the run: short, in lower case."""
         words = f"{self.role}-{self.fault}".lower()
         return "".join(c if c.isalnum() else "-" for c in words).strip("-")[:38].strip("-")
 
 
 def at(act: Callable[[Faults], float]) -> Break:
-    """A fault that is over at once."""
+    """Return a fault without a duration."""
     return lambda faults: nullcontext(act(faults))
 
 
@@ -90,7 +90,7 @@ def _roles() -> Iterator[Cell]:
             ends,
             0,
         )
-    hang = "step.trained=hang@10"  # of a thread: the process answers
+    hang = "step.trained=hang@10"  # a signal to one thread: the process still answers
     yield Cell("trainer", "hangs in a step", None, counted=1, points={"trainer": hang}, spec=HANGS)
     frozen: dict[str, Any] = {"counted": 1, "spec": HANGS, "blames": "orchestrator NoProgress"}
     yield Cell("orchestrator", "hangs", None, points={"orchestrator": "batch.told=hang@10"}, **frozen)
@@ -102,15 +102,16 @@ def _roles() -> Iterator[Cell]:
     yield Cell("inference", "SIGSTOP", _signal("inference", signal.SIGSTOP), "same attempt")
     for who in ("trainer-0", "trainer-1"):
         yield Cell(who, "SIGSTOP", _signal(who, signal.SIGSTOP), counted=1, spec=HANGS)
-    # Without a deadline that is over, its liveness probe would end it after 3 minutes.
+    # Without an expired deadline, its liveness probe would end it after 3 minutes.
     yield Cell("orchestrator", "SIGSTOP", _signal("orchestrator", signal.SIGSTOP), **frozen)
 
 
 def _points() -> Iterator[Cell]:
-    """Every point of the file protocol and of the hand-over, reached for the third time, dies there."""
+    """Return one cell for each point of the file protocol and of the hand-over; the process dies when it reaches the
+    point for the third time."""
     for point in POINTS:
         if point.startswith(("export.", "journal.before_remove", "attempt.", "turn.")):
-            continue  # attempts: see below; the others need longer runs, or engines in the trainer's pods
+            continue  # the comment below explains attempts; other points need longer runs, or engines in the trainer's pods
         role = (
             "inference"
             if point.startswith("engine.")
@@ -155,7 +156,7 @@ def _unplugged(faults: Faults) -> Iterator[float]:
 
 @contextmanager
 def _parted(faults: Faults) -> Iterator[float]:
-    """Nodes reach the API server and not each other."""
+    """Cut the network between the nodes; both still reach the API server."""
     nodes = faults.cluster.nodes
 
     def each(act: Callable[[str], None]) -> None:
@@ -181,7 +182,7 @@ def _no_etcd(faults: Faults) -> Iterator[float]:
 
 @contextmanager
 def _forced(faults: Faults) -> Iterator[float]:
-    """A node whose kubelet is gone, while its processes live on; somebody deletes its pods by force."""
+    """Kill a node's kubelet while its containers live on, and delete its pods by force."""
     node = faults.node_of("trainer-1")
     with faults.without(node, "kubelet") as now:
         for pod in faults.run.pods():
@@ -236,7 +237,7 @@ def _node_is_lost(status: Mapping[str, Any]) -> bool:
 
 
 def _run() -> Iterator[Cell]:
-    """What befalls all roles of a run, and no other run."""
+    """Return cells with faults of a whole run that affect no other run."""
     yield Cell(
         "volume",
         "full for 30 s",
@@ -265,14 +266,14 @@ def _run() -> Iterator[Cell]:
 
 
 def _operator_thrice(faults: Faults) -> float:
-    """The operator dies again and again while it begins another attempt."""
+    """Kill the operator repeatedly while it starts another attempt."""
     now = faults.signal("trainer-0", signal.SIGKILL)
     for _ in range(3):
-        time.sleep(random.uniform(0.2, 2.5))  # the moment is what varies
+        time.sleep(random.uniform(0.2, 2.5))  # varies the moment
         try:
             faults.signal("operator", signal.SIGKILL)
         except (AssertionError, StopIteration):
-            continue  # it is not back yet
+            continue  # the operator has not returned yet
     return now
 
 
@@ -281,11 +282,12 @@ def _cluster() -> Iterator[Cell]:
     yield Cell(
         "operator", "SIGKILL up to 3 times while it restarts the run", at(_operator_thrice), counted=1, alone=True
     )
-    # The processes train on, until the control plane calls the node lost.
+    # The processes continue to train until the control plane marks the node as lost.
     yield Cell("node", "kubelet killed", _kubelet, counted=0, alone=True, steps=150)
-    # The successors may be put on the same node, until it is called lost.
+    # The next pods may be scheduled on the same node until it is marked as lost.
     yield Cell("node", "kubelet killed, pods deleted by force", _forced, counted=0, alone=True, lasts=45, restarts=2)
-    # Its peer fails at once, which counts until the node is known to be lost: it stays off until then.
+    # The other trainer fails at once, which counts until the node is known to be lost, so the node stays off until
+    # then.
     away = {"nodeLoss": {"forceDeleteSeconds": 10}}
     yield Cell("node", "power-off", _power, counted=0, alone=True, says=_node_is_lost, spec=away)
     yield Cell("node", "frozen for 30 s", _frozen, "either", lasts=30, alone=True, steps=100)
@@ -309,7 +311,7 @@ CELLS: tuple[Cell, ...] = (*_roles(), *_points(), *_run(), *_cluster())
 
 
 def environment(cell: Cell, role: str, run: str) -> list[dict[str, str]]:
-    """Variables that a role of the run needs for a cell."""
+    """Return the variables that a cell needs in a role of the run."""
     if role not in cell.points:
         return []
     return [

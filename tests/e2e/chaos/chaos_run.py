@@ -1,4 +1,4 @@
-"""A run that several threads read, and whose volume lies on this machine."""
+"""A run that several threads read, with its volume on this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ChaosRun(KubeRun):
         self.native = cluster
         self._client = ApiClient(cluster.kubeconfig)
         self.own_volume: Path | None = None
-        """Of a small volume; None: one of the cluster's."""
+        """Name of a small volume, or None for one of the cluster's."""
 
     def read(self, path: str) -> dict[str, Any]:
-        """As `KubeRun.read`, with a connection for each request: a thread of `History` reads, too."""
+        """Read as `KubeRun.read` does, with a connection for each request, because a thread of `History` reads too."""
         group, _, rest = path.partition("|")
         try:
             return self._client.get(f"{group}/namespaces/{self.namespace}/{rest}")
@@ -31,14 +31,14 @@ class ChaosRun(KubeRun):
             raise ClusterError(str(error)) from None
 
     def folder(self) -> Path:
-        """Its folder on its volume, as this machine sees it."""
+        """Return the run's folder on its volume, as a path of this machine."""
         if self.own_volume is not None:
             return self.own_volume / self.name
         volume = json.loads(self.cluster.kubectl("get", "pv", self.volume() or "", "-o", "json"))
         return self.native.state.volumes / Path(volume["spec"]["hostPath"]["path"]).name / self.name
 
     def volume(self) -> str | None:
-        """Name of its volume; None before it is bound."""
+        """Return the name of its volume, or None before it is bound."""
         claim = self.read(f"/api/v1|persistentvolumeclaims/{self.name}-data")
         name: str | None = claim["spec"].get("volumeName") if claim.get("status", {}).get("phase") == "Bound" else None
         return name

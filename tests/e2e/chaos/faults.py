@@ -1,4 +1,4 @@
-"""What can be done to a run on a cluster whose machines are ours: to processes, pods, nodes, the network and the control plane."""
+"""Faults of a run on a native cluster: in processes, pods, nodes, the network and the control plane."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = {
     "orchestrator": "-m rlrun.orchestrator",
     "inference": "tests.support.stub.inference",
 }
-"""In the command line of each role's own process, which is not its container's first."""
+"""Words in the command line of each role's own process, which is not the first process of its container."""
 _SIGNAL = """
 import os, pathlib, signal, sys, time
 uid, words, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -71,13 +71,14 @@ print(now)
 
 
 class Faults:
-    """Breaks one run, or the cluster around it. Each method returns when it happened, in seconds since the epoch."""
+    """Faults of one run, or of its cluster. Each method returns the time of the fault in seconds since the epoch."""
 
     def __init__(self, run: ChaosRun) -> None:
         self.cluster, self.run = run.native, run
 
     def pod(self, who: str) -> dict[str, Any]:
-        """The pod of `trainer-0`, `trainer-1`, `orchestrator`, `inference` (the first of them), or `operator`."""
+        """Return the name of the pod of `trainer-0`, `trainer-1`, `orchestrator`, `inference` (the first engine), or
+        `operator`."""
         if who == "operator":
             listed = self.cluster.kubectl("-n", deploy.SYSTEM, "get", "pods", "-o", "json")
             return next(p for p in json.loads(listed)["items"] if "deletionTimestamp" not in p["metadata"])
@@ -97,7 +98,7 @@ class Faults:
         return self._inside(pod, _SIGNAL, words, str(int(number)))
 
     def starve(self, who: str) -> float:
-        """Leave a role's container so little memory that the kernel ends its largest process."""
+        """Reduce the memory of a role's container so far that the kernel kills its largest process."""
         return self._inside(self.pod(who), _STARVE, WORDS[who])
 
     def _inside(self, pod: dict[str, Any], script: str, *arguments: str) -> float:
@@ -108,7 +109,7 @@ class Faults:
         return at
 
     def delete_pod(self, who: str, *, force: bool = False) -> float:
-        """`kubectl delete pod`, with its grace period or without."""
+        """Delete a pod with `kubectl delete pod`, with or without its grace period."""
         name = str(self.pod(who)["metadata"]["name"])
         now = time.time()
         at_once = ("--grace-period=0", "--force") if force else ()
@@ -121,18 +122,18 @@ class Faults:
         self.run.kubectl("patch", "rlrun", self.run.name, "--type=merge", "-p", patch)
 
     def restart(self) -> float:
-        """Ask for a restart, as a person does."""
+        """Request a restart, as a user does."""
         now = time.time()
         self.run.kubectl("annotate", "rlrun", self.run.name, f"{RESTART_ANNOTATION}={rfc3339(now)}")
         return now
 
     def node_of(self, who: str) -> str:
-        """Where its pod runs."""
+        """Return the node of its pod."""
         return str(self.pod(who)["spec"]["nodeName"])
 
     @contextmanager
     def without(self, machine: str, daemon: str) -> Iterator[float]:
-        """A machine whose daemon (kubelet, etcd, ...) is killed and does not come back before the end of the block."""
+        """Kill a daemon (kubelet, etcd, ...) of a machine; it stays stopped until the end of the block."""
         stopped = self.cluster.state.machine(machine).control / "stopped"
         now = time.time()
         stopped.write_text(f"{daemon}\n")
@@ -143,7 +144,7 @@ class Faults:
 
     @contextmanager
     def during(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[float]:
-        """Something that has a beginning and an end."""
+        """Apply a fault for the duration of a block."""
         now = time.time()
         begin()
         try:

@@ -1,4 +1,4 @@
-"""What became of a run, as its status, its training log and its checkpoints tell while it goes on."""
+"""History of a run in its status, its training log and its checkpoints, recorded while it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Trained:
-    """A line of `metrics.jsonl`."""
+    """One line of `metrics.jsonl`."""
 
     step: int
     attempt: int
@@ -26,15 +26,15 @@ class Trained:
 
 
 class History:
-    """Follows a run in a thread, from its folder on the host and with one small request now and then."""
+    """Thread that follows a run by its folder on the host and by small requests to the API server."""
 
     def __init__(self, run: ChaosRun) -> None:
         self.folder = run.folder()
         self._run = run
         self.statuses: list[tuple[float, dict[str, Any]]] = []
-        """Each status that differs from the one before, with the time at which it was seen."""
+        """Each changed status with the time at which it was read."""
         self.seen: dict[tuple[int, int], Trained] = {}
-        """Every line that was ever there: an attempt that falls back removes those of lost steps."""
+        """Every line that ever existed: a resumed attempt removes the lines of lost steps."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"history {run.name}", daemon=True)
 
@@ -47,7 +47,7 @@ class History:
         self._thread.join()
 
     def lines(self) -> list[Trained]:
-        """`metrics.jsonl` as it is."""
+        """Return the present lines of `metrics.jsonl`."""
         with suppress(FileNotFoundError):
             whole, _, _ = (self.folder / "metrics.jsonl").read_text().rpartition("\n")
             return [
@@ -57,7 +57,7 @@ class History:
         return []
 
     def newest_checkpoint(self, attempt: int) -> int:
-        """Step of the newest checkpoint of attempts up to this one that has a manifest; 0 without one."""
+        """Return the step of the newest checkpoint with a manifest in attempts up to this one; 0 without one."""
         found = (path.parent.name for path in self.folder.glob("checkpoints/step_*/manifest.json"))
         return max((int(name[5:13]) for name in found if int(name.partition(".a")[2]) <= attempt), default=0)
 
@@ -71,10 +71,10 @@ class History:
                     self.statuses.append((time.time(), status))
             self._over.wait(LOOK_SECONDS)
 
-    def told(self, says: Callable[[dict[str, Any]], bool], after: float) -> float | None:
-        """When a status first said something after a moment."""
+    def first_status_time(self, says: Callable[[dict[str, Any]], bool], after: float) -> float | None:
+        """Return the time of the first status after a moment that satisfies a predicate."""
         return next((at for at, status in self.statuses if at >= after and says(status)), None)
 
     def failure_seen(self, attempt: int, after: float) -> float | None:
-        """When the end of an attempt was first on record."""
-        return self.told(lambda status: (status.get("lastFailure") or {}).get("attempt") == attempt, after)
+        """Return the time at which the end of an attempt was first recorded."""
+        return self.first_status_time(lambda status: (status.get("lastFailure") or {}).get("attempt") == attempt, after)

@@ -1,4 +1,4 @@
-"""Plays one cell of the matrix: a run that trains, the fault, and what came of it."""
+"""Player for one cell of the matrix: a training run, the fault, and its consequences."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ PATIENCE = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """A line of the table; seconds count from the fault."""
+    """One row of the table; seconds count from the fault."""
 
     cell: Cell
     happened: str
     detected: float | None
-    """Until the status said so."""
+    """Time until the status reported the fault."""
     recovered: float | None
-    """Until the first step that was trained afterwards; where somebody mended what was broken, from then on."""
+    """Time until the first step trained afterwards; counted from the repair, if a person had to repair something."""
     lost: int
-    """Steps that had to be trained again."""
+    """Number of steps that were trained again."""
 
 
 def manifest(cell: Cell, image: str) -> dict[str, Any]:
-    """A quickstart with stubs: two trainer pods, and a second engine where the first is broken."""
+    """Return the manifest of a quickstart with stubs: two trainer pods, and a second engine if the fault breaks the
+    first."""
     document = example(
         "quickstart",
         maxSteps=cell.steps,
@@ -68,10 +69,11 @@ def play(cluster: NativeCluster, namespace: str, cell: Cell, image: str) -> Outc
     """Run a cell to its end.
 
     Raises:
-        AssertionError: something was lost, trained twice, counted wrongly, or stands still; with all that can be seen of the run.
+        AssertionError: a step was lost, trained twice or counted wrongly, or the run stopped; the message has the state
+            of the run.
     """
     run = ChaosRun(cluster, manifest(cell, image), namespace)
-    children = (f"rlr/{run.name}", f"pvc/{run.name}-data")  # a volume that is left would be gone on with
+    children = (f"rlr/{run.name}", f"pvc/{run.name}-data")  # the run would continue from a leftover volume
     run.kubectl("delete", *children, "--ignore-not-found", timeout=120)
     volume = small_volume(cluster, namespace, f"{run.name}-data") if cell.small_volume else nullcontext()
     with volume as run.own_volume:
@@ -95,11 +97,13 @@ def _break(cell: Cell, run: ChaosRun, history: History) -> Outcome:
     if cell.act is None:
         return _by_itself(cell, run, history)
     run.wait("two checkpoints and a step", lambda: _step(history.lines()) > 2 * INTERVAL, steps=True)
-    if cell.role == "inference":  # others do not wait for a status: their operator may be killed by a cell beside them
+    if (
+        cell.role == "inference"
+    ):  # other cells do not wait for a status, because a parallel cell may have killed their operator
         run.wait("both engines are ready", lambda: (run.status().get("inference") or {}).get("ready") == 2)
     attempt = run.attempt()
     with cell.act(Faults(run)) as at:
-        # What the fault found: what was done later is not its loss.
+        # State at the time of the fault: later work is not lost by it.
         complete = history.newest_checkpoint(attempt)
         began = time.monotonic()
         waits = cell.says is not None or not (cell.lasts or cell.ends == "same attempt")
@@ -115,7 +119,7 @@ def _break(cell: Cell, run: ChaosRun, history: History) -> Outcome:
 
 
 def _by_itself(cell: Cell, run: ChaosRun, history: History) -> Outcome:
-    """The fault is in the run's own environment: its moment is that of the marker."""
+    """Return the time of the marker: the fault is part of the run's own environment."""
     markers = history.folder / MARKERS
     run.wait("the fault point", lambda: any(markers.glob("*")), steps=True)
     at = next(markers.glob("*")).stat().st_mtime
@@ -125,7 +129,7 @@ def _by_itself(cell: Cell, run: ChaosRun, history: History) -> Outcome:
 
 
 def _noticed(cell: Cell, history: History, attempt: int, at: float) -> float | None:
-    return history.told(cell.says, at) if cell.says is not None else history.failure_seen(attempt, at)
+    return history.first_status_time(cell.says, at) if cell.says is not None else history.failure_seen(attempt, at)
 
 
 def _step(lines: Iterable[Trained]) -> int:
@@ -147,7 +151,7 @@ def _judge(
     assert [line.attempt for line in lines] == sorted(line.attempt for line in lines), told
     restarted = final["attempt"] > attempt
     if cell.ends != "either":
-        assert restarted == (cell.ends == "next attempt"), f"{run.told()}; {final.get('failures')}"
+        assert restarted == (cell.ends == "next attempt"), f"{run.describe_status()}; {final.get('failures')}"
     assert final["attempt"] <= attempt + cell.restarts, f"one fault, one restart; {final.get('failures')}"
     if cell.counted is not None:
         assert final["restartsCountedTowardsMax"] == cell.counted, final.get("failures")

@@ -1,7 +1,9 @@
-"""A run's volume that is read-only for its pods, as after a server's failover, or an error that the kernel has found on it.
+"""A run's volume that becomes read-only for its pods, as after a server's failover or a file-system error found by the
+kernel.
 
-Its file system cannot be made read-only while files are open for writing (EBUSY). So a read-only view of it is put over it, inside each of
-the pods' containers: whatever is opened from then on is refused (EROFS), `statvfs` says so too, and what is open goes on.
+The file system cannot be made read-only while files are open for writing (EBUSY). So a read-only view is mounted over
+it inside each container of the pods. New opens are refused (EROFS), `statvfs` reports read-only, and open files stay
+writable.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ print(len(seen))
 
 @contextmanager
 def read_only(cluster: NativeCluster, run: ChaosRun) -> Iterator[float]:
-    """Make the volume read-only for all pods that the run has, until the end of the block; gives the moment."""
+    """Make the volume read-only for all present pods of the run until the end of the block; yield the time."""
     pods = [(str(pod["spec"]["nodeName"]), str(pod["metadata"]["uid"])) for pod in run.pods()]
 
     def each(act: str) -> int:

@@ -1,4 +1,4 @@
-"""A volume with so little room that a test can fill it, on both nodes."""
+"""A volume on both nodes that is small enough for a test to fill."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from tests.cluster.native.cluster import NativeCluster
 from tests.cluster.native.spec import VOLUMES
 
 MEBIBYTES = 192
-"""A run wants 64 free at its start."""
+"""Size in MiB. A run needs 64 free MiB at its start."""
 FILLER = "filler"
 
 
 @contextmanager
 def small_volume(cluster: NativeCluster, namespace: str, claim: str) -> Iterator[Path]:
-    """A claim that is bound to a file system of its own; gives its folder as this machine can see it.
+    """Create a claim bound to a separate file system; yield its folder as a path of this machine.
 
-    One block device is mounted in the namespaces of both nodes: for the kernel that is one file system. It is mounted nowhere else, and
-    the device goes with its last mount: what ends the nodes' processes leaves nothing.
+    One block device is mounted in the namespaces of both nodes, which the kernel treats as one file system. It is
+    mounted nowhere else, and the device is removed with its last mount, so the end of the nodes' processes leaves
+    nothing.
     """
     image, path = cluster.state.folder / f"{claim}.img", f"{VOLUMES}/{claim}"
     with image.open("wb") as file:
@@ -37,7 +38,7 @@ def small_volume(cluster: NativeCluster, namespace: str, claim: str) -> Iterator
             cluster.sh(node, "mount", shown, path)
         cluster.sh(cluster.nodes[0], "chmod", "0777", path)
     finally:
-        subprocess.run(["losetup", "--detach", shown], check=True)  # when nothing mounts it any more
+        subprocess.run(["losetup", "--detach", shown], check=True)  # removed with its last mount
     try:
         for document in _documents(namespace, claim, path):
             cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
@@ -50,7 +51,7 @@ def small_volume(cluster: NativeCluster, namespace: str, claim: str) -> Iterator
 
 
 def fill(folder: Path) -> None:
-    """Leave no byte free."""
+    """Fill the volume completely."""
     with (folder / FILLER).open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             with suppress(OSError):
@@ -59,7 +60,7 @@ def fill(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Give the room back."""
+    """Free the space."""
     (folder / FILLER).unlink(missing_ok=True)
 
 

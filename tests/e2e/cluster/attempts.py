@@ -1,4 +1,4 @@
-"""Attempts of untrusted code on what is beside it, in the pods of a run, and what each actor may reach."""
+"""Attempts of untrusted code in the pods of a run to reach other resources, and the targets that each actor may reach."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ MARK = "ATTEMPTS "
 PYTHON = "/opt/rlrun/bin/python"
 TABLE = ROOT / "benchmarks/results/attempts.md"
 OWN_PROCESSES = {"process: priority of another one", "process: processors of another one"}
-"""Without a process namespace of their own, processes of one user may do this to each other; no rule of Landlock refuses it."""
+"""Actions between processes of one user that share a process namespace; no rule of Landlock refuses them."""
 OPEN: Mapping[str, set[str]] = {
     "process": {
         "write: mode of a file of the run",
-        "secret: descriptors that it inherited",  # the file of stacks, which all processes of a role write
+        "secret: descriptors that it inherited",  # the file of stacks, writable for all processes of a role
         *OWN_PROCESSES,
     },
     "shared": OWN_PROCESSES,
-    "own": {"write: file in /tmp of the orchestrator", "write: socket file in /tmp", *OWN_PROCESSES},  # its own /tmp
+    "own": {
+        "write: file in /tmp of the orchestrator",
+        "write: socket file in /tmp",
+        *OWN_PROCESSES,
+    },  # the actor's own /tmp
     "sandbox": set(),
 }
-"""What each actor reaches: in the shared and in an own container the processes are those of the container."""
+"""Allowed targets of each actor. In both kinds of containers these include the processes of the container."""
 _IN_SANDBOX = """
 import asyncio, json, pathlib, sys
 sys.path.insert(0, "/opt/faults")
@@ -48,7 +52,7 @@ asyncio.run(main())
 
 
 def read_outcomes(run: KubeRun, name: str) -> Outcomes:
-    """Outcome of each attempt of an environment, from its log; empty before its first rollout."""
+    """Return the outcome of each attempt of an environment from its log; empty before its first rollout."""
     pod = run.pods("orchestrator")[0]["metadata"]["name"]
     log = f"/data/{run.name}/logs/attempt_0001/orchestrator/environment-{name}.log"
     lines = run.kubectl("exec", pod, "-c", "orchestrator", "--", "cat", log, check=False).splitlines()
@@ -57,7 +61,7 @@ def read_outcomes(run: KubeRun, name: str) -> Outcomes:
 
 
 def try_in_sandbox(run: KubeRun, places: Mapping[str, Any]) -> Outcomes:
-    """Outcome of each attempt of a program that a model wrote."""
+    """Return the outcome of each attempt of a program written by a model."""
     pod = run.pods("orchestrator")[0]["metadata"]["name"]
     said = run.kubectl("exec", pod, "-c", "orchestrator", "--", PYTHON, "-c", _IN_SANDBOX, json.dumps(places))
     found: Outcomes = json.loads(said)
@@ -65,7 +69,7 @@ def try_in_sandbox(run: KubeRun, places: Mapping[str, Any]) -> Outcomes:
 
 
 def find_places(run: KubeRun, other: KubeRun, cluster: Cluster) -> dict[str, Any]:
-    """Arguments of the attempts: what somebody who knows the cluster would aim at."""
+    """Return arguments of the attempts: targets that an attacker who knows the cluster would choose."""
     server = json.loads(cluster.kubectl("get", "endpointslice", "kubernetes", "-n", "default", "-o", "json"))
     nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
     operator = json.loads(cluster.kubectl("get", "pods", "-n", deploy.SYSTEM, "-o", "json"))["items"]
@@ -85,7 +89,7 @@ def find_places(run: KubeRun, other: KubeRun, cluster: Cluster) -> dict[str, Any
 
 
 def write_table(found: Mapping[str, Outcomes], file: Path) -> None:
-    """Write the outcomes behind the text of the page."""
+    """Write the outcomes after the text of the page."""
     head = "| attempt | `isolation: Process` | default: shared container | container of `image` | program of a model |"
     rows = [
         f"| {name} | {' | '.join(outcomes[name].partition(' (')[0][:110] for outcomes in found.values())} |"
@@ -99,9 +103,9 @@ def make_attempts(run: KubeRun, places: Mapping[str, Any], image: str) -> dict[s
     """Apply a run whose environments make all attempts, and return the outcomes of each actor.
 
     Args:
-        run: a run whose orchestrator imports `attempts_in_a_pod` and `intruder_in_a_pod` from `/opt/faults`.
-        places: see `find_places`.
-        image: of the environment with a container of its own.
+        run: run whose orchestrator imports `attempts_in_a_pod` and `intruder_in_a_pod` from `/opt/faults`.
+        places: result of `find_places`.
+        image: image of the environment that has its own container.
     """
     intruder = {"id": "intruder_in_a_pod:load", "groupSize": 8, "args": dict(places)}
     run.document["spec"]["environments"] = [
@@ -119,7 +123,7 @@ def make_attempts(run: KubeRun, places: Mapping[str, Any], image: str) -> dict[s
 
 
 def check_outcomes(found: Mapping[str, Outcomes]) -> None:
-    """Fail if an attempt did not run, or reached more than `OPEN` says."""
+    """Fail if an attempt did not run, or reached a target outside of `OPEN`."""
     assert len(found["process"]) > 60
     for actor, outcomes in found.items():
         assert outcomes.keys() == found["process"].keys()

@@ -1,4 +1,4 @@
-"""A real cluster of two nodes, the images of this checkout, and the operator installed by Helm."""
+"""A real cluster of two nodes with the images of this checkout and the operator installed by Helm."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from tests.e2e.cluster.kube_run import KubeRun, example
 NAMESPACE = "team-a"
 NAME = "e2e"
 USE = "RLRUN_TEST_CLUSTER"
-"""Variable with the name of a cluster of two nodes that is up, to be used instead of an own one, while a test is written."""
+"""Variable with the name of a running cluster of two nodes to reuse while a test is written."""
 REAL = "test_real_images.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Last comes what the nodes need a minute to get over: a kubelet tries an API server that was away again after up to 60 s."""
+    """Put tests last from which nodes need a minute to recover: a kubelet retries an absent API server after up to 60
+    s."""
     items.sort(key=lambda item: item.get_closest_marker("nodes_recover") is not None)
 
 
 @pytest.fixture(scope="session")
 def images(request: pytest.FixtureRequest) -> Mapping[str, BuiltImage]:
-    """Images of this checkout; the large ones of the real roles only where a test runs them."""
+    """Images of this checkout; the large images of the real roles only if a test needs them."""
     real = any(item.path.name == REAL for item in request.session.items)
     return build(["operator", "stub", *(("trainer", "inference") if real else ())])
 
 
 @pytest.fixture(scope="session")
 def references(images: Mapping[str, BuiltImage]) -> Mapping[str, str]:
-    """What the operator is installed with: without real roles, stubs are its default images too."""
+    """Images for the installation of the operator: without real roles, stubs are its default images."""
     stub = images["stub"].reference
     return {"trainer": stub, "inference": stub, **{name: image.reference for name, image in images.items()}}
 
 
 @pytest.fixture(scope="session")
 def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> Iterator[api.Cluster]:
-    """The cluster, with the product installed."""
+    """The cluster with the product installed."""
     given = os.environ.get(USE)
     archives = [image.archive for image in images.values()]
     if given:
@@ -59,7 +60,7 @@ def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> 
         assert "Traceback" not in log, log
         assert "unexpected" not in log, log
     finally:
-        if given:  # the next session has the same names
+        if given:  # the next session uses the same names
             cluster.kubectl("delete", "rlr,pods", "--all", "-n", NAMESPACE, "--wait", timeout=120)
         else:
             cluster.down()
@@ -67,7 +68,8 @@ def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> 
 
 @pytest.fixture
 def new_run(cluster: api.Cluster) -> Iterator[Callable[[dict[str, Any]], KubeRun]]:
-    """Makes runs; each is deleted at the end, with its claim. Nobody waits for that: the next test has names of its own."""
+    """Factory of runs. Each run is deleted at the end with its claim, without a wait, because the next test uses other
+    names."""
     made: list[KubeRun] = []
 
     def make(document: dict[str, Any]) -> KubeRun:
@@ -82,7 +84,7 @@ def new_run(cluster: api.Cluster) -> Iterator[Callable[[dict[str, Any]], KubeRun
 
 @pytest.fixture(scope="session")
 def stub_manifest(images: Mapping[str, BuiltImage]) -> Callable[..., dict[str, Any]]:
-    """A quickstart whose trainer and engine are stubs: only the image differs."""
+    """Return a quickstart whose trainer and engine are stubs; only the images differ."""
 
     def manifest(name: str, script: Mapping[str, Any] | None = None, *, steps: int = 40, **spec: Any) -> dict[str, Any]:
         document = example("quickstart", maxSteps=steps, checkpoint={"interval": 5, "keepLast": 3}, **spec)

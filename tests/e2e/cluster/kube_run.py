@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def example(name: str, **spec: Any) -> dict[str, Any]:
-    """A manifest of `examples/`, some of its top-level spec fields merged one level deep."""
+    """Return a manifest of `examples/` with some top-level spec fields merged one level deep."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
     for key, value in spec.items():
         old = document["spec"].get(key)
@@ -43,7 +43,7 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
 
 
 class KubeRun:
-    """A run by its name. Commands go through kubectl, as a user's do; reads do not, as each kubectl costs 0.3 s of CPU time."""
+    """A run by its name. Writes use kubectl like a user; reads do not, because each kubectl costs 0.3 s of CPU time."""
 
     def __init__(self, cluster: Cluster, document: dict[str, Any], namespace: str) -> None:
         self.cluster, self.document, self.namespace = cluster, document, namespace
@@ -66,7 +66,7 @@ class KubeRun:
             raise ClusterError(str(error)) from None
 
     def kubectl(self, *words: str, **options: Any) -> str:
-        """kubectl in the run's namespace."""
+        """Run kubectl in the run's namespace."""
         return self.cluster.kubectl("-n", self.namespace, *words, **options)
 
     def apply(self) -> None:
@@ -74,57 +74,57 @@ class KubeRun:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(self.document))
 
     def get(self) -> dict[str, Any]:
-        """The whole object."""
+        """Return the whole object."""
         return self.read(f"/apis/rlrun.io/v1alpha1|rlruns/{self.name}")
 
     def status(self) -> dict[str, Any]:
-        """Its status; empty before the first one."""
+        """Return its status, empty before the first one."""
         status: dict[str, Any] = self.get().get("status", {})
         return status
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One condition; empty when it is not there."""
+        """Return one condition, empty if it does not exist."""
         return next((c for c in self.status().get("conditions", []) if c["type"] == kind), {})
 
     def step(self) -> int:
-        """Last trained step that the progress Lease tells."""
+        """Return the last trained step in the progress Lease."""
         return int(self._renewal().get("rlrun.io/step", 0))
 
     def _renewal(self) -> dict[str, str]:
-        """Annotations of the progress Lease."""
+        """Return the annotations of the progress Lease."""
         lease = self.read(f"/apis/coordination.k8s.io/v1|leases/{self.name}-progress")
         found: dict[str, str] = lease["metadata"].get("annotations", {})
         return found
 
     def attempt(self) -> int:
-        """Number of the current attempt."""
+        """Return the number of the current attempt."""
         return int(self.status().get("attempt", 0))
 
     def pods(self, role: str | None = None) -> list[dict[str, Any]]:
-        """Its pods, ending ones included."""
+        """Return its pods, terminating ones included."""
         selector = f"rlrun.io/run={self.name}" + (f",rlrun.io/role={role}" if role else "")
         found: list[dict[str, Any]] = self.read(f"/api/v1|pods?labelSelector={selector}")["items"]
         return found
 
     def wait(self, what: str, holds: Callable[[], Any], *, steps: bool = False) -> Any:
-        """Wait until `holds()` is true and return it.
+        """Wait until `holds()` is true and return its value.
 
         Args:
-            what: the awaited state in words.
+            what: description of the awaited state.
             holds: the condition.
-            steps: trained steps are progress towards it.
+            steps: whether trained steps are progress.
 
         Raises:
-            StalledError: without progress; the message has everything that describe and the pods report.
+            StalledError: no progress; the message has the output of describe and the reports of the pods.
         """
         wait = Wait(
             f"{self.name}: {what}",
             lambda: self._signs(steps),
-            lambda: f"{self.told()}\n{self.explain()}",
+            lambda: f"{self.describe_status()}\n{self.explain()}",
             LONG_POLL_SECONDS,
         )
         while True:
-            with suppress(ClusterError):  # the API server may be down on purpose
+            with suppress(ClusterError):  # the API server may be stopped on purpose
                 if value := holds():
                     return value
             wait.poll()
@@ -132,7 +132,7 @@ class KubeRun:
             wait.woke()
 
     def _signs(self, steps: bool) -> object:
-        """Marks of what the operator and the pods do; messages are left out, as some count steps or seconds."""
+        """Return marks of the work of operator and pods, without messages, because some of them count steps or seconds."""
         try:
             status = self.status()
             conditions = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions", [])]
@@ -167,12 +167,13 @@ class KubeRun:
         self.wait(f"checkpoint {step}", reached, steps=True)
 
     def kill_process(self, pod: str, container: str, words: str) -> None:
-        """SIGKILL the processes of a container whose command line holds `words`; its first process, the exit shim, lives on."""
+        """Kill the processes of a container whose command line contains `words`; its first process, the exit shim,
+        survives."""
         killed = self.kubectl("exec", pod, "-c", container, "--", "python3", "-c", _KILL, words)
         assert int(killed) > 0, f"no process of {pod} has {words!r} in its command line"
 
-    def rests(self) -> str:
-        """Its resourceVersion, once nothing writes to it any more: the operator counts pods after it has told of an end."""
+    def wait_resource_version(self) -> str:
+        """Return its resourceVersion after the last write: the operator still counts pods after it has reported an end."""
         seen: list[str] = []
 
         def look() -> str | None:
@@ -182,8 +183,8 @@ class KubeRun:
         found: str = self.wait("nothing changes in it by itself", look)
         return found
 
-    def told(self) -> str:
-        """What its status says, on one line: a summary of tests shows only the first."""
+    def describe_status(self) -> str:
+        """Return its status on one line, because a summary of tests shows only the first line."""
         try:
             status = self.status()
         except ClusterError as error:
@@ -192,7 +193,7 @@ class KubeRun:
         return f"{status.get('phase')}, attempt {status.get('attempt')}; " + " | ".join(said)
 
     def explain(self) -> str:
-        """All that helps to see why a test failed."""
+        """Return everything that helps to explain a failed test."""
         parts = [
             self.kubectl("describe", "rlr", self.name, check=False),
             self.kubectl("get", "pods,sts,deploy,pvc", "-o", "wide", check=False),
@@ -204,7 +205,8 @@ class KubeRun:
         return "\n".join(parts)
 
     def identities(self) -> Mapping[str, str]:
-        """Uid and generation of every workload and pod: equal before and after means that nobody touched them."""
+        """Return UID and generation of every workload and pod; equal values before and after a fault prove that nothing
+        was changed."""
         kinds = {
             "StatefulSet": "/apis/apps/v1|statefulsets",
             "Deployment": "/apis/apps/v1|deployments",

@@ -1,6 +1,8 @@
-"""Attempts of untrusted code in the pods of a run: docs/security.md's rows on environments and on programs of a model.
+"""Attempts of untrusted code in the pods of a run: the rows of docs/security.md on environments and on programs of a
+model.
 
-`RLRUN_WRITE_ATTEMPTS=1 pytest tests/e2e/cluster/test_attempts.py` writes the table of `benchmarks/results/attempts.md` anew.
+`RLRUN_WRITE_ATTEMPTS=1 pytest tests/e2e/cluster/test_attempts.py` rewrites the table of
+`benchmarks/results/attempts.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tests.e2e.cluster.kube_run import KubeRun
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_untrusted_code_reaches_nothing_beside_it(
+def test_untrusted_code_cannot_leave_its_sandbox(
     new_run: Callable[[dict[str, Any]], KubeRun],
     stub_manifest: Callable[..., dict[str, Any]],
     cluster: Cluster,

@@ -1,4 +1,4 @@
-"""Boundaries of docs/security.md, tried from inside the pods of a run: each actor against what it must not reach."""
+"""The boundaries of docs/security.md, tested from inside the pods of a run for each actor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.cluster.kube_run import KubeRun
 NewRun = Callable[[dict[str, Any]], KubeRun]
 StubManifest = Callable[..., dict[str, Any]]
 
-pytestmark = pytest.mark.timeout(1200)  # the first one brings the cluster up
+pytestmark = pytest.mark.timeout(1200)  # the first test starts the cluster
 
 STORE, CHANNEL, POD, ENGINE, METRICS, FREE = 29500, 29600, 29601, 8000, 9100, 40001
 PYTHON = "/opt/rlrun/bin/python"
@@ -37,17 +37,15 @@ print(json.dumps(found))
 """
 
 
-def reached(run: KubeRun, pod: str, targets: Iterable[tuple[str, int]], container: str) -> set[tuple[str, int]]:
-    """Those of the addresses that let a TCP connection of a container in, or answer that nobody listens."""
+def probe_targets(run: KubeRun, pod: str, targets: Iterable[tuple[str, int]], container: str) -> set[tuple[str, int]]:
+    """Return the addresses that accept or refuse a TCP connection of a container, instead of dropping it."""
     addresses = [f"{host}:{port}" for host, port in targets]
     said = run.kubectl("exec", pod, "-c", container, "--", PYTHON, "-c", _KNOCK, *addresses)
     places = (key.rsplit(":", 1) for key, is_open in json.loads(said).items() if is_open)
     return {(host, int(port)) for host, port in places}
 
 
-def test_each_pod_of_a_run_reaches_only_the_doors_that_its_role_needs(
-    new_run: NewRun, stub_manifest: StubManifest, cluster: Cluster
-) -> None:
+def test_pods_reach_only_ports_of_their_role(new_run: NewRun, stub_manifest: StubManifest, cluster: Cluster) -> None:
     run = new_run(stub_manifest("doors", steps=1000, inference={"replicas": 1}))
     other = new_run(stub_manifest("open-neighbour", steps=1000, networkPolicy={"mode": "None"}))
     run.apply()
@@ -67,17 +65,17 @@ def test_each_pod_of_a_run_reaches_only_the_doors_that_its_role_needs(
     own = {(address["trainer"], port) for port in (STORE, CHANNEL, POD, ENGINE, METRICS, FREE)}
     expected = {"trainer": own, "inference": set(), "orchestrator": doors}
     found = {
-        role: reached(run, pod, [*inside, *outside, *strangers, api], role)
-        - {(address[role], port) for _, port in inside if role != "trainer"}  # a pod always reaches itself
+        role: probe_targets(run, pod, [*inside, *outside, *strangers, api], role)
+        - {(address[role], port) for _, port in inside if role != "trainer"}  # a pod always reaches its own ports
         for role, pod in name.items()
     }
     assert found == expected
     stranger = other.pods("orchestrator")[0]["metadata"]["name"]
-    assert reached(other, stranger, inside, "orchestrator") == set(), "a pod that nothing restricts"
+    assert probe_targets(other, stranger, inside, "orchestrator") == set(), "a pod that nothing restricts"
     operator = json.loads(cluster.kubectl("get", "pods", "-n", deploy.SYSTEM, "-o", "json"))["items"]
     metrics = [(pod["status"]["podIP"], 8080) for pod in operator if pod["status"].get("podIP")]
     assert metrics
-    assert reached(other, stranger, metrics, "orchestrator") == set(), "the operator's own policy"
+    assert probe_targets(other, stranger, metrics, "orchestrator") == set(), "the operator's own policy"
 
 
 _LOOK = """
@@ -103,7 +101,7 @@ print(json.dumps({
 """
 
 
-def test_a_container_of_an_environment_reaches_no_file_of_the_others(
+def test_environment_container_cannot_read_files_of_others(
     new_run: NewRun, stub_manifest: StubManifest, images: Mapping[str, BuiltImage]
 ) -> None:
     apart = {"groupSize": 8, "image": images["stub"].reference, "python": PYTHON}
@@ -169,7 +167,7 @@ print(json.dumps({
 """
 
 
-def test_environments_without_an_image_share_a_container_without_secrets(
+def test_environments_without_image_share_container_without_secrets(
     new_run: NewRun, stub_manifest: StubManifest
 ) -> None:
     apart = {"groupSize": 8}
@@ -226,9 +224,7 @@ print(json.dumps(found))
 """
 
 
-def test_no_pod_of_a_run_writes_to_the_folder_of_another_run_on_its_volume(
-    new_run: NewRun, stub_manifest: StubManifest
-) -> None:
+def test_pods_cannot_write_to_folder_of_other_run(new_run: NewRun, stub_manifest: StubManifest) -> None:
     neighbour = new_run(stub_manifest("writes-first", steps=3))
     neighbour.apply()
     neighbour.wait_phase("Complete")

@@ -1,4 +1,4 @@
-"""Some cells of the matrix of `tests/e2e/chaos`; `make test-full` plays all."""
+"""A sample of the matrix of `tests/e2e/chaos`; `make test-full` plays all cells."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ def _cell(name: str) -> Cell:
 
 
 def _play(cluster: Cluster, images: Mapping[str, BuiltImage], *names: str) -> list[Outcome]:
-    """At a time: most of each is waiting."""
+    """Play cells at the same time, because each of them mostly waits."""
     assert isinstance(cluster, NativeCluster), "its machines are broken: python -m tests.cluster up --provider native"
     image = images["stub"].reference
     with ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(lambda name: play(cluster, NAMESPACE, _cell(name), image), names))
 
 
-def test_runs_that_die_at_a_manifest_are_asked_to_stop_or_lose_their_operator_meanwhile(
-    cluster: Cluster, images: Mapping[str, BuiltImage]
-) -> None:
+def test_runs_recover_from_crash_sigterm_and_operator_kills(cluster: Cluster, images: Mapping[str, BuiltImage]) -> None:
     died, asked, unwatched = _play(
         cluster,
         images,
@@ -44,6 +42,6 @@ def test_runs_that_die_at_a_manifest_are_asked_to_stop_or_lose_their_operator_me
     assert unwatched.happened.startswith("attempt 2")
 
 
-def test_a_run_goes_on_while_etcd_is_away(cluster: Cluster, images: Mapping[str, BuiltImage]) -> None:
+def test_run_continues_during_etcd_outage(cluster: Cluster, images: Mapping[str, BuiltImage]) -> None:
     (outcome,) = _play(cluster, images, "etcd-away-for-5-s")
     assert outcome.happened == "went on"

@@ -1,4 +1,4 @@
-"""A run from `kubectl apply` to Complete, as its user sees it."""
+"""A run from `kubectl apply` to Complete, as its user experiences it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from tests.e2e.cluster.kube_run import KubeRun, example
 Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
 
-pytestmark = pytest.mark.timeout(1200)  # the first one brings the cluster up, and unpacks the images where they are new
+pytestmark = pytest.mark.timeout(1200)  # the first test starts the cluster, and unpacks new images
 
 
-def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, tmp_path: Path) -> None:
+def test_run_reports_progress_by_get_wait_and_events(
+    new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, tmp_path: Path
+) -> None:
     run = new_run(stub_manifest("plain", steps=30))
     run.apply()
     told = tmp_path / "watch"
@@ -59,15 +61,13 @@ def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: 
 
 
 @pytest.mark.full
-def test_helm_test_finds_nothing_wrong(cluster: Cluster) -> None:
+def test_helm_test_passes(cluster: Cluster) -> None:
     told = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", timeout=150)
     assert "RLRun is installed, the rights are complete, and an operator serves" in told
 
 
 @pytest.mark.full
-def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
-    new_run: NewRun, images: Mapping[str, BuiltImage]
-) -> None:
+def test_sft_run_ends_with_data_without_engines(new_run: NewRun, images: Mapping[str, BuiltImage]) -> None:
     chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
     rows = f"{json.dumps({'messages': chat})}\n" * 24
     chats = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "chats"}, "data": {"rows.jsonl": rows}}
@@ -93,7 +93,7 @@ def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
 
 
 @pytest.mark.full
-def test_an_evaluation_has_no_trainer_and_measures_what_another_run_has_left(
+def test_evaluation_run_measures_checkpoint_without_trainer(
     new_run: NewRun, stub_manifest: Manifest, images: Mapping[str, BuiltImage]
 ) -> None:
     trained = new_run(stub_manifest("trained", steps=10))
@@ -122,10 +122,10 @@ def test_an_evaluation_has_no_trainer_and_measures_what_another_run_has_left(
 
 
 @pytest.mark.full
-def test_an_environment_in_an_image_of_its_own_loses_its_container_and_the_run_goes_on(
+def test_run_continues_after_environment_container_restart(
     new_run: NewRun, stub_manifest: Manifest, images: Mapping[str, BuiltImage]
 ) -> None:
-    # Of that image only its Python with pydantic is used: the code comes from the orchestrator's container.
+    # Only the Python with pydantic of this image is used: the code comes from the orchestrator's container.
     apart = {"id": "reverse-text", "groupSize": 8, "image": images["stub"].reference, "python": "/opt/rlrun/bin/python"}
     run = new_run(stub_manifest("apart", steps=25, environments=[apart]))
     run.apply()
@@ -144,7 +144,7 @@ def test_an_environment_in_an_image_of_its_own_loses_its_container_and_the_run_g
 
 
 @pytest.mark.full
-def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
+def test_deleted_run_loses_children_and_keeps_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("short-lived"))
     run.apply()
     run.wait_step(1)
@@ -156,8 +156,8 @@ def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRu
 
 
 @pytest.mark.full
-def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun, stub_manifest: Manifest) -> None:
-    """The neighbour has no policy: what does not get through is kept out by that of the guarded run alone."""
+def test_network_policy_isolates_engines_of_runs(new_run: NewRun, stub_manifest: Manifest) -> None:
+    """The neighbor has no policy, so only the policy of the guarded run can block the connections."""
     run = new_run(stub_manifest("guarded", steps=1000))
     other = new_run(stub_manifest("neighbour", steps=1000, networkPolicy={"mode": "None"}))
     run.apply()
@@ -181,13 +181,13 @@ def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun
 
 
 @pytest.mark.full
-def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
+def test_restarted_operator_leaves_finished_run_unchanged(
     new_run: NewRun, stub_manifest: Manifest, cluster: Cluster
 ) -> None:
     run = new_run(stub_manifest("done", steps=10))
     run.apply()
     run.wait_phase("Complete")
-    before = run.rests()
+    before = run.wait_resource_version()
     cluster.kubectl("rollout", "restart", "-n", "rlrun-system", "deploy/rlrun-operator")
     cluster.kubectl("rollout", "status", "-n", "rlrun-system", "deploy/rlrun-operator", "--timeout=180s", timeout=190)
     second = new_run(stub_manifest("after", steps=5))
@@ -198,12 +198,12 @@ def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
 
 
 @pytest.mark.full
-def test_a_run_made_again_at_once_goes_on_from_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
+def test_recreated_run_resumes_from_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("phoenix", steps=30))
     run.apply()
     run.wait_checkpoint(10)
     first = run.get()["metadata"]["uid"]
-    run.kubectl("delete", "rlr", "phoenix", "--wait")  # its children are still on their way out
+    run.kubectl("delete", "rlr", "phoenix", "--wait")  # its children are still terminating
     run.apply()
     final = run.wait_phase("Complete")
     assert run.get()["metadata"]["uid"] != first

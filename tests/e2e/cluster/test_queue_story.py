@@ -1,4 +1,4 @@
-"""The operator's queue on real kubelets: `tests/e2e/story`, which also writes its events down."""
+"""The operator's queue on real kubelets, played by `tests/e2e/story`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ def native(cluster: Cluster) -> NativeCluster:
     return cluster
 
 
-def _told(lines: list[Line], who: str, *reasons: str) -> list[str]:
-    """Reasons that were told of a run, of these, in the order in which they first were; all are more than a second apart."""
+def _list_reasons(lines: list[Line], who: str, *reasons: str) -> list[str]:
+    """Return which of these reasons occurred on a run, in the order of their first events, which are more than a second
+    apart."""
     return list(dict.fromkeys(line.what for line in lines if line.who == who and line.what in reasons))
 
 
-def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_node_is_lost(
+def test_queue_orders_preempts_and_survives_node_loss(
     native: NativeCluster, images: Mapping[str, BuiltImage], references: Mapping[str, str]
 ) -> None:
     with installed(native, references):
         Story(native, images["stub"].reference).play()
         lines = read(native, NAMESPACE)
-    assert _told(lines, "third", "Queued", "Admitted", "AttemptStarted") == ["Queued"]
+    assert _list_reasons(lines, "third", "Queued", "Admitted", "AttemptStarted") == ["Queued"]
     order = ["Queued", "Admitted", "Preempted", "ResumedFromCheckpoint"]
-    assert _told(lines, "second", *order) == order
-    assert not _told(lines, "second", "EnginesUnavailable", "InferenceScaled"), "they went with the run"
+    assert _list_reasons(lines, "second", *order) == order
+    assert not _list_reasons(lines, "second", "EnginesUnavailable", "InferenceScaled"), "they went with the run"
     order = ["Disrupted", "TrainerResized", "ResumedFromCheckpoint", "Completed"]
-    assert _told(lines, "urgent", *order) == order
+    assert _list_reasons(lines, "urgent", *order) == order
     (why,) = {line.why for line in lines if (line.who, line.what) == ("urgent", "TrainerResized")}
     assert why.startswith("2 to 1 pod: "), why
     assert all(line.what != "NeverFits" for line in lines), "a node that is off may come back"

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.mark.full
-def test_the_quickstart_learns_on_the_cluster(new_run: NewRun, cluster: Cluster) -> None:
-    """The bars of the local run, after as many steps as it needs."""
+def test_quickstart_learns_on_cluster(new_run: NewRun, cluster: Cluster) -> None:
+    """The reward limits are those of the local run, after the required number of steps."""
     half = {"interval": LEARNED_STEPS // 2}
     run = new_run(example("quickstart", maxSteps=LEARNED_STEPS, evaluation=half, checkpoint=half))
     run.apply()
@@ -37,7 +37,7 @@ def test_the_quickstart_learns_on_the_cluster(new_run: NewRun, cluster: Cluster)
     assert outcome.held_out[-1][1] >= outcome.held_out[0][1] + GAIN
 
 
-def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRun) -> None:
+def test_torchrun_group_resumes_after_killed_rank(new_run: NewRun) -> None:
     document = example(
         "quickstart",
         maxSteps=24,
@@ -60,10 +60,11 @@ def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRu
 
 
 @pytest.mark.full
-def test_untrusted_code_reaches_nothing_in_real_images(
+def test_untrusted_code_cannot_leave_sandbox_in_real_images(
     new_run: NewRun, cluster: Cluster, references: Mapping[str, str]
 ) -> None:
-    """As tests/e2e/cluster/test_attempts.py, next to a real trainer and a real engine, in the image that users have."""
+    """The attempts of tests/e2e/cluster/test_attempts.py next to a real trainer and a real engine, in the image of
+    users."""
     aimed_at = example("quickstart", maxSteps=1000)
     aimed_at["metadata"]["name"] = "aimed-at"
     file = Path(__file__).with_name("attempts_in_real_images.yaml")

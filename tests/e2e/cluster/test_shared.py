@@ -1,4 +1,4 @@
-"""Two runs, one trainer, on a real cluster whose network policies are enforced."""
+"""Two runs that share a trainer, on a real cluster that enforces network policies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
 PYTHON = "/opt/rlrun/bin/python"
 STEPS = 150
-"""Of the guest; the host goes on for as long as the test takes."""
+"""Steps of the guest; the host continues until the end of the test."""
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def guest_of(host: dict[str, Any], name: str, steps: int) -> dict[str, Any]:
-    """A run that differs from its host in what a guest may have for itself."""
+    """Return a guest's manifest: the host's, with the fields that a guest may have for itself."""
     spec = {key: value for key, value in host["spec"].items() if key != "inference"}
     spec |= {"maxSteps": steps, "seed": 2, "trainer": {"sharedWith": host["metadata"]["name"], "lora": {"rank": 8}}}
     return host | {"metadata": {"name": name}, "spec": spec}
@@ -85,9 +85,7 @@ def _reaches_its_own_part_alone(guest: KubeRun) -> None:
     assert found[len(tries) :] == list(folders.values())
 
 
-def test_a_guest_is_deleted_made_again_and_survives_the_trainer_that_it_shares(
-    new_run: NewRun, stub_manifest: Manifest
-) -> None:
+def test_guest_survives_recreation_and_restart_of_host(new_run: NewRun, stub_manifest: Manifest) -> None:
     lora = {"lora": {"rank": 16, "slots": 2}, "guests": ["*"]}
     manifest = stub_manifest("host", {"trainer": {"stepSeconds": 0.2}}, steps=5000, trainer=lora)
     guest, host = new_run(guest_of(manifest, "guest", STEPS)), new_run(manifest)

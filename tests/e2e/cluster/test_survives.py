@@ -1,4 +1,5 @@
-"""What must not stop a run: dead processes, deleted pods, a killed or upgraded operator, an API server that is away."""
+"""Faults that a run must survive: killed processes, deleted pods, a killed or upgraded operator, and an API server
+outage."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def _trained_steps(run: KubeRun) -> list[tuple[int, int]]:
-    """Step and attempt of every line of the training log."""
+    """Return step and attempt of every line of the training log."""
     claim = json.loads(run.kubectl("get", "pvc", f"{run.name}-data", "-o", "json"))
     volume = json.loads(run.cluster.kubectl("get", "pv", claim["spec"]["volumeName"], "-o", "json"))
     path = volume["spec"]["hostPath"]["path"]
@@ -32,10 +33,9 @@ def _trained_steps(run: KubeRun) -> list[tuple[int, int]]:
     return [(int(line["step"]), int(line["attempt"])) for line in lines]
 
 
-def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interval(
-    new_run: NewRun, stub_manifest: Manifest
-) -> None:
-    # Each attempt stands still two steps after a checkpoint, so that what is lost does not depend on how busy the machine is.
+def test_killed_process_and_deleted_pods_lose_one_interval(new_run: NewRun, stub_manifest: Manifest) -> None:
+    # Each attempt hangs two steps after a checkpoint, so that the number of lost steps does not depend on the load of
+    # the machine.
     hangs = [{"attempt": attempt, "step": attempt * INTERVAL + 3, "action": "hang"} for attempt in (1, 2, 3)]
     script = {"trainer": {"stepSeconds": 0.5, "faults": hangs}}
     run = new_run(stub_manifest("survivor", script, steps=25, failurePolicy={"backoff": {"initialSeconds": 1}}))
@@ -80,7 +80,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
 
 
 @pytest.mark.full
-def test_operator_killed_and_upgraded_during_a_run(
+def test_operator_kill_and_upgrade_do_not_disturb_run(
     new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, references: Mapping[str, str]
 ) -> None:
     run = new_run(stub_manifest("unbothered", steps=1000))
@@ -89,7 +89,8 @@ def test_operator_killed_and_upgraded_during_a_run(
     before = run.identities()
 
     cluster.kubectl("delete", "pod", "-n", deploy.SYSTEM, "--all", "--grace-period=0", "--force", "--wait=false")
-    # The addresses of a run's pods are in all that is rendered; images would not do: the manifest names its own.
+    # Another cluster domain changes all rendered objects of a run. Images would not, because the manifest names its
+    # own.
     changed = {"clusterDomain": "next.local", "podAnnotations.upgraded": "yes"}
     deploy.install(cluster, references, watch=["team-a"], values=changed)
     try:
@@ -105,10 +106,11 @@ def test_operator_killed_and_upgraded_during_a_run(
 
 @pytest.mark.full
 @pytest.mark.nodes_recover
-def test_api_server_away_for_a_minute(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
+def test_run_continues_during_api_server_outage(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
     manifest = stub_manifest("offline", steps=400)
     for role in ("trainer", "inference", "orchestrator"):
-        # The nodes' heartbeats are late for a while afterwards. Kubernetes leaves pods there for 5 minutes, the test cluster for seconds.
+        # The nodes' heartbeats are late for a while afterwards. Kubernetes keeps pods there for 5 minutes, the test
+        # cluster for seconds.
         manifest["spec"][role]["podTemplate"] = {"spec": {"tolerations": PATIENCE}}
     run = new_run(manifest)
     run.apply()
@@ -116,7 +118,7 @@ def test_api_server_away_for_a_minute(new_run: NewRun, stub_manifest: Manifest, 
     before, step = run.identities(), run.step()
     cluster.api_server.stop()
     try:
-        time.sleep(OUTAGE_SECONDS)  # the outage itself is what is tested
+        time.sleep(OUTAGE_SECONDS)  # the duration of the outage under test
     finally:
         cluster.api_server.start()
     run.wait("the run went on meanwhile", lambda: run.step() >= step + OUTAGE_SECONDS * 0.8, steps=True)

@@ -1,4 +1,4 @@
-"""Whole runs on real parts: real torchrun ranks, a real vLLM, the real command line."""
+"""Fixtures: whole runs on real parts (torchrun ranks, vLLM and the command line)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.local.local_run import SHARED_STEPS, LocalRun, processes_of, quic
 
 @pytest.fixture(scope="session")
 def new_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalRun]]:
-    """Makes runs from a manifest; whatever they leave running fails the test session."""
+    """Return a function that creates runs from manifests; remaining processes fail the test session."""
     made: list[LocalRun] = []
 
     def make(document: dict[str, Any], folder: Path | None = None) -> LocalRun:
@@ -36,7 +36,7 @@ def new_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 @pytest.fixture(scope="session")
 def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
-    """The quickstart with a small model, run once for all tests that look at what it learned or train on it again."""
+    """The quickstart with a small model, run once for all tests that check its learning or replay it."""
     run = new_run(
         small_quickstart(
             maxSteps=SHARED_STEPS,
@@ -54,7 +54,7 @@ def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
 
 @pytest.fixture(scope="session")
 def quickstart_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that the quickstart and the example of adapters make."""
+    """The model of the quickstart and of the adapter example."""
     folder = tmp_path_factory.mktemp("quickstart") / "model"
     make_tiny_model(folder, TinyModelConfig.model_validate(quickstart()["spec"]["model"]["tiny"]))
     return folder

@@ -1,4 +1,4 @@
-"""A user's own advantage by import path: GRPO's with the wrong sign."""
+"""Custom advantage by import path: GRPO's with the wrong sign."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from rlrun.advantages import RewardGroups
 
 
 def advantages(groups: RewardGroups) -> npt.NDArray[np.float64]:
-    """The negated group-mean advantage, `[N]`."""
+    """Return the negated group-mean advantage, `[N]`."""
     return -groups.centred

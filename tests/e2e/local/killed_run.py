@@ -1,4 +1,4 @@
-"""A run of stub processes whose orchestrator is killed, and what shows whether any of its work was lost, done twice, or out of order."""
+"""Run of stub processes whose orchestrator is killed, with checks for lost, repeated or reordered work."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SYNCHRONOUS = {"max_async_level": 0, "max_off_policy_steps": 0}
 Prompt = tuple[int, ...]
 
 
-def changes(max_steps: int, algorithm: dict[str, int] = SYNCHRONOUS, interval: int = 2) -> dict[str, Any]:
-    """Of `StubRun`: a task has a prompt of its own, by which the engine's requests tell the group."""
+def make_changes(max_steps: int, algorithm: dict[str, int] = SYNCHRONOUS, interval: int = 2) -> dict[str, Any]:
+    """Return changes for `StubRun`: each task has its own prompt, which identifies the group in the engine's requests."""
     common = {"algorithm": algorithm, "checkpoint": {"interval": interval}}
     environment = {"id": "reverse-text", "group_size": GROUP_SIZE, "args": {"length": 16}}
     orchestrator = {
@@ -40,20 +40,20 @@ def changes(max_steps: int, algorithm: dict[str, int] = SYNCHRONOUS, interval: i
 
 
 def prompt_of(entry: RolloutEntry) -> Prompt:
-    """The prompt of a single turn."""
+    """Return the prompt of a single turn."""
     [sequence] = entry.rollout.sequences
     return tuple(sequence.input_ids[~sequence.loss_mask].tolist())
 
 
 @dataclass
 class Kill:
-    """What was there when an orchestrator was killed, and what the engine was asked for before."""
+    """State when an orchestrator was killed, and the engine's earlier requests."""
 
     attempt: Attempt
     finished: list[tuple[Attempt, RolloutEntry]]
-    """Rollouts that are in the journal, each with the attempt that made it."""
+    """Rollouts of the journal, each with the attempt that wrote it."""
     asked: int
-    """Lines of the engine's record."""
+    """Number of lines in the engine's record."""
 
 
 @dataclass
@@ -71,29 +71,30 @@ class KilledRun:
         self.run.start("inference")
 
     def start(self) -> None:
-        """Begin the next attempt."""
+        """Start the next attempt."""
         self.number += 1
         self.trainer = self.run.start("trainer", self.number)
         self.run.until(self.run.paths.attempt_file(self.number).exists, "the attempt has begun")
         self.orchestrator = self.run.start("orchestrator", self.number)
 
     def kill(self) -> None:
-        """SIGKILL the orchestrator; the trainer is ended as its supervisor would."""
+        """Kill the orchestrator with SIGKILL and end the trainer like its supervisor."""
         for process in (self.orchestrator, self.trainer):
             process.kill()
             process.wait()
-        # What the killed one sent before is in the engine's sockets, and in its record once it has answered something sent later.
+        # Earlier requests of the killed process are in the engine's sockets, and in its record after it has answered a
+        # later request.
         urllib.request.urlopen(f"http://127.0.0.1:{self.run.engine_port}/health", timeout=PATIENCE_SECONDS).close()
         attempt = read_attempt(self.run.paths.attempt_file(self.number))
         self.kills.append(Kill(attempt, journal(self.run.paths), len(self.requests())))
 
     def finish(self) -> None:
-        """Wait until all is trained and saved."""
+        """Wait until all steps are trained and saved."""
         assert self.run.wait(self.orchestrator) == exit_codes.OK, self.run.state()
         assert self.run.wait(self.trainer) == exit_codes.OK, self.run.state()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something, or for the end of the run."""
+        """Wait for a condition; fail if the run ends first."""
         self.run.until(lambda: condition() or self.orchestrator.poll() is not None, what)
 
     def requests(self) -> list[dict[str, Any]]:
@@ -102,7 +103,7 @@ class KilledRun:
         return json_lines(path.read_text()) if path.exists() else []
 
     def trained(self) -> dict[int, dict[int, str]]:
-        """Step -> group -> task, in order of groups, as it was trained at last."""
+        """Return step -> group -> task in order of groups, from the last training of each step."""
         batches = self._batches()
         return {batch.step: {s.group: s.task_id for s in sorted(batch.samples, key=_place)} for batch in batches}
 
@@ -111,16 +112,16 @@ class KilledRun:
         return [read_batch(a.path) for a in attempt.owned(self.run.paths.batches_on_disk())]
 
     def placed(self) -> dict[int, int]:
-        """Group -> step that trained it."""
+        """Return group -> step that trained it."""
         return {group: step for step, groups in self.trained().items() for group in groups}
 
     def shift(self, other: KilledRun) -> int:
-        """The most steps by which a group that both runs trained was trained earlier or later here than there."""
+        """Return the largest difference in steps between the two runs for groups that both trained."""
         here, there = self.placed(), other.placed()
         return max((abs(here[group] - there[group]) for group in here.keys() & there.keys()), default=0)
 
     def too_old(self, limit: int) -> int:
-        """Trained samples that were dispatched longer ago than `maxOffPolicySteps`."""
+        """Return the number of trained samples that exceed `maxOffPolicySteps`."""
         return sum(
             too_old(sample.dispatch_version, step=batch.step, max_off_policy_steps=limit)
             for batch in self._batches()
@@ -128,16 +129,16 @@ class KilledRun:
         )
 
     def sampler(self) -> Any:
-        """The sampler's state in the last complete checkpoint: what is drawn next, and what is known of the tasks."""
+        """Return the sampler's state in the last complete checkpoint: the next draw and the known tasks."""
         snapshot = newest_complete(self.run.paths, read_attempt(self.run.paths.attempt_file(self.number)))
         assert snapshot is not None
         return snapshot.sampler
 
     def generated_again(self, limit: int) -> list[str]:
-        """Rollouts that the engine was asked for once more although they were finished, durable and of use.
+        """Return the rollouts that were requested again although they were finished, durable and usable.
 
         Args:
-            limit: `maxOffPolicySteps`.
+            limit: value of `maxOffPolicySteps`.
         """
         requests, found = self.requests(), []
         for kill, until in zip(self.kills, [*self.kills[1:], None], strict=True):
@@ -159,7 +160,7 @@ class KilledRun:
 
 
 def journal(paths: RunPaths) -> list[tuple[Attempt, RolloutEntry]]:
-    """All rollouts in the journal."""
+    """Return all rollouts of the journal."""
     return [
         (read_attempt(paths.attempt_file(segment.attempt)), entry)
         for segment in paths.journal_on_disk()

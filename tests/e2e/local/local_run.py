@@ -26,14 +26,17 @@ from tests.support.waiting import StalledError
 
 ROOT = Path(__file__).resolve().parents[3]
 LEARNED_STEPS = 120
-"""Steps of a run that has learned, as many as the example has: runs with three of four letters right stay there for a while."""
+"""Steps of a run that has learned, as many as in the example: runs with three of four correct letters stay there for a
+while.
+"""
 SHARED_STEPS = 40
-"""Steps of the run that tests share (`small_quickstart`). Measured: after 36 its reward has risen from 0.53 to 0.74, its held-out
-reward from 0.54 to 0.77."""
+"""Steps of the shared run (`small_quickstart`). Measured: after 36 steps its reward has increased from 0.53 to 0.74
+and its held-out reward from 0.54 to 0.77.
+"""
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Pids of live processes whose command line or environment names `folder`."""
+    """Return the pids of live processes whose command line or environment names `folder`."""
     mark = str(folder).encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -56,7 +59,7 @@ class LocalRun:
     output: str = ""
     process: subprocess.Popen[str] | None = None
     listened: set[str] = field(default_factory=set)
-    """Addresses at which its processes listened when `note_listeners` was called."""
+    """Listening addresses of its processes, recorded by `note_listeners`."""
     _options: list[str] = field(default_factory=list)
 
     def start(self, *options: str) -> subprocess.Popen[str]:
@@ -78,7 +81,7 @@ class LocalRun:
         return self.process
 
     def wait(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for its end and return the exit code."""
         assert self.process is not None
         try:
             self.output, _ = finish(self.process, progress=self._progress)
@@ -87,18 +90,18 @@ class LocalRun:
         return self.process.returncode
 
     def _progress(self) -> object:
-        """Bytes of the logs and of the metrics."""
+        """Return the sizes of the logs and of the metrics in bytes."""
         files = [*self.folder.glob("logs/*/*/*.log"), self.folder / "metrics.jsonl"]
         return sum(file.stat().st_size for file in files if file.exists())
 
     def run(self, *options: str) -> None:
-        """Run to the end and demand success."""
+        """Run to the end and require success."""
         self.start(*options)
         code = self.wait()
         assert code == 0, f"exit code {code}:\n{self.output}\n{self.tails()}"
 
     def note_listeners(self) -> None:
-        """Add the addresses at which its processes listen to `listened`."""
+        """Add the listening addresses of its processes to `listened`."""
         assert self.process is not None
         self.listened |= set(listening([self.process.pid, *descendants(self.process.pid)]))
 
@@ -106,33 +109,33 @@ class LocalRun:
         """End it if it still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            with suppress(StalledError):  # its processes are killed then
+            with suppress(StalledError):  # its processes are killed afterwards
                 self.output, _ = finish(self.process)
 
     def tails(self) -> str:
-        """The last lines of every log."""
+        """Return the last lines of every log."""
         logs = sorted(self.folder.glob("logs/*/*/*.log"))
         return "\n".join(f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]) for log in logs)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that are whole: the run may be writing the last one."""
+        """Return the complete lines of metrics.jsonl; the run may still write the last one."""
         return read_metrics(self.folder / "metrics.jsonl")[0]
 
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of trained steps."""
+        """Return the metric lines of trained steps."""
         return [line for line in self.metrics() if line["step"] > 0]
 
     def rewards(self) -> list[float]:
-        """Mean reward of every step."""
+        """Return the mean reward of every step."""
         return [line["reward/mean"] for line in self.steps()]
 
     def held_out(self, environment: str = "reverse-text") -> list[tuple[int, float]]:
-        """Policy version and mean held-out reward."""
+        """Return policy version and mean held-out reward of each evaluation."""
         key = f"eval/{environment}/reward/mean"
         return [(line["step"], line[key]) for line in self.metrics() if key in line]
 
     def traces(self) -> list[dict[str, Any]]:
-        """All rollouts that were trained on."""
+        """Return all trained rollouts."""
         return [
             json.loads(line)
             for path in sorted(self.folder.glob("traces/step_*.jsonl"))
@@ -140,7 +143,7 @@ class LocalRun:
         ]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait while the run continues."""
+        """Wait for a condition while the run continues."""
         assert self.process is not None
         process = self.process
 
@@ -160,7 +163,7 @@ class LocalRun:
 
 
 def listens(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
-    """True if somebody accepts connections there; fails if the process has ended."""
+    """Whether the port accepts connections; fails if the process has ended."""
     assert process.poll() is None, log.read_text()
     with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True
@@ -168,20 +171,21 @@ def listens(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
 
 
 def mean(values: list[float]) -> float:
-    """Arithmetic mean."""
+    """Return the arithmetic mean."""
     return sum(values) / len(values)
 
 
 def quickstart(**changes: Any) -> dict[str, Any]:
-    """The quickstart's manifest with top-level fields of its spec replaced, or merged where both are mappings."""
+    """Return the quickstart's manifest with replaced top-level fields of its spec; mappings are merged."""
     return example("quickstart", **changes)
 
 
 def small_quickstart(**changes: Any) -> dict[str, Any]:
-    """The quickstart's manifest, changed like `quickstart`, with a model that learns as much in a third of the steps and of the CPU time.
+    """Return the quickstart's manifest, changed like `quickstart`, with a model that needs a third of the steps and
+    CPU time.
 
-    The model has two layers, for which a batch of half the size and twice the learning rate are enough. At the full rate the first steps
-    would unlearn something.
+    The model has two layers, so half of the batch size and twice the learning rate are enough. The first steps have a
+    warm-up, because the full rate would reduce the reward at first.
     """
     document = quickstart(**changes)
     spec = document["spec"]
@@ -193,7 +197,7 @@ def small_quickstart(**changes: Any) -> dict[str, Any]:
 
 
 def example(name: str, **changes: Any) -> dict[str, Any]:
-    """An example's manifest, changed like `quickstart`; `model_folder` takes the place of its model."""
+    """Return an example's manifest, changed like `quickstart`; `model_folder` replaces its model."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
     spec = document["spec"]
     if (folder := changes.pop("model_folder", None)) is not None:

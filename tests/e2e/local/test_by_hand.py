@@ -1,4 +1,4 @@
-"""Roles that are started one by one from files written by hand, and runs beside an engine that was there before and stays."""
+"""Roles started one by one from files written by hand, and runs with an engine that outlives them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROGRAM = "import sys; from rlrun.cli.{module} import {name}; sys.exit({name}())
 
 
 class Terminals:
-    """Commands in one folder with one key, as in several terminals."""
+    """Commands in one folder with one key, like in several terminals."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Terminals:
 
     @contextmanager
     def running(self, *words: str, attempt: int = 1, module: str = "roles") -> Iterator[subprocess.Popen[bytes]]:
-        """A command that is ended with the block."""
+        """Run a command until the block ends."""
         name = "main" if module == "rl" else words[0]
         program = PROGRAM.format(module=module, name=name)
         with self.log(words[0], attempt).open("wb") as output:
@@ -71,20 +71,20 @@ class Terminals:
         return self.folder / f"{name}.{attempt}.log"
 
     def rl(self, attempt: int, *words: str) -> None:
-        """`rl` of the three files to its end."""
+        """Run `rl` with the three files to its end."""
         files = [word for name in FILES for word in (f"--{name.removesuffix('.toml')}", "@", name)]
         with self.running("rl", *files, *words, attempt=attempt, module="rl") as process:
             assert wait_for_exit(process) == 0, self.log("rl", attempt).read_text()
 
 
 def steps(folder: RunPaths) -> list[int]:
-    """Trained steps, in order."""
+    """Return the trained steps, in order."""
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert all(line["grad_norm"] > 0 for line in lines if line["step"])
     return [line["step"] for line in lines if line["step"]]
 
 
-def test_an_engine_outlives_rl_and_then_serves_roles_by_hand(tmp_path: Path) -> None:
+def test_engine_outlives_rl_and_serves_manual_roles(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", TinyModelConfig(warmup_environment="reverse-text", warmup_steps=40))
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

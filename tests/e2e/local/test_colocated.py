@@ -1,5 +1,6 @@
-"""Trainer and engine on the same device, in turn, on real parts: what is trained was sampled by the policy that it trains, whoever dies
-in whose turn."""
+"""Trainer and engine on one device, in turns, on real parts: trained tokens come from the trained policy, after a kill
+in any turn.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from tests.support.python_path import before
 
 STEPS = 3
 IN_TURN = {
-    "turn.memory_taken": "sigkill",  # the trainer, with an engine asleep
-    "turn.memory_given": "sigkill@2",  # the trainer, after a step of which nobody knows that it is over
-    "turn.engine_half_awake": "sigkill@2",  # the engine, with memory for weights and none in it
+    "turn.memory_taken": "sigkill",  # the trainer, while an engine sleeps
+    "turn.memory_given": "sigkill@2",  # the trainer, after a step that is not reported as finished
+    "turn.engine_half_awake": "sigkill@2",  # the engine, with memory allocated for weights but no weights
 }
-"""Each happens once, in an attempt of its own."""
+"""Each fault occurs once, in a separate attempt."""
 
 pytestmark = pytest.mark.full
 
 
-def test_an_engine_sleeps_while_a_step_is_trained_whoever_dies(
+def test_engine_sleeps_during_steps_despite_kills(
     new_run: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened = tmp_path / "happened"

@@ -1,4 +1,6 @@
-"""`eval` and `synthesize` on a run's folder, with stubs for engine and trainer: real processes, environments, hand-overs."""
+"""`eval` and `synthesize` on a run's folder, with stubs for engine and trainer: real processes, environments and
+weight updates.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ TASKS, SAMPLES = 3, 2
 
 @dataclass
 class Folder:
-    """A run that has published two versions, as the stub's trainer writes them."""
+    """Run with two published versions in the format of the stub's trainer."""
 
     manifest: Path
     paths: RunPaths
@@ -56,21 +58,21 @@ class Folder:
         )
 
     def results(self) -> dict[str, float]:
-        """Mean reward by policy."""
+        """Return the mean reward by policy."""
         found = json.loads((self.output / "results.json").read_text())["results"]
         return {row["policy"]: row["metrics"]["reward/mean"] for row in found}
 
     def lines(self) -> list[dict[str, Any]]:
-        """All answers, in no order."""
+        """Return all answers, in no order."""
         files = sorted((self.output / "answers").rglob("*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """With `indirect` parameter `lora` the versions are adapters, and there are two engines."""
+    """With the `indirect` parameter `lora` the versions are adapters, and the run has two engines."""
     monkeypatch.setattr(process_plan, "ENGINE_MODULE", "tests.support.stub.inference")
-    monkeypatch.setenv("PYTHONPATH", before(ROOT))  # programs of the product do not import from the working directory
+    monkeypatch.setenv("PYTHONPATH", before(ROOT))  # the product's programs do not import from the working directory
     lora = getattr(request, "param", None) == "lora"
     spec: dict[str, Any] = {
         "model": {"tiny": {}},
@@ -99,7 +101,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @contextmanager
 def running(*modules: str, config: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], Path]]]:
-    """Roles' processes with their logs, until the block ends."""
+    """Run role processes with their logs until the block ends."""
     started = []
     for module in modules:
         log = config.with_name(f"{module}.log")
@@ -117,7 +119,7 @@ def running(*modules: str, config: Path) -> Iterator[list[tuple[subprocess.Popen
 
 @contextmanager
 def engine_of(run: Folder) -> Iterator[str]:
-    """The run's own engine, as somebody would start it by hand; its address."""
+    """Start the run's own engine by hand and yield its address."""
     port = free_port()
     config = json.loads(run.paths.run_json.read_text())
     config["inference"]["port"] = port
@@ -127,7 +129,7 @@ def engine_of(run: Folder) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
+def test_eval_measures_base_and_steps_without_repeated_requests(
     run: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run.eval("--steps", "20", "--max-tasks", str(TASKS - 1)) == 0
@@ -159,7 +161,7 @@ def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
 
 
 @pytest.mark.full
-def test_an_engine_that_ends_ends_the_command(
+def test_eval_ends_when_its_engine_ends(
     run: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_plan, "ENGINE_MODULE", "rlrun.no_engine")
@@ -172,7 +174,7 @@ def test_an_engine_that_ends_ends_the_command(
 
 
 @pytest.mark.full
-def test_what_is_synthesized_is_learned_by_sft(
+def test_synthesized_data_trains_an_sft_run(
     run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data.parquet"
@@ -211,7 +213,7 @@ def data_rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("run", ["lora"], indirect=True)
-def test_adapters_are_served_and_the_base_is_one_without_an_update(run: Folder) -> None:
+def test_eval_serves_adapters_and_unmodified_base(run: Folder) -> None:
     assert run.eval("--steps", "10,20", "--base") == 0
     found = run.results()
     assert found["step 20"] == 1.0
@@ -222,7 +224,7 @@ def test_adapters_are_served_and_the_base_is_one_without_an_update(run: Folder) 
 
 
 @pytest.mark.full
-def test_a_run_of_task_eval_measures_another_run_and_goes_on_from_its_answers(
+def test_eval_run_measures_another_run_and_reuses_answers(
     run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec: dict[str, Any] = {

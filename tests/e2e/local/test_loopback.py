@@ -1,4 +1,4 @@
-"""A run on one machine takes connections from that machine alone."""
+"""Listening addresses of a local run: only the loopback interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_quickstart_listens_on_loopback_only(learned: LocalRun) -> None:
 
 
 @pytest.mark.full
-def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRun]) -> None:
+def test_distributed_run_listens_on_loopback_only(new_run: Callable[..., LocalRun]) -> None:
     run = new_run(
         quickstart(
             maxSteps=STEPS,

@@ -1,4 +1,4 @@
-"""A run that trains adapters learns, and what it hands over and keeps is small."""
+"""Run that trains adapters: it learns, and its weight updates and checkpoints are small."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.e2e.local.local_run import LocalRun, example, mean
 
 STEPS = 48
 GAIN = 0.03
-"""Three standard errors of the means compared; the whole example gains five times as much."""
+"""Three standard errors of the compared means; the whole example gains five times as much."""
 
 pytestmark = pytest.mark.full
 
 
-def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun], quickstart_model: Path) -> None:
+def test_lora_example_learns_with_small_artifacts(new_run: Callable[..., LocalRun], quickstart_model: Path) -> None:
     model = quickstart_model
     options = {"maxSteps": STEPS, "evaluation": None, "checkpoint": {"interval": STEPS}}
     run = new_run(example("lora", model_folder=model, **options))

@@ -1,4 +1,4 @@
-"""Every mistake gives one clear message and an exit code, and leaves nothing running."""
+"""Mistakes of users: each gives one clear message and an exit code, and leaves no process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.full
 REPLAYED_STEPS = 20
-"""The volume is filled after the second."""
+"""Step limit; the volume is filled after the second step."""
 
 
 def refused(run: LocalRun, *options: str) -> tuple[int, str]:
-    """Start a run that must not start; its exit code and what it said."""
+    """Start a run that must be refused; return its exit code and its output."""
     run.start(*options)
     code = run.wait()
     assert "Traceback" not in run.output
@@ -39,7 +39,7 @@ def refused(run: LocalRun, *options: str) -> tuple[int, str]:
         ({"orchestrator": {"batchSize": 100}}, "set batchSize to 96 or 104"),
     ],
 )
-def test_a_wrong_manifest_is_refused_with_the_field(
+def test_wrong_manifest_is_refused_with_its_field(
     new_run: Callable[..., LocalRun], change: dict[str, Any], message: str
 ) -> None:
     code, output = refused(new_run(quickstart(**change)))
@@ -48,7 +48,7 @@ def test_a_wrong_manifest_is_refused_with_the_field(
     assert len(output.splitlines()) <= 4
 
 
-def test_a_port_in_use_is_refused(new_run: Callable[..., LocalRun]) -> None:
+def test_port_in_use_is_refused(new_run: Callable[..., LocalRun]) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
@@ -58,7 +58,7 @@ def test_a_port_in_use_is_refused(new_run: Callable[..., LocalRun]) -> None:
     assert f"port {port} (inference)" in output
 
 
-def test_a_model_folder_without_weights_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:
+def test_model_folder_without_weights_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     document = quickstart()
     document["spec"]["model"] = {"path": str(tmp_path)}
@@ -67,7 +67,7 @@ def test_a_model_folder_without_weights_is_refused(new_run: Callable[..., LocalR
     assert f"{tmp_path} has no weights" in output
 
 
-def test_a_folder_with_something_in_it_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:
+def test_non_empty_output_folder_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     code, output = refused(new_run(quickstart(), folder=tmp_path))
     assert code == exit_codes.CONFIGURATION
@@ -77,7 +77,7 @@ def test_a_folder_with_something_in_it_is_refused(new_run: Callable[..., LocalRu
 
 @pytest.fixture
 def small_volume(tmp_path: Path) -> Iterator[Path]:
-    """A volume of 160 MiB."""
+    """Mount a volume of 160 MiB."""
     if os.geteuid() != 0:
         pytest.fail("a small volume needs root to be mounted; run the tests as root, or deselect this one")
     folder = tmp_path / "volume"
@@ -90,7 +90,7 @@ def small_volume(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Leave space for lines of a log, and not for a model."""
+    """Fill the volume except for the lines of a log, so that no model fits."""
     with path.open("wb", buffering=0) as file:
         with suppress(OSError):
             while True:
@@ -98,7 +98,7 @@ def fill(path: Path) -> None:
         file.truncate(path.stat().st_size - 512 * 1024)
 
 
-def test_a_full_disk_is_waited_for_and_told_and_the_run_goes_on_by_itself(
+def test_full_disk_delays_the_run_until_space_returns(
     new_run: Callable[..., LocalRun], learned: LocalRun, small_volume: Path
 ) -> None:
     document = quickstart(

@@ -1,4 +1,4 @@
-"""The example notebooks run as they are, and show what is stored in them."""
+"""Example notebooks, executed and compared with their stored outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_what_is_stored_comes_out(path: Path) -> None:
+def test_notebook_outputs_equal_stored_outputs(path: Path) -> None:
     stored = read(path)
     with workplace():
         assert differences(stored, execute(stored)) == []

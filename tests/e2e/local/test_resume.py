@@ -1,6 +1,6 @@
-"""A run whose roles are killed, each right after a checkpoint, equals the undisturbed one, step by step and bit for bit.
+"""Run whose roles are killed after checkpoints, compared bitwise with the undisturbed run.
 
-It trains on what the undisturbed one recorded, so no engine takes part: what is killed are the roles with a state.
+It replays the recorded rollouts of the undisturbed run without an engine, because only roles with a state are killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ SPEC: dict[str, Any] = {
 
 
 def find(run: LocalRun, *words: str) -> list[int]:
-    """Processes of the run whose command line holds all `words`; a fork that has not begun a program of its own yet is its parent's."""
+    """Return the run's processes whose command line contains all `words`; a new fork still has the command line of its
+    parent.
+    """
     found = {}
     for pid in processes_of(run.folder):
         line = command_line(pid)
@@ -43,7 +45,7 @@ def find(run: LocalRun, *words: str) -> list[int]:
 def _parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has ended in the meantime
         return 0
 
 
@@ -76,7 +78,7 @@ def nothing_is_left(run: LocalRun) -> None:
 
 
 @pytest.mark.full
-def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
+def test_killed_and_resumed_run_equals_undisturbed_run(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
     recorded = str(learned.folder / "rollouts")
     run = new_run(small_quickstart(model_folder=learned.folder / "model", **SPEC))
     faults = [kill_a_rank, kill_the_orchestrator, kill_the_launcher]
@@ -122,7 +124,7 @@ def press_ctrl_c(run: LocalRun) -> None:
         pytest.param(press_ctrl_c, INTERRUPTED, marks=pytest.mark.full),
     ],
 )
-def test_nothing_is_left_when_it_ends_early(
+def test_early_end_leaves_no_processes(
     new_run: Callable[..., LocalRun], learned: LocalRun, fault: Callable[[LocalRun], None], code: int
 ) -> None:
     run = new_run(small_quickstart(model_folder=learned.folder / "model", **SPEC))

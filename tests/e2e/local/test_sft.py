@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on real parts: it learns, its held-out loss is the model's, and a killed run goes on exactly."""
+"""Supervised fine-tuning on real parts: learning, held-out loss of the model, and exact resume after a kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS, INTERVAL = 100, 25
 
 
 def by_hand(folder: Path, data: Path) -> float:
-    """Mean negative log-probability of the replies' tokens and their ends, with transformers alone."""
+    """Return the mean negative log-probability of the replies' tokens and their ends, computed only with transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -61,7 +61,7 @@ def undisturbed(new_run: Callable[..., LocalRun]) -> LocalRun:
 
 
 def order(run: LocalRun) -> list[list[str]]:
-    """The rows of every step, as the newest attempt that made its batch has them."""
+    """Return the rows of every step, from the newest attempt that wrote its batch."""
     newest = {found.step: found.path for found in RunPaths(run.folder).batches_on_disk()}
     return [[sample.task_id for sample in read_batch(newest[step]).samples] for step in sorted(newest)]
 
@@ -71,7 +71,7 @@ def kill(run: LocalRun, module: str) -> None:
     os.kill(max(pids), signal.SIGKILL)
 
 
-def test_the_example_learns_and_its_held_out_loss_is_the_models(undisturbed: LocalRun) -> None:
+def test_sft_example_learns_with_exact_held_out_loss(undisturbed: LocalRun) -> None:
     run = undisturbed
     measured = {line["step"]: line["validation/loss"] for line in run.metrics() if "validation/loss" in line}
     assert list(measured) == [0, 50, 100]
@@ -90,7 +90,7 @@ def test_the_example_learns_and_its_held_out_loss_is_the_models(undisturbed: Loc
 
 
 def curve(run: LocalRun) -> list[tuple[int, float]]:
-    """Losses as TensorBoard reads them."""
+    """Return the losses as TensorBoard reads them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(run.folder / "tracking" / "tensorboard"), size_guidance={"scalars": 0})
@@ -99,12 +99,12 @@ def curve(run: LocalRun) -> list[tuple[int, float]]:
 
 
 def tracker() -> list[str]:
-    """Options for a tracker, which CI has installed."""
+    """Return options for a tracker that CI has installed."""
     return ["--tensorboard"] if os.environ.get("CI") or find_spec("tensorboard") else []
 
 
-def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], undisturbed: LocalRun) -> None:
-    """So does its curve in a tracker."""
+def test_killed_and_resumed_run_equals_undisturbed_run(new_run: Callable[..., LocalRun], undisturbed: LocalRun) -> None:
+    """Its tracker curve is equal too."""
     run = new_run(example("sft", **CHANGES))
     for number, module in enumerate(["rlrun.orchestrator", "rlrun.trainer"], 1):
         run.start(*tracker(), *(["--resume"] if number > 1 else []))
@@ -135,9 +135,7 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
     assert undisturbed.steps()[-1]["data/epoch"] == STEPS * 64 / 800
 
 
-def test_going_on_with_another_number_of_ranks_learns_the_same_rows(
-    new_run: Callable[..., LocalRun], undisturbed: LocalRun
-) -> None:
+def test_sft_resume_with_other_ranks_keeps_row_order(new_run: Callable[..., LocalRun], undisturbed: LocalRun) -> None:
     base = 3 * INTERVAL
     checkpoint = CHANGES["checkpoint"] | {"resume": {"policy": "Step", "step": base}}
     run = new_run(example("sft", **CHANGES | {"checkpoint": checkpoint, "trainer": {"processesPerReplica": 2}}))

@@ -1,6 +1,7 @@
-"""One of two engine processes stands still in the middle of a run: no connection ends, and nothing answers.
+"""One of two engine processes is stopped with SIGSTOP during a run: connections stay open, but it does not answer.
 
-It may be stopped between two requests; that requests in flight move says `tests/thorough/orchestrator/test_orch_replica_faults.py`.
+The stop may occur between two requests; `tests/thorough/orchestrator/test_orch_replica_faults.py` tests that requests
+in flight move.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ ENDLESS = 2000
 
 
 def serves_again(run: TwoEngines, version: int) -> bool:
-    """Whether the second engine holds that version or a newer one. One that was stopped within a hand-over may end: its next one starts."""
+    """Whether the second engine holds that version or a newer one. An engine that was stopped within an update may
+    end; its successor then starts.
+    """
     if run.second.poll() is not None:
         run.start_second()
     url = run.run.config.orchestrator.inference_urls[1] + "/rlrun/status"
@@ -34,7 +37,7 @@ def serves_again(run: TwoEngines, version: int) -> bool:
     return status["weight_version"] is not None and int(status["weight_version"]) >= version
 
 
-def test_a_run_goes_on_while_one_of_two_engines_is_stopped_and_takes_it_back(tmp_path: Path) -> None:
+def test_run_continues_without_a_stopped_engine_and_readmits_it(tmp_path: Path) -> None:
     with two_engines(tmp_path, ENDLESS) as run:
         run.begin()
         run.until(4)

@@ -1,4 +1,4 @@
-"""The published weights are an ordinary model: plain transformers and a fresh vLLM load them and answer the same."""
+"""Published weights of a run: an ordinary model that plain transformers and a new vLLM load with equal answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def final_weights(learned: LocalRun) -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(learned: LocalRun, final_weights: Path) -> list[list[int]]:
-    """Held-out prompts as token ids."""
+    """Return held-out prompts as token ids."""
     lines = (learned.folder / "traces" / f"eval_{SHARED_STEPS:08}.jsonl").read_text().splitlines()[:PROMPTS]
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
     tasks = [[m for m in json.loads(line)["messages"] if m["role"] != "assistant"] for line in lines]
@@ -35,7 +35,7 @@ def prompts(learned: LocalRun, final_weights: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def greedy(final_weights: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What plain transformers answers."""
+    """Return the greedy answers of plain transformers."""
     model = AutoModelForCausalLM.from_pretrained(final_weights, dtype=torch.float32)
     answers = []
     for prompt in prompts:
@@ -49,7 +49,7 @@ def greedy(final_weights: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def test_they_load_in_plain_transformers_and_answer(
+def test_published_weights_answer_in_plain_transformers(
     final_weights: Path, greedy: list[list[int]], learned: LocalRun
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
@@ -58,11 +58,12 @@ def test_they_load_in_plain_transformers_and_answer(
     right = [
         tokenizer.decode(ids, skip_special_tokens=True) == answer for ids, answer in zip(greedy, wanted, strict=True)
     ]
-    # Damaged or permuted weights answer none. A run of 60 steps, whose batches depend on timing, answers 0.34 to 0.6 of them.
+    # Damaged or permuted weights answer none. A run of 60 steps, whose batches depend on timing, answers 0.34 to 0.6 of
+    # them.
     assert sum(right) / len(right) >= 0.15
 
 
-def test_the_code_on_the_quickstart_page_works(final_weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quickstart_page_code_works(final_weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     code, changed = re.subn(r'^folder = ".*"$', f'folder = "{final_weights}"', code, flags=re.MULTILINE)
@@ -80,11 +81,11 @@ sampling = SamplingParams(temperature=0.0, max_tokens=tokens, stop_token_ids=[st
 answers = engine.generate([{"prompt_token_ids": ids} for ids in json.load(sys.stdin)], sampling, use_tqdm=False)
 print("ANSWERS" + json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
 """
-"""A stock engine that knows nothing of the run."""
+"""Standard engine without knowledge of the run."""
 
 
 @pytest.mark.full
-def test_a_fresh_vllm_gives_the_same_greedy_answers(
+def test_new_vllm_gives_equal_greedy_answers(
     prompts: list[list[int]], greedy: list[list[int]], final_weights: Path
 ) -> None:
     eos = AutoTokenizer.from_pretrained(final_weights).eos_token_id
@@ -96,7 +97,7 @@ def test_a_fresh_vllm_gives_the_same_greedy_answers(
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process imports it, not two
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM is imported in one process instead of two
             "TORCH_COMPILE_DISABLE": "1",
         },
     )

@@ -1,4 +1,4 @@
-"""An environment of verifiers 0.1, in a virtual environment of its own where rlrun is not installed."""
+"""Environments of verifiers 0.1, in a virtual environment without rlrun."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ LOCK = ROOT / "requirements/verifiers-0.1.txt"
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The interpreter of a virtual environment with verifiers 0.1, which outlasts this checkout."""
+    """Return the interpreter of a virtual environment with verifiers 0.1, which is shared between checkouts."""
     folder = cache_root() / f"verifiers-0.1-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
     found = folder / "bin/python"
     with locked("verifiers-0.1"):
         if not (folder / "complete").exists():
             uv = str(Path(sys.executable).parent / "uv")
             install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(found)]
-            # The import writes the bytecode of what is needed, which is a small part of what is installed.
+            # The import writes only the bytecode of the needed modules, a small part of the installed ones.
             writes = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
             warm = (
                 "import verifiers as v; v.SingleTurnEnv; import verifiers.clients as c; c.OpenAIChatCompletionsClient"
@@ -56,7 +56,7 @@ def python() -> Path:
 
 
 class Model:
-    """Says what is right for the word with an even number."""
+    """Model client that answers correctly for words with an even number."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -81,7 +81,7 @@ async def running(python: Path, args: dict[str, Any]) -> AsyncIterator[IsolatedE
         environment.close()
 
 
-async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
+async def test_verifiers_0_1_environment_plays_in_its_own_packages(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent / "verifiers_legacy"))
@@ -116,7 +116,7 @@ async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
 
 
 class Caller:
-    """Asks the tool that it is offered, and says what that answers."""
+    """Model client that calls its offered tool and returns the tool's answer."""
 
     def __init__(self) -> None:
         self.seen: list[list[Message]] = []
@@ -136,9 +136,7 @@ class Caller:
         )
 
 
-async def test_an_environment_of_verifiers_0_1_gets_its_tools_called(
-    python: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_verifiers_0_1_environment_tools_are_called(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent / "verifiers_legacy"))
     async with running(python, {"args": {"turns": 0}}) as environment:
         model = Caller()
@@ -189,7 +187,7 @@ REFUSED = {
 }
 
 
-def test_what_users_of_0_1_write_is_played_or_refused_at_load_by_its_name(python: Path) -> None:
+def test_verifiers_0_1_environments_are_played_or_refused_at_load(python: Path) -> None:
     folder = Path(__file__).parent / "verifiers_legacy"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     environment |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'workloads'}", "HF_DATASETS_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""Weights arrive in mid-answer, and every token knows which version sampled it."""
+"""Weight updates during an answer: every token is labeled with the version that sampled it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASYNC_LEVEL = 3
 pytestmark = pytest.mark.full
 
 
-def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRun]) -> None:
+def test_long_answers_contain_tokens_of_two_versions(new_run: Callable[..., LocalRun]) -> None:
     run = new_run(
         quickstart(
             maxSteps=STEPS,
@@ -24,12 +24,12 @@ def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRu
             sampling={
                 "maxTokens": 400,
                 "temperature": 0.05,
-            },  # random weights, sampled cold: most answers go on to their limit
+            },  # random weights at a low temperature: most answers reach their limit
             algorithm={"maxAsyncLevel": ASYNC_LEVEL, "maxOffPolicySteps": ASYNC_LEVEL + 1},
             orchestrator={
                 "batchSize": BATCH,
                 "maxConcurrency": 8,
-            },  # the trainer waits for answers: a hand-over meets one
+            },  # the trainer waits for answers, so an update occurs during one
             evaluation=None,
             checkpoint={"enabled": False},
         )

@@ -1,4 +1,4 @@
-"""A whole run of processes with two engines, of which the second is somebody's to break."""
+"""Whole run of processes with two engines, whose second engine a test may break."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from tests.support.stub.script import PolicyScript
 
 ASYNC_LEVEL, OFF_POLICY = 2, 8
 POLICY = {"half_life_steps": 200.0}
-"""It learns slowly, so that the log-probs of neighbouring versions differ to the end of a long run."""
+"""Low learning rate, which keeps the log-probs of neighboring versions different until the end of a long run."""
 EVERYTHING = 1e-4
-"""Least difference that counts between log-probs; those of neighbouring versions differ by more for the first hundreds of steps."""
+"""Smallest significant difference between log-probs; neighboring versions differ by more in the first hundreds of
+steps.
+"""
 
 
 class TwoEngines:
-    """One attempt of a run whose engines sample a token in 20 ms each."""
+    """One attempt of a run whose engines need 20 ms per token."""
 
     def __init__(self, run: StubRun) -> None:
         self.run = run
@@ -48,7 +50,7 @@ class TwoEngines:
         """Start all processes.
 
         Args:
-            faults: of the second engine, as a script has them.
+            faults: faults of the second engine, in the format of a script.
         """
         script = {"trainer": {"stepSeconds": 0.05}, "inference": {"tokenSeconds": 0.02}, "policy": POLICY}
         self.run.script(**script)
@@ -61,18 +63,18 @@ class TwoEngines:
         self.orchestrator = self.run.start("orchestrator")
 
     def start_second(self) -> None:
-        """Start the second engine, again too: it knows nothing of the run's weights then."""
+        """Start the second engine, possibly again, without the run's weights."""
         self.second: subprocess.Popen[bytes] = self.run.start(
             "inference", name="second", file=self._second, STUB_SCRIPT=self._broken
         )
 
     @property
     def steps(self) -> int:
-        """Steps whose metrics are written."""
+        """Return the number of steps with written metrics."""
         return len(self.run.metrics()) if self.run.paths.metrics.exists() else 0
 
     def until(self, steps: int) -> None:
-        """Wait for a number of steps, or for the end."""
+        """Wait for a number of steps; fail if the run ends first."""
         self.run.until(lambda: self.steps >= steps or self.orchestrator.poll() is not None, f"{steps} steps")
 
     def finish(self) -> None:
@@ -86,7 +88,7 @@ class TwoEngines:
         assert self.run.wait(self.orchestrator) == 128 + signal.SIGTERM, self.run.state()
 
     def batches(self) -> list[Batch]:
-        """All that was made to be trained on."""
+        """Return all batches for training."""
         attempt = read_attempt(self.run.paths.attempt_file(1))
         return [read_batch(a.path) for a in attempt.owned(self.run.paths.batches_on_disk())]
 
@@ -100,7 +102,9 @@ class TwoEngines:
         return found
 
     def wrong_tokens(self) -> int:
-        """Tokens to train on whose log-prob is not that of the version that they are labelled with, or that are too old or too new."""
+        """Return the number of trained tokens whose log-prob does not match their labeled version, or whose version is
+        too old or too new.
+        """
         wrong = 0
         for batch in self.batches():
             for sample in batch.samples:
@@ -117,7 +121,7 @@ class TwoEngines:
 
 @contextmanager
 def two_engines(root: Path, max_steps: int) -> Iterator[TwoEngines]:
-    """Processes end with the block."""
+    """End all processes with the block."""
     common = {
         "algorithm": {"max_async_level": ASYNC_LEVEL, "max_off_policy_steps": OFF_POLICY},
         "checkpoint": {"enabled": False},

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.story [--write]`: the story on a cluster of two nodes, and its events as a page."""
+"""`python -m tests.e2e.story [--write]`: the queue story on a cluster of two nodes, with its events as a page."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PAGE = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "queue_s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play, print, and with `--write` keep the page."""
+    """Play the story and print it; with `--write` update the page."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.story", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     parser.add_argument("--cluster", help="a native cluster of two nodes that is up; default: an own one")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cluster is taken down first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the cluster down first
     images = build(["operator", "stub"])
     archives = [image.archive for image in images.values()]
     given = options.cluster
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def page(events: str) -> str:
-    """The page around a table of events."""
+    """Return the page with a table of events."""
     return f"""# Three runs and room for one, a fourth of higher priority, a node that is lost
 
 `python -m tests.e2e.story --write`, played on {time.strftime("%Y-%m-%d")}: a real cluster of two nodes on one machine, one GPU on

@@ -1,4 +1,4 @@
-"""Three runs and room for one, a fourth of higher priority, a node that is lost: played on real kubelets, judged by status and events."""
+"""The queue story on real kubelets: order, preemption by a fourth run, and loss of a node, judged by status and events."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NEED = "trainer needs 2 nodes with 1 free nvidia.com/gpu each; "
 def manifest(
     name: str, image: str, *, steps: int, script: Mapping[str, Any] | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """A quickstart with stubs, whose trainer has two pods of one GPU each: all GPUs of the two nodes.
+    """Return a quickstart with stubs whose trainer has two pods with one GPU each, which are all GPUs of the two nodes.
 
     Args:
-        script: what the stub of the trainer does beside its steps.
+        script: faults of the trainer's stub.
     """
     trainer = {"replicas": 2, "processesPerReplica": 1, "gpusPerReplica": 1, **spec.pop("trainer", {})}
     document = example(
@@ -45,7 +45,7 @@ def manifest(
 
 @contextmanager
 def installed(cluster: NativeCluster, references: Mapping[str, str]) -> Iterator[None]:
-    """A release of its own with the operator's queue, and one GPU on each of the nodes."""
+    """Install a separate release with the operator's queue, and one GPU on each of the nodes."""
     deploy.install(
         cluster,
         references,
@@ -66,7 +66,7 @@ def installed(cluster: NativeCluster, references: Mapping[str, str]) -> Iterator
 
 
 def set_gpus(cluster: NativeCluster, *nodes: str, count: int) -> None:
-    """GPUs that nodes say to have."""
+    """Set the number of GPUs that nodes report."""
     amount = {"nvidia.com/gpu": str(count)}
     patch = json.dumps({"status": {"capacity": amount, "allocatable": amount}})
     for node in nodes:
@@ -74,19 +74,19 @@ def set_gpus(cluster: NativeCluster, *nodes: str, count: int) -> None:
 
 
 class Story:
-    """The four runs, and that never more than one of them has pods with a GPU.
+    """The four runs, with a check that at most one of them has pods with a GPU.
 
     Args:
-        cluster: two nodes, with the release.
-        image: of the stubs.
+        cluster: two nodes with the release.
+        image: image of the stubs.
     """
 
     def __init__(self, cluster: NativeCluster, image: str) -> None:
         self.cluster = cluster
         elastic = {"trainer": {"elastic": {"min": 1, "waitSeconds": 5, "growSeconds": 600}}}
         away = {"nodeLoss": {"forceDeleteSeconds": 10}}
-        # The node is lost while this one stands still, and the others go on for longer than anybody looks: nothing depends on how busy
-        # the machine is.
+        # This run hangs while the node is lost, and the others last longer than the test, so that nothing depends on
+        # the load of the machine.
         stands = {"faults": [{"attempt": 1, "step": 2 * INTERVAL + 2, "action": "hang"}]}
         self.first = self._run(manifest("first", image, steps=40))
         self.second = self._run(manifest("second", image, steps=2000))
@@ -97,10 +97,10 @@ class Story:
         return ChaosRun(self.cluster, document, NAMESPACE)
 
     def play(self) -> None:
-        """All of it.
+        """Play the whole story.
 
         Raises:
-            AssertionError: something went another way; with all that can be seen of the run.
+            AssertionError: an event differs from the story; the message has the state of the run.
         """
         self.the_next_begins_when_one_has_ended()
         step = self.one_makes_room_for_a_higher_priority()
@@ -108,7 +108,7 @@ class Story:
         self.what_was_preempted_goes_on(step)
 
     def the_next_begins_when_one_has_ended(self) -> None:
-        """Three runs and room for one."""
+        """Let three runs compete for the place of one."""
         self.first.apply()
         self._until(self.first, "it has room", lambda: self.first.pods("trainer"))
         self.second.apply()
@@ -122,7 +122,7 @@ class Story:
         self._queued(self.third, 1, 1, NEED)
 
     def one_makes_room_for_a_higher_priority(self) -> int:
-        """A fourth run preempts; the step that the preempted one has saved."""
+        """Let a fourth run preempt, and check the saved step of the preempted run."""
         self._until(self.second, "a checkpoint and a step more", lambda: self._step(self.second) > INTERVAL)
         self.urgent.apply()
         self._queued(self.second, 1, 2, "")
@@ -136,7 +136,7 @@ class Story:
         return saved
 
     def a_node_is_lost(self) -> None:
-        """The power of one of the two nodes fails: the elastic run goes on with the other one."""
+        """Cut the power of one of the two nodes; the elastic run continues on the other one."""
         operator = json.loads(self.cluster.kubectl("get", "pods", "-n", SYSTEM, "-o", "json"))["items"]
         (lost,) = set(NODES) - {operator[0]["spec"]["nodeName"]}
         self.cluster.power_off(lost)
@@ -149,10 +149,10 @@ class Story:
         finally:
             self.cluster.power_on(lost)
             self.cluster.kubectl("wait", "--for=condition=Ready", f"node/{lost}", "--timeout=120s", timeout=130)
-            set_gpus(self.cluster, lost, count=1)  # a kubelet that starts anew forgets them
+            set_gpus(self.cluster, lost, count=1)  # a restarted kubelet forgets them
 
     def what_was_preempted_goes_on(self, saved: int) -> None:
-        """The queue goes on with the run that was preempted, at its step; who waits behind it may be deleted."""
+        """Let the queue continue with the preempted run at its saved step; a waiting run may be deleted."""
         self._until(self.urgent, "it is Complete", lambda: self.urgent.status()["phase"] == "Complete")
         self._until(self.second, "it trains on", lambda: self._step(self.second, since=2) > saved)
         status = self.second.status()

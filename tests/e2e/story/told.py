@@ -1,4 +1,4 @@
-"""Events of a namespace's runs and of the cluster's nodes, in their order, as a table."""
+"""Events of a namespace's runs and of the cluster's nodes in their order, as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tests.cluster import Cluster
 
 NODE_REASONS = ("NodeNotReady", "NodeReady")
-"""Reasons of nodes that are shown: a kubelet that starts tells a dozen things more."""
+"""Reasons of node events in the table; a starting kubelet posts a dozen others."""
 
 
 @dataclass(frozen=True, order=True)
@@ -20,17 +20,17 @@ class Line:
 
     at: datetime
     order: int
-    """Resource version: events have whole seconds."""
+    """Resource version, because events have whole seconds."""
     who: str
     what: str
     why: str
 
 
 def read(cluster: Cluster, namespace: str) -> list[Line]:
-    """Events of the namespace's runs, and those of nodes from the first of these on.
+    """Return events of the namespace's runs, and node events from the first of these on.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the namespace has no events of runs.
     """
     runs = list(_lines(_events(cluster, namespace), "RLRun"))
     if not runs:
@@ -51,13 +51,13 @@ def _lines(events: Iterable[dict[str, Any]], kind: str) -> Iterator[Line]:
             continue
         order = int(event["metadata"]["resourceVersion"])
         who = f"node {about['name']}" if kind == "Node" else about["name"]
-        # One that comes again is the same object with another time; of more than two the ones between are not kept.
+        # A repeated event is the same object with another time, so events between the first and the last one are lost.
         for stamp in dict.fromkeys((event["firstTimestamp"], event["lastTimestamp"])):
             yield Line(datetime.fromisoformat(stamp), order, who, event["reason"], event["message"])
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Rows: seconds from the first line, who, reason, message."""
+    """Return rows: seconds since the first line, object, reason, message."""
     began = lines[0].at
     rows = (
         f"| {(line.at - began).total_seconds():.0f} | {line.who} | `{line.what}` | {_cell(line.why)} |\n"

@@ -1,6 +1,7 @@
-"""`python -m tests.e2e.upgrade [--from COMMIT]`: runs in all phases live through an upgrade from an earlier release, and the way back.
+"""`python -m tests.e2e.upgrade [--from COMMIT]`: upgrade from an earlier release and rollback, with runs in all phases.
 
-The earlier release is a commit of this repository, so a clone with its history is needed: it is no part of CI, whose clone may have none.
+The earlier release is a commit of this repository, so the clone needs its history. CI does not run this, because its
+clone may have none.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from tests.e2e.upgrade.play import Play
 from tests.e2e.upgrade.release import exported, present
 
 EARLIER = "e3c4c31"
-"""Last commit before runs' small objects were repaired, and before claims grew."""
+"""Last commit before repairs of runs' small objects, and before claims could grow."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play; 1 when something was touched or said that should not have been."""
+    """Play the trial; return 1 if an exchange changed or reported anything unexpected."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.upgrade", description=__doc__)
     parser.add_argument("--from", dest="earlier", default=EARLIER, metavar="COMMIT", help="default: %(default)s")
     parser.add_argument("--cluster", help="a cluster of two nodes that is up; default: an own one")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cluster is taken down first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the cluster down first
     say = Progress()
     with tempfile.TemporaryDirectory(prefix="rlrun-upgrade-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""The runs of the trial, each held in one phase of its life."""
+"""Runs of the trial, each held in one phase."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NAMESPACES = (RUNS, NO_STATEFULSET, NO_POD)
 STEP_SECONDS = 0.5
 ENDLESS = 100_000
 LIVES_THROUGH = 600
-"""Steps of a run that begins under one release and ends under the other: more than it trains until the second one is there."""
+"""Steps of a run that starts under one release and ends under the other: more than it trains before the exchange."""
 HELD = "example.com/held"
-"""Finalizer of a pod that is kept from going."""
+"""Finalizer that keeps a pod from being deleted."""
 NOWHERE = {"upgrade-trial": "nowhere"}
-"""Labels of no node."""
+"""Labels that no node has."""
 _CHATS = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
 
 
 def quickstart(
     name: str, script: Mapping[str, Any] | None = None, *, steps: int = ENDLESS, **spec: Any
 ) -> dict[str, Any]:
-    """A run whose roles are the operator's default images, which are stubs here."""
+    """Return a run whose roles use the operator's default images, which are stubs here."""
     document = example("quickstart", maxSteps=steps, checkpoint={"interval": 5, "keepLast": 3}, **spec)
     document["metadata"]["name"] = name
     document["spec"].pop("evaluation", None)
@@ -76,7 +76,7 @@ class Lives:
     """All runs, by name.
 
     Args:
-        cluster: where the product is installed.
+        cluster: cluster with the product.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -111,7 +111,7 @@ class Lives:
         return self.runs[name]
 
     def begin(self) -> None:
-        """Apply all of them, and wait until each is where it is held."""
+        """Apply all runs, and wait until each has reached its phase."""
         _quota(self.cluster, NO_STATEFULSET, {"count/statefulsets.apps": "0"})
         _quota(self.cluster, NO_POD, {"pods": "0"})
         rows = f"{json.dumps({'messages': _CHATS})}\n" * 24
@@ -134,17 +134,17 @@ class Lives:
         self[name].kubectl("patch", "rlr", name, "--type=merge", "-p", json.dumps({"spec": {"suspend": value}}))
 
     def _hold(self, run: KubeRun) -> None:
-        """Keep its first trainer pod from going."""
+        """Keep its first trainer pod from being deleted."""
         patch = json.dumps({"metadata": {"finalizers": [HELD]}})
         run.kubectl("patch", "pod", f"{run.name}-trainer-0", "--type=merge", "-p", patch)
 
     def let_go(self, name: str) -> None:
-        """End `_hold`."""
+        """Allow the deletion again, after `_hold`."""
         patch = json.dumps({"metadata": {"finalizers": None}})
         self[name].kubectl("patch", "pod", f"{name}-trainer-0", "--type=merge", "-p", patch)
 
     def make_room(self) -> None:
-        """Take the quotas away."""
+        """Delete the quotas."""
         for namespace in (NO_STATEFULSET, NO_POD):
             self.cluster.kubectl("delete", "quota", "--all", "-n", namespace)
 
@@ -168,7 +168,7 @@ PHASES = {
     "templated": "Running",
     "ends": "Running",
 }
-"""Where each run is while the releases are exchanged."""
+"""Phase of each run during the exchange of releases."""
 TRAINING = tuple(name for name, phase in PHASES.items() if phase == "Running")
 
 

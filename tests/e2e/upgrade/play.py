@@ -1,4 +1,4 @@
-"""The trial: there and back, and what each way may not touch."""
+"""The upgrade trial: both directions, with the changes that each one must not make."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from tests.e2e.upgrade.watch import EVENTS_EACH, QUIET, Between, differences, sn
 
 VALUES = {"clusterWide": "false"}
 NEW_STEPS = 6
-"""Steps that each training run gets on by before an exchange counts as over: the operator has then written its status several times."""
+"""Steps of progress of each training run that complete an exchange: the operator has then written its status several
+times."""
 MORE_STEPS = 15
 MADE_AGAIN = (f"{NO_POD}/podless", "podless Warning QuotaExceeded")
-"""What is said of an attempt without pods: another release makes it again as a whole, which `_one_image` looks at."""
+"""Conditions of an attempt without pods: another release creates it again completely, which `_one_image` checks."""
 NOT_BEGUN = (
     f"{NO_STATEFULSET}/no-trainer: status.phase is Pending, was Starting",
     f"{NO_STATEFULSET}/no-trainer: was Pending for a moment, from Starting",
 )
-"""A correction: an attempt that is refused before it is on record was called Starting until decision 51."""
+"""A correction: a refused attempt that was not yet recorded had the phase Starting until decision 51."""
 WITHOUT_PODS = (
     f"{RUNS}/suspended: Scheduled is ('False', 'Suspended'), was ('True', 'AllScheduled')",
     f"{RUNS}/suspending: Scheduled is ('False', 'Suspending'), was ('True', 'AllScheduled')",
 )
-"""A correction: a run that is suspended has no pod that could have a node."""
+"""A correction: a suspended run has no pod that could have a node."""
 BACK = (
     f"{RUNS}/sized: ConfigurationValid is ('True', 'ChangePending'), was ('True', 'Valid')",
     f"{RUNS}/sized: ConfigurationValid=True ChangePending",
 )
-"""On the way back only: in the earlier release a claim's size is part of the specification's mark, and this one has written its own."""
+"""Changes of the rollback only: in the earlier release a claim's size is part of the specification's mark, and the new
+release has written its own mark."""
 
 
 class Play:
     """One trial.
 
     Args:
-        cluster: two nodes, with the images of both releases.
-        old: the release before.
-        new: the release that is upgraded to.
-        folder: for what is seen.
-        say: told how it goes.
+        cluster: two nodes with the images of both releases.
+        old: the earlier release.
+        new: the release after the upgrade.
+        folder: folder for the recorded states.
+        say: function that receives progress lines.
     """
 
     def __init__(self, cluster: Cluster, old: Release, new: Release, folder: Path, say: Say) -> None:
@@ -56,7 +58,7 @@ class Play:
         self.problems: list[str] = []
 
     def all(self) -> None:
-        """Everything, in order."""
+        """Run the trial in order."""
         make_namespaces(self._cluster, NAMESPACES)
         self._old.install_crds(self._cluster)
         self._operator(self._old)
@@ -74,7 +76,7 @@ class Play:
         release.install_operator(self._cluster, NAMESPACES, VALUES)
 
     def _exchange(self, name: str, act: Callable[[], None]) -> None:
-        """Do it, let all that trains get on, and judge what has changed."""
+        """Exchange the releases, wait for progress of all training runs, and check the changes."""
         before = snapshot(self._cluster, NAMESPACES)
         training = [
             run for run in self._lives.runs.values() if run.name in TRAINING and self._is_running(before.runs, run)
@@ -85,7 +87,7 @@ class Play:
             for run in training:
                 run.wait(
                     f"its status tells of step {goals[run.name]}",
-                    lambda run=run: _told_step(run) >= goals[run.name],
+                    lambda run=run: _read_step(run) >= goals[run.name],
                     steps=True,
                 )
             events = between.events()
@@ -125,7 +127,7 @@ class Play:
             self._say(f"    {name}: {told}")
 
     def _go_on(self) -> None:
-        """Under the new release: next attempts, suspended runs, waiting runs, and one that is new."""
+        """Under the new release: next attempts, suspended runs, waiting runs, and a new run."""
         lives, new = self._lives, self._new
         lives.let_go("suspending")
         lives["suspending"].wait_phase("Suspended")
@@ -157,7 +159,7 @@ class Play:
         self._say("under the new release: resumed, restarted, begun and ended")
 
     def _one_image(self, name: str, release: Release) -> None:
-        """All pods of a run have the image of one release."""
+        """Check that all pods of a run have images of one release."""
         run = self._lives[name]
         found = {
             pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"]
@@ -169,18 +171,18 @@ class Play:
         )
 
     def _goes_on_to_its_end(self, name: str) -> None:
-        """Give a run that is Complete some more steps: what one release has trained, the other one takes over and ends."""
+        """Add steps to a Complete run: the other release continues from its checkpoint and completes it."""
         run = self._lives[name]
         attempt, steps = run.attempt(), run.step() + MORE_STEPS
         run.kubectl("patch", "rlr", name, "--type=merge", "-p", json.dumps({"spec": {"maxSteps": steps}}))
         run.wait(
             f"all {steps} steps are trained",
-            lambda: run.attempt() > attempt and run.status()["phase"] == "Complete" and _told_step(run) == steps,
+            lambda: run.attempt() > attempt and run.status()["phase"] == "Complete" and _read_step(run) == steps,
             steps=True,
         )
 
     def _end(self) -> None:
-        """Under the old release again."""
+        """Finish the trial under the old release."""
         lives = self._lives
         for name in ("newborn", "trains"):
             run = lives[name]
@@ -200,7 +202,7 @@ def _reasons(run: dict[str, Any]) -> set[str]:
     return {c["reason"] for c in run["status"].get("conditions", ())}
 
 
-def _told_step(run: KubeRun) -> int:
+def _read_step(run: KubeRun) -> int:
     return int(run.status().get("progress", {}).get("step", 0))
 
 

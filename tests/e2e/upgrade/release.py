@@ -1,4 +1,4 @@
-"""A release of the product: its charts, and its images."""
+"""A release of the product: its charts and its images."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Release:
-    """What is installed.
+    """Files and images of an installation.
 
     Attributes:
         name: the commit, or `present`.
-        root: a tree of its files.
-        images: `operator` and `stub`.
+        root: folder with a tree of its files.
+        images: references of `operator` and `stub`.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Release:
         return self.images["stub"].reference
 
     def install_crds(self, cluster: Cluster) -> None:
-        """First step of an installation or upgrade, last one of the way back."""
+        """Install the CRDs: the first step of an installation or upgrade, and the last step of a rollback."""
         chart = str(self.root / "charts" / "rlrun-crds")
         cluster.helm("upgrade", "--install", "rlrun-crds", chart, "--wait", timeout=INSTALL_SECONDS)
 
     def install_operator(self, cluster: Cluster, watch: tuple[str, ...], values: Mapping[str, str]) -> None:
-        """The other step; returns when the operator is ready."""
+        """Install the operator; return when it is ready."""
         settings = {
             "image": self.images["operator"].reference,
             **{f"images.{role}": self.stub for role in ("trainer", "orchestrator", "inference")},
@@ -63,15 +63,15 @@ class Release:
 
 
 def present(progress: Progress) -> Release:
-    """This checkout."""
+    """Return the release of this checkout."""
     return Release("present", ROOT, _built(ROOT, progress))
 
 
 def exported(commit: str, folder: Path, progress: Progress) -> Release:
-    """The release of a commit of this repository.
+    """Return the release of a commit of this repository.
 
     Raises:
-        subprocess.CalledProcessError: the clone does not have it.
+        subprocess.CalledProcessError: the clone does not have the commit.
     """
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *_PARTS]
     archive = subprocess.run(command, check=True, capture_output=True).stdout
@@ -82,7 +82,7 @@ def exported(commit: str, folder: Path, progress: Progress) -> Release:
 
 
 def _built(root: Path, progress: Progress) -> dict[str, BuiltImage]:
-    """Images in a folder of their own: those of the tests keep two archives of each, of this checkout."""
+    """Build images in a separate folder, because the folder of the tests keeps only two archives of each image."""
     archives = cache_root() / "releases"
     archives.mkdir(parents=True, exist_ok=True)
     with locked("images"):  # one storage of the builder for all folders
@@ -92,7 +92,7 @@ def _built(root: Path, progress: Progress) -> dict[str, BuiltImage]:
 
 
 def make_namespaces(cluster: Cluster, names: tuple[str, ...]) -> None:
-    """Namespaces for runs, under Pod Security `restricted`."""
+    """Create namespaces for runs, under Pod Security `restricted`."""
     for name in names:
         if not cluster.kubectl("get", "namespace", name, "--ignore-not-found"):
             cluster.kubectl("create", "namespace", name)

@@ -1,4 +1,5 @@
-"""What an exchange of releases leaves untouched: snapshots, and all that was said in between."""
+"""State that an exchange of releases must not change: snapshots, and all conditions and events of the time between
+them."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ SAME = (
     "maxSteps",
     "nextRetryTime",
 )
-"""Fields of a status that no release changes of a run that nobody edits."""
+"""Status fields of an unedited run that no release changes."""
 QUIET = ("ChangePending", "Drifted", "Repaired", "FieldsIgnored", "HeartbeatLost", "NameTaken", "InvalidConfiguration")
-"""Reasons of conditions that would be lies."""
+"""Reasons of conditions that would be false reports."""
 EVENTS_EACH = 6
-"""Events of one run during an exchange; more are a storm."""
+"""Largest number of events of one run during an exchange."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Snapshot:
 
     runs: Mapping[str, Json]
     objects: Mapping[str, str]
-    """Of each workload and pod its UID, generation and restarts of containers."""
+    """UID, generation and container restarts of each workload and pod."""
 
 
 def snapshot(cluster: Cluster, namespaces: Iterable[str]) -> Snapshot:
-    """The present state."""
+    """Return the present state."""
     runs, objects = {}, {}
     for namespace in namespaces:
         found = json.loads(cluster.kubectl("get", "rlr,pods,sts,deploy,pvc", "-n", namespace, "-o", "json"))["items"]
@@ -56,7 +57,7 @@ def snapshot(cluster: Cluster, namespaces: Iterable[str]) -> Snapshot:
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[str]:
-    """Everything that is not as it was, in words."""
+    """Return a description of each changed value."""
     found = [
         f"{name}: {what}, was {before.objects.get(name)}"
         for name, what in after.objects.items()
@@ -72,7 +73,7 @@ def differences(before: Snapshot, after: Snapshot) -> list[str]:
         ]
         if run["metadata"]["generation"] != old["metadata"]["generation"]:
             found.append(f"{key}: generation {run['metadata']['generation']}, was {old['metadata']['generation']}")
-        was, now = _said(old), _said(run)
+        was, now = _read_conditions(old), _read_conditions(run)
         found += [
             f"{key}: {kind} is {now.get(kind)}, was {was.get(kind)}"
             for kind in {*was, *now}
@@ -81,17 +82,17 @@ def differences(before: Snapshot, after: Snapshot) -> list[str]:
     return found
 
 
-def _said(run: Json) -> dict[str, tuple[str, str]]:
+def _read_conditions(run: Json) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in run["status"].get("conditions", ())}
 
 
 class Between:
-    """All states of runs, and events, from its beginning to its end.
+    """Recorder of all states of runs, and of events, from its start to its end.
 
     Args:
-        cluster: to watch.
-        folder: for what is seen.
-        name: of the exchange.
+        cluster: cluster to watch.
+        folder: folder for the recorded states.
+        name: name of the exchange.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, name: str) -> None:
@@ -127,7 +128,7 @@ class Between:
         return [event for event in found if event["involvedObject"]["kind"] == "RLRun"]
 
     def events(self) -> Counter[str]:
-        """Events of runs since: `run reason` and how often."""
+        """Return the number of events of runs by `run reason`."""
         found: Counter[str] = Counter()
         for event in self._events():
             times = (event.get("count") or 1) - self._uids.get(event["metadata"]["uid"], 0)
@@ -136,7 +137,7 @@ class Between:
         return found
 
     def states(self) -> list[Json]:
-        """Each state of a run that the watch told of, once this is over."""
+        """Return each state of a run from the watch, after its end."""
         decoder, text, states, at = json.JSONDecoder(), self._seen.read_text(), [], 0
         while at < len(text):
             document, at = decoder.raw_decode(text, at)

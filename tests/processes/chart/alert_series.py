@@ -1,4 +1,4 @@
-"""Series of runs that are broken, one for each alert, and of a healthy one: input of `promtool test rules`."""
+"""Series of broken runs, one for each alert, and of a healthy run: input of `promtool test rules`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 INTERVAL, EVALUATION = "1m", "2m"
 _END = 480
-"""Minutes that each series lasts. `a+bxN` is N+1 samples, one a minute."""
+"""Minutes of each series. `a+bxN` is N+1 samples, one per minute."""
 _RUN = 'namespace="team-a",run="a"'
 _ROLE = f'{_RUN},role="trainer"'
 
@@ -72,11 +72,11 @@ class Case:
     """One broken run.
 
     Attributes:
-        alert: that fires; "": none does.
-        series: those that differ from the healthy run's; an empty one is left out.
-        fires_at: when it fires.
-        silent_at: when it does not yet.
-        role: label of the alert, where it has one.
+        alert: firing alert; "" if none fires.
+        series: series that differ from the healthy run; a series without values is deleted.
+        fires_at: time at which the alert fires.
+        silent_at: earlier time at which it does not fire.
+        role: value of the alert's role label, or "" without the label.
     """
 
     alert: str
@@ -108,7 +108,7 @@ SILENT: Sequence[Mapping[str, str]] = (
     {PHASE: _steady(0), LAST_STEP: _steady(0), REQUESTS: _steady(0), IDLE_0: _growing(60), IDLE_1: _growing(60)},
     {REWARD: _steady(1), STEP: _steady(3)},
 )
-"""Series that are a fault of a run that trains, and none of one that is over; a reward that cannot move, as no step is trained."""
+"""Series that do not fire: a completed run, and a constant reward without a trained step."""
 SEVERITY: Mapping[str, str] = {
     "RLRunOperatorDown": "critical",
     "RLRunStalled": "critical",
@@ -125,21 +125,21 @@ SEVERITY: Mapping[str, str] = {
 
 
 def rule_tests(rules: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """The file for promtool.
+    """Return the test file for promtool.
 
     Args:
-        rules: the file of rules.
-        cases: runs, each a test of its own.
+        rules: path of the file of rules.
+        cases: runs; each becomes a separate test.
     """
     quiet = [Case("", HEALTHY | dict(series), "4h") for series in SILENT]
     return {
         "rule_files": [rules],
         "evaluation_interval": EVALUATION,
-        "tests": [_test(case) for case in (*cases, *quiet)],
+        "tests": [_make_test(case) for case in (*cases, *quiet)],
     }
 
 
-def _test(case: Case) -> dict[str, Any]:
+def _make_test(case: Case) -> dict[str, Any]:
     series = {name: values for name, values in (HEALTHY | dict(case.series)).items() if values}
     firing = 'ALERTS{alertstate="firing"}'
     return {
@@ -148,12 +148,12 @@ def _test(case: Case) -> dict[str, Any]:
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {"expr": firing, "eval_time": case.silent_at, "exp_samples": []},
-            {"expr": firing, "eval_time": case.fires_at, "exp_samples": _samples(case)},
+            {"expr": firing, "eval_time": case.fires_at, "exp_samples": _make_samples(case)},
         ],
     }
 
 
-def _samples(case: Case) -> list[dict[str, Any]]:
+def _make_samples(case: Case) -> list[dict[str, Any]]:
     if not case.alert:
         return []
     labels = {"alertname": case.alert, "alertstate": "firing", "severity": SEVERITY[case.alert]}

@@ -1,4 +1,4 @@
-"""The operator's chart, rendered by Helm as `helm template` does."""
+"""Operator chart, rendered with `helm template`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.programs import run_program
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
-    """Helm: that of the test clusters, or one on PATH. Only in CI it is built when there is none, which takes a minute."""
+    """Helm of the test clusters, or from PATH. In CI it is built if missing, which takes a minute."""
     tool = binaries.TOOLS["helm"]
-    folder = binaries._given(tool) or binaries._cached(tool)
+    folder = binaries._find_given(tool) or binaries._cached(tool)
     if folder is not None:
         return folder / "helm"
     if on_path := shutil.which("helm"):
@@ -32,7 +32,7 @@ def helm() -> Path:
 
 @pytest.fixture(scope="session")
 def render(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Renders the chart with values; raises `RefusedError` as Helm does."""
+    """Function that renders the chart with values; raises `RefusedError` if Helm refuses them."""
     home = tmp_path_factory.mktemp("helm")
     env = os.environ | {f"HELM_{name}_HOME": str(home / name) for name in ("CACHE", "CONFIG", "DATA")}
 

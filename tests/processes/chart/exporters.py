@@ -1,8 +1,8 @@
-"""`python -m tests.processes.chart.exporters`: the product's real exporters, fed by runs that are replayed, until standard input ends.
+"""`python -m tests.processes.chart.exporters`: the product's real exporters with replayed runs, until standard input ends.
 
-Prints one JSON line: the port of each exporter by its name. An operator that leads and one that stands by share their view of four runs:
-`good` trains, `bad` cannot write and gets no further, `late` waits in the queue, `new` has no status yet. The pods are those of `good`,
-and one (`forged`) that says that it is of another run and namespace.
+Prints one JSON line: the port of each exporter by name. A leading and a standby operator share their view of four runs: `good` trains,
+`bad` cannot write and makes no progress, `late` waits in the queue, `new` is without status. The pods belong to `good`; one of them
+(`forged`) claims another run and namespace.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tests.processes.chart.replay import STEP_METRICS
 KEY = "k" * 32
 BEAT_SECONDS = 0.2
 SITES: list[Site] = []
-"""Servers of this process; one that nobody holds is collected, and its socket with it."""
+"""Servers of this process; an unreferenced server is garbage-collected and its socket is closed."""
 FORGED = 'rlrun_loss{namespace="team-b",run="theirs",attempt="7"} 1\n'
 
 
-def run(name: str, status: dict[str, Any] | None) -> dict[str, Any]:
-    """An RLRun of the namespace team-a as the API server has it."""
+def make_run(name: str, status: dict[str, Any] | None) -> dict[str, Any]:
+    """Return an RLRun in namespace team-a as the API server returns it."""
     metadata = {"name": name, "namespace": "team-a", "uid": f"uid-{name}", "resourceVersion": "1"}
     body = {"kind": "RLRun", "apiVersion": "rlrun.io/v1alpha1", "metadata": metadata}
     return body | {"spec": {"model": {"name": "Qwen/Qwen3-8B"}}} | ({} if status is None else {"status": status})
 
 
-def condition(type_: str, status: str, reason: str) -> dict[str, str]:
+def make_condition(type_: str, status: str, reason: str) -> dict[str, str]:
     return {
         "type": type_,
         "status": status,
@@ -53,39 +53,42 @@ def condition(type_: str, status: str, reason: str) -> dict[str, str]:
     }
 
 
-def now() -> str:
+def format_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def fleet(beat: int) -> Iterator[dict[str, Any]]:
-    """The runs after so many beats."""
-    progress = {"step": 10 + beat, "totalSteps": 1000, "reward": 0.5, "lastStepTime": now()}
+def make_fleet(beat: int) -> Iterator[dict[str, Any]]:
+    """Return the runs after `beat` beats."""
+    progress = {"step": 10 + beat, "totalSteps": 1000, "reward": 0.5, "lastStepTime": format_now()}
     trains = {"phase": "Running", "attempt": 1, "progress": progress, "restarts": 1, "restartsCountedTowardsMax": 1}
     row = {"attempt": 1, "role": "trainer", "gpuSeconds": {"trained": 90 * beat, "waitedForRollouts": 10 * beat}}
     counted = {"gpuHours": 1.0, "countedTo": "2026-01-01T00:00:00Z", "attempts": [row]}
     engines = {"desired": 4, "ready": 3, "spot": {"desired": 2, "ready": 1, "lost": 1}}
     made = {"trainer": {"desired": 1, "ready": 1}, "inference": engines, "cost": counted}
-    yield run("good", trains | made | {"conditions": [condition("Progressing", "True", "Training")]})
+    yield make_run("good", trains | made | {"conditions": [make_condition("Progressing", "True", "Training")]})
     stands = {"step": 3, "totalSteps": 1000, "reward": 0.0, "lastStepTime": "2026-01-01T00:00:00Z"}
-    wrong = [condition("Progressing", "False", "NoProgress"), condition("StorageReady", "False", "StorageFull")]
-    wrong.append(condition("WithinBudget", "True", "BudgetNearlySpent"))
-    yield run(
+    wrong = [
+        make_condition("Progressing", "False", "NoProgress"),
+        make_condition("StorageReady", "False", "StorageFull"),
+    ]
+    wrong.append(make_condition("WithinBudget", "True", "BudgetNearlySpent"))
+    yield make_run(
         "bad",
         {"phase": "Running", "attempt": 4, "restarts": beat, "progress": stands, "conditions": wrong, "cost": counted},
     )
-    yield run("late", {"phase": "Queued", "queue": {"since": now(), "position": 1, "waiting": 1}})
-    yield run("new", None)
+    yield make_run("late", {"phase": "Queued", "queue": {"since": format_now(), "position": 1, "waiting": 1}})
+    yield make_run("new", None)
 
 
 class Operators:
-    """Two processes' worth of metrics over one view of the cluster."""
+    """Metrics of two processes over one view of the cluster."""
 
     def __init__(self) -> None:
         self._store = Store()
         self._both = [Metrics(self._store), Metrics(self._store)]
 
     async def start(self) -> dict[str, int]:
-        """Serve both; returns their ports."""
+        """Serve both operators; return their ports."""
         ports = {}
         for name, metrics, leads in zip(("operator", "standby"), self._both, (1.0, 0.0), strict=True):
             metrics.observe_queue(lambda: 1.0, lambda: 0.5, lambda leads=leads: leads)  # type: ignore[misc]
@@ -95,14 +98,14 @@ class Operators:
             refresh = [lambda metrics=metrics: metrics.observe_objects(self._store.count())]
             site = await serve_health(Health(before_scrape=refresh), metrics.registry, 0)  # type: ignore[arg-type]
             SITES.append(site)
-            # With port 0 each family of addresses has a port of its own.
+            # With port 0, each address family gets its own port.
             ports[name] = next(port for host, port, *_ in site._runner.addresses if host == "0.0.0.0")
         return ports
 
     def beat(self, number: int) -> None:
-        """Let the leader work for a moment."""
+        """Simulate one period of work by the leader."""
         acts = self._both[0]
-        for document in fleet(number):
+        for document in make_fleet(number):
             document["metadata"]["resourceVersion"] = str(number + 2)
             self._store.put(document, time.monotonic())
         limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
@@ -121,7 +124,7 @@ class Operators:
 
 
 class Replay:
-    """Steps of a run's `metrics.jsonl`, one every few beats."""
+    """Replay of a run's `metrics.jsonl`, one step every few beats."""
 
     def __init__(self) -> None:
         self._step, self._totals = 10, StepTotals()
@@ -155,39 +158,43 @@ class Replay:
 
 
 class TwoGpus:
-    """A GPU that computes and one that does not."""
+    """One busy and one idle GPU."""
 
     def sample(self) -> Sequence[Sample]:
         return [Sample(0.95, 70 << 30, 80 << 30), Sample(0.0, 1 << 30, 80 << 30)]
 
 
 def pod_server() -> int:
-    """The small server of a trainer's or engine's pod; returns its port."""
+    """Start the HTTP server of a trainer or engine pod; return its port."""
     rendezvous.POD_PORT = 0
     metrics = PodMetrics(TwoGpus)
     server = rendezvous.PodServer("127.0.0.1", attempt=1, api_key=KEY, look=lambda: None, metrics=metrics.text)
     return int(server._server.server_address[1])
 
 
-async def forged() -> int:
-    """A pod that claims to be of another run; returns its port."""
+async def serve_forged_metrics() -> int:
+    """Start a pod that claims to belong to another run; return its port."""
     app = web.Application()
-    app.router.add_get("/metrics", lambda _: _text(FORGED))
+    app.router.add_get("/metrics", lambda _: _respond(FORGED))
     site = Site(app)
     await site.start("127.0.0.1", 0)
     SITES.append(site)
     return site.port
 
 
-async def _text(text: str) -> web.Response:
+async def _respond(text: str) -> web.Response:
     return web.Response(text=text)
 
 
 async def main() -> None:
-    """Serve all until standard input ends."""
+    """Serve all exporters until standard input ends."""
     gpu_metrics.SAMPLE_SECONDS = BEAT_SECONDS
     operators, replay = Operators(), Replay()
-    ports = await operators.start() | {"trainer": pod_server(), "inference": pod_server(), "forged": await forged()}
+    ports = await operators.start() | {
+        "trainer": pod_server(),
+        "inference": pod_server(),
+        "forged": await serve_forged_metrics(),
+    }
     ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
     progress = ProgressServer("127.0.0.1", 0, api_key=KEY, look=replay.progress, measures=replay.measures)
     async with progress:

@@ -1,4 +1,4 @@
-"""What the tests of the chart share."""
+"""Shared parts of the chart tests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 CHART = Path(__file__).parents[3] / "charts" / "rlrun-operator"
 KUBE_VERSION = "1.34.0"
-"""Of the cluster that the chart is rendered for."""
+"""Version of the cluster for which the chart is rendered."""
 
 Render = Callable[..., list[dict[str, Any]]]
 
 
 class RefusedError(Exception):
-    """Helm refused the values; its message."""
+    """Helm refused the values; contains its message."""

@@ -1,4 +1,4 @@
-"""A line of `metrics.jsonl` of a run on a GPU, for tests that replay one."""
+"""One line of `metrics.jsonl` of a run on a GPU."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ STEP_METRICS = {
     "time/step": 9.0,
     "time/wait_for_batch": 2.0,
 }
-"""Values by their names there."""
+"""Metric values by name."""

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes real exporters as the chart's monitors say."""
+"""Real Prometheus that scrapes real exporters with the chart's monitors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PODS = {
     "inference": ("health", {"run": "good", "role": "inference"}),
     "forged": ("http", {"run": "good", "role": "inference"}),
 }
-"""Exporters that stand for pods: the port's name, and labels of the pod."""
+"""Exporters that represent pods: port name and pod labels."""
 POLL_SECONDS = 0.3
 LOG = "prometheus.log"
 
 
 def scrape_configs(documents: list[dict[str, Any]], ports: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Prometheus' configuration as the Prometheus operator makes it of the chart's monitors, with our exporters as targets.
+    """Return the scrape configuration that the Prometheus operator would generate from the chart's monitors, with our exporters as targets.
 
     Args:
-        documents: the rendered chart.
-        ports: of the exporters.
+        documents: rendered chart.
+        ports: ports of the exporters by name.
     """
     (service,) = (d for d in documents if d["kind"] == "ServiceMonitor")
     (pods,) = (d for d in documents if d["kind"] == "PodMonitor")
@@ -44,41 +44,41 @@ def scrape_configs(documents: list[dict[str, Any]], ports: Mapping[str, int]) ->
     configs = []
     for process in ("operator", "standby"):
         labels = {"namespace": namespace, "job": name, "pod": process}
-        configs.append(_config(process, endpoint, ports[process], labels))
+        configs.append(_make_config(process, endpoint, ports[process], labels))
     endpoints = {endpoint["port"]: endpoint for endpoint in pods["spec"]["podMetricsEndpoints"]}
     for pod, (port, labels) in PODS.items():
         meta = {f"__meta_kubernetes_pod_label_rlrun_io_{label}": value for label, value in labels.items()}
         target = {"namespace": "team-a", "job": f"{namespace}/{pods['metadata']['name']}", "pod": pod}
-        configs.append(_config(pod, endpoints[port], ports[pod], meta | target))
+        configs.append(_make_config(pod, endpoints[port], ports[pod], meta | target))
     return configs
 
 
-def _config(name: str, endpoint: Mapping[str, Any], port: int, labels: Mapping[str, str]) -> dict[str, Any]:
+def _make_config(name: str, endpoint: Mapping[str, Any], port: int, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "job_name": name,
         "honor_labels": endpoint["honorLabels"],
         "metrics_path": endpoint["path"],
-        "relabel_configs": [_snake(rule) for rule in endpoint.get("relabelings", ())],
-        "metric_relabel_configs": [_snake(rule) for rule in endpoint.get("metricRelabelings", ())],
+        "relabel_configs": [_convert_to_snake_case(rule) for rule in endpoint.get("relabelings", ())],
+        "metric_relabel_configs": [_convert_to_snake_case(rule) for rule in endpoint.get("metricRelabelings", ())],
         "static_configs": [{"targets": [f"127.0.0.1:{port}"], "labels": dict(labels)}],
     }
 
 
-def _snake(rule: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_to_snake_case(rule: Mapping[str, Any]) -> dict[str, Any]:
     return {re.sub(r"[A-Z]", lambda found: "_" + found[0].lower(), key): value for key, value in rule.items()}
 
 
 @dataclass
 class Server:
-    """A Prometheus that runs."""
+    """Running Prometheus server."""
 
     url: str
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Samples of an instant query.
+        """Return the samples of an instant query.
 
         Raises:
-            AssertionError: Prometheus does not take the expression.
+            AssertionError: Prometheus refuses the expression.
         """
         url = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         try:
@@ -88,7 +88,7 @@ class Server:
             raise AssertionError(f"{expression}: {error.read().decode()}") from None
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that are pending or firing."""
+        """Return pending and firing alerts."""
         with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=PATIENCE_SECONDS) as answer:
             return list(json.load(answer)["data"]["alerts"])
 
@@ -96,7 +96,7 @@ class Server:
         """Wait until `condition` holds.
 
         Raises:
-            StalledError: it does not, without progress; the message contains that of `what`.
+            StalledError: no progress and no success; the message contains the result of `what`.
         """
         wait_for(condition, state=what, poll_seconds=POLL_SECONDS)
 
@@ -104,12 +104,12 @@ class Server:
 def start(
     programs: Mapping[str, Path], folder: Path, configs: list[dict[str, Any]], rules: Mapping[str, Any]
 ) -> subprocess.Popen[bytes]:
-    """Start Prometheus on a port that it chooses; the caller ends it.
+    """Start Prometheus on a free port; the caller stops it.
 
     Args:
-        programs: by name.
-        folder: an empty one, for its files.
-        configs: what it scrapes.
+        programs: paths of Prometheus and promtool by name.
+        folder: empty folder for its files.
+        configs: scrape configurations.
         rules: groups of alerts.
     """
     interval = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"}
@@ -123,10 +123,10 @@ def start(
 
 
 def ready(process: subprocess.Popen[bytes], folder: Path) -> Server:
-    """Wait until a Prometheus that was started in `folder` answers.
+    """Wait until the Prometheus in `folder` responds.
 
     Raises:
-        AssertionError: it has ended, or does not answer; the message contains its log.
+        AssertionError: Prometheus has ended or does not respond; the message contains its log.
     """
     log = folder / LOG
 

@@ -1,4 +1,4 @@
-"""What `helm install` of the operator makes, and which values it refuses."""
+"""Operator chart: installed objects and refused values."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def of_kind(documents: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]
     return [document for document in documents if document["kind"] in kinds]
 
 
-def operator(documents: list[dict[str, Any]]) -> dict[str, Any]:
+def get_operator_container(documents: list[dict[str, Any]]) -> dict[str, Any]:
     (deployment,) = of_kind(documents, "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     result: dict[str, Any] = container
     return result
 
 
-def environment(documents: list[dict[str, Any]]) -> dict[str, str | None]:
-    return {variable["name"]: variable.get("value") for variable in operator(documents)["env"]}
+def get_environment(documents: list[dict[str, Any]]) -> dict[str, str | None]:
+    return {variable["name"]: variable.get("value") for variable in get_operator_container(documents)["env"]}
 
 
 def run_roles(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Roles for runs: those that know RLRuns."""
+    """Return the roles for runs: roles with rights on RLRuns."""
     return [role for role in of_kind(documents, *ROLES) if any("rlruns" in rule["resources"] for rule in role["rules"])]
 
 
-def verbs(role: dict[str, Any], group: str, resource: str) -> set[str]:
+def collect_verbs(role: dict[str, Any], group: str, resource: str) -> set[str]:
     return {
         verb
         for rule in role["rules"]
@@ -53,30 +53,30 @@ def verbs(role: dict[str, Any], group: str, resource: str) -> set[str]:
     }
 
 
-def test_chart_has_no_lint_warnings(helm: Path) -> None:
+def test_chart_passes_lint(helm: Path) -> None:
     answer = run_program([helm, "lint", "--strict", CHART, "--set", "watchNamespaces={team-a}"])
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-def test_by_default_no_cluster_right_is_taken_and_none_where_the_operator_is(render: Render) -> None:
+def test_default_chart_has_no_cluster_or_own_namespace_rights(render: Render) -> None:
     documents = render()
-    assert environment(documents)["RLRUN_WATCH_NAMESPACES"] == "team-a"
+    assert get_environment(documents)["RLRUN_WATCH_NAMESPACES"] == "team-a"
     cluster_wide = (*CLUSTER_WIDE, "ServiceMonitor")
     assert of_kind(documents, *cluster_wide) == []
     assert [role["metadata"]["namespace"] for role in run_roles(documents)] == ["team-a"]
 
 
-def test_the_operators_own_namespace_is_served_only_on_request(render: Render) -> None:
+def test_own_namespace_is_served_only_on_request(render: Render) -> None:
     own = {"watchNamespaces": ["team-a", "rlrun-system"]}
     with pytest.raises(RefusedError, match=r"rlrun-system is the namespace of this release.*serveOwnNamespace"):
         render(own)
-    served = environment(render({**own, "serveOwnNamespace": True}))["RLRUN_WATCH_NAMESPACES"]
+    served = get_environment(render({**own, "serveOwnNamespace": True}))["RLRUN_WATCH_NAMESPACES"]
     assert served == "team-a,rlrun-system"
 
 
-def test_the_policy_reaches_the_operator_and_its_defaults_are_the_operators(render: Render) -> None:
+def test_policy_values_reach_operator_with_operator_defaults(render: Render) -> None:
     def told(values: dict[str, Any]) -> Installation:
-        variables = {name: value or "" for name, value in environment(render(values)).items()}
+        variables = {name: value or "" for name, value in get_environment(render(values)).items()}
         return from_environment(variables).render.installation
 
     assert told({}).policy == RunPolicy()
@@ -84,13 +84,13 @@ def test_the_policy_reaches_the_operator_and_its_defaults_are_the_operators(rend
     expected = RunPolicy.model_validate(policy)
     assert told({"policy": policy}).policy == expected
     assert told({"policy": None, "admissionPolicy": None}).policy == RunPolicy(), "values of an older release"
-    identity = [v for v in operator(render())["env"] if v["name"] == "POD_SERVICE_ACCOUNT"]
+    identity = [v for v in get_operator_container(render())["env"] if v["name"] == "POD_SERVICE_ACCOUNT"]
     assert identity[0]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.serviceAccountName"}}
 
 
-def test_the_network_of_runs_is_found_or_given(render: Render) -> None:
+def test_network_of_runs_is_discovered_or_configured(render: Render) -> None:
     def told(values: dict[str, Any]) -> NetworkSettings:
-        variables = {name: value or "" for name, value in environment(render(values)).items()}
+        variables = {name: value or "" for name, value in get_environment(render(values)).items()}
         return from_environment(variables).render.network
 
     def rights(values: dict[str, Any]) -> list[Any]:
@@ -125,7 +125,9 @@ def test_the_network_of_runs_is_found_or_given(render: Render) -> None:
         ({"networkPolicy": {"operator": False}}, None),
     ],
 )
-def test_who_may_read_the_operators_metrics(render: Render, values: dict[str, Any], ingress: Any) -> None:
+def test_network_policy_limits_readers_of_operator_metrics(
+    render: Render, values: dict[str, Any], ingress: Any
+) -> None:
     documents = render(values)
     found = [policy["spec"] for policy in of_kind(documents, "NetworkPolicy")]
     (deployment,) = of_kind(documents, "Deployment")
@@ -134,9 +136,9 @@ def test_who_may_read_the_operators_metrics(render: Render, values: dict[str, An
     assert found == ([] if ingress is None else [expected])
 
 
-def test_each_watched_namespace_gets_a_role_and_the_binding_to_it(render: Render) -> None:
+def test_each_watched_namespace_gets_role_and_binding(render: Render) -> None:
     documents = render({"watchNamespaces": ["a", "b"]})
-    assert environment(documents)["RLRUN_WATCH_NAMESPACES"] == "a,b"
+    assert get_environment(documents)["RLRUN_WATCH_NAMESPACES"] == "a,b"
     roles = run_roles(documents)
     assert [role["metadata"]["namespace"] for role in roles] == ["a", "b"]
     bindings = [b for b in of_kind(documents, "RoleBinding") if b["metadata"]["namespace"] in ("a", "b")]
@@ -146,9 +148,9 @@ def test_each_watched_namespace_gets_a_role_and_the_binding_to_it(render: Render
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "rlrun-system"}]
 
 
-def test_cluster_wide_is_one_cluster_role_with_the_same_rights(render: Render) -> None:
+def test_cluster_wide_has_one_cluster_role_with_same_rights(render: Render) -> None:
     wide, narrow = render({"clusterWide": True}), render()
-    assert environment(wide)["RLRUN_WATCH_NAMESPACES"] == ""
+    assert get_environment(wide)["RLRUN_WATCH_NAMESPACES"] == ""
     (cluster_role,) = run_roles(wide)
     assert cluster_role["kind"] == "ClusterRole"
     assert cluster_role["rules"] == run_roles(narrow)[0]["rules"]
@@ -156,30 +158,30 @@ def test_cluster_wide_is_one_cluster_role_with_the_same_rights(render: Render) -
 
 def test_nodes_are_read_only_if_allowed(render: Render) -> None:
     documents = render({"readNodes": True})
-    assert environment(documents)["RLRUN_READ_NODES"] == "true"
+    assert get_environment(documents)["RLRUN_READ_NODES"] == "true"
     (role,) = of_kind(documents, "ClusterRole")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
-    assert environment(render())["RLRUN_READ_NODES"] == "false"
+    assert get_environment(render())["RLRUN_READ_NODES"] == "false"
 
 
-def test_the_queue_is_off_and_reads_pods_only_with_the_nodes(render: Render) -> None:
+def test_queue_is_off_and_reads_pods_with_nodes_only(render: Render) -> None:
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
-    assert "RLRUN_QUEUE" not in environment(render())
+    assert "RLRUN_QUEUE" not in get_environment(render())
     assert not from_environment({}).queue.enabled
     queue = {"enabled": True, "weights": {"team-a": 2}, "capacity": {"nvidia.com/gpu": 64}, "passSeconds": 60}
     documents = render({"readNodes": True, "queue": queue})
     (role,) = of_kind(documents, "ClusterRole")
     assert pods in role["rules"]
-    told = from_environment({"RLRUN_QUEUE": environment(documents)["RLRUN_QUEUE"]}).queue
+    told = from_environment({"RLRUN_QUEUE": get_environment(documents)["RLRUN_QUEUE"]}).queue
     assert (told.enabled, told.weights, told.capacity) == (True, {"team-a": 2.0}, {"nvidia.com/gpu": 64.0})
     assert (told.pass_seconds, told.preemption, told.reserve_seconds) == (60.0, "PriorityAndShare", 86400.0)
     assert not of_kind(render({"queue": queue}), "ClusterRole")
 
 
-def test_users_are_assigned_where_the_namespace_does_so(render: Render) -> None:
+def test_assigned_users_leave_user_ids_to_namespace(render: Render) -> None:
     def user(documents: list[dict[str, Any]]) -> tuple[object, bool]:
         (deployment,) = of_kind(documents, "Deployment")
-        variables = {name: value or "" for name, value in environment(documents).items()}
+        variables = {name: value or "" for name, value in get_environment(documents).items()}
         spec = deployment["spec"]["template"]["spec"]
         return spec["securityContext"].get("runAsUser"), from_environment(variables).render.assigned_users
 
@@ -187,8 +189,8 @@ def test_users_are_assigned_where_the_namespace_does_so(render: Render) -> None:
     assert user(render({"assignedUsers": True})) == (None, True)
 
 
-def test_defaults_for_runs_are_mounted_where_there_are_some(render: Render) -> None:
-    assert from_environment({k: v or "" for k, v in environment(render()).items()}).defaults_folder is None
+def test_run_defaults_are_mounted_if_configured(render: Render) -> None:
+    assert from_environment({k: v or "" for k, v in get_environment(render()).items()}).defaults_folder is None
     values = {
         "runDefaults": {
             "all": {"spec": {"trainer": {"image": "x:1"}}, "locked": ["trainer.image"]},
@@ -197,8 +199,10 @@ def test_defaults_for_runs_are_mounted_where_there_are_some(render: Render) -> N
     }
     documents = render(values)
     (config_map,) = of_kind(documents, "ConfigMap")
-    told = from_environment({k: v or "" for k, v in environment(documents).items()})
-    (mount,) = (m for m in operator(documents)["volumeMounts"] if m["mountPath"] == str(told.defaults_folder))
+    told = from_environment({k: v or "" for k, v in get_environment(documents).items()})
+    (mount,) = (
+        m for m in get_operator_container(documents)["volumeMounts"] if m["mountPath"] == str(told.defaults_folder)
+    )
     (deployment,) = of_kind(documents, "Deployment")
     volumes = {v["name"]: v for v in deployment["spec"]["template"]["spec"]["volumes"]}
     assert volumes[mount["name"]]["configMap"] == {"name": config_map["metadata"]["name"], "optional": True}
@@ -207,12 +211,12 @@ def test_defaults_for_runs_are_mounted_where_there_are_some(render: Render) -> N
     assert (found.problems, found.values, found.locked) == ("", {"trainer.image": "x:1"}, {"trainer.image"})
     assert set(config_map["data"]) == {"defaults.yaml", "defaults.team-a.yaml"}
     own = {"runDefaults": {"configMap": "mine"}}
-    assert (environment(render(own))["RLRUN_DEFAULTS_NAME"], of_kind(render(own), "ConfigMap")) == ("mine", [])
+    assert (get_environment(render(own))["RLRUN_DEFAULTS_NAME"], of_kind(render(own), "ConfigMap")) == ("mine", [])
     with pytest.raises(RefusedError, match=r"runDefaults\.configMap \(mine\) contradicts"):
         render({"runDefaults": {"configMap": "mine", **values["runDefaults"]}})
 
 
-def test_kueue_has_rights_only_where_it_is_the_queue_and_cluster_wide_ones_only_with_them(render: Render) -> None:
+def test_kueue_rights_need_kueue_queue_and_cluster_rights(render: Render) -> None:
     def kueues(values: dict[str, Any]) -> dict[str, set[str]]:
         role = run_roles(render(values))[0]
         named = {
@@ -221,7 +225,7 @@ def test_kueue_has_rights_only_where_it_is_the_queue_and_cluster_wide_ones_only_
             if "kueue.x-k8s.io" in rule["apiGroups"]
             for resource in rule["resources"]
         }
-        return {resource: verbs(role, "kueue.x-k8s.io", resource) for resource in named}
+        return {resource: collect_verbs(role, "kueue.x-k8s.io", resource) for resource in named}
 
     assert kueues({}) == kueues({"queue": {"enabled": True}}) == {}
     flavors = {"h100": {"nodeLabels": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
@@ -229,30 +233,30 @@ def test_kueue_has_rights_only_where_it_is_the_queue_and_cluster_wide_ones_only_
     namespaced = {"workloads": {"get", "list", "create", "patch", "delete"}, "workloads/status": {"update"}}
     assert kueues(values) == namespaced
     assert not of_kind(render(values), "ClusterRole")
-    told = from_environment({"RLRUN_QUEUE": environment(render(values))["RLRUN_QUEUE"]}).queue
+    told = from_environment({"RLRUN_QUEUE": get_environment(render(values))["RLRUN_QUEUE"]}).queue
     assert (told.kind, told.name, told.flavors["h100"].node_labels) == ("kueue", "team-a", {"gpu": "h100"})
     wide = kueues({**values, "clusterWide": True, "watchNamespaces": []})
     assert wide == namespaced | {"resourceflavors": {"get"}, "workloadpriorityclasses": {"get"}}
     nodes = of_kind(render({**values, "readNodes": True}), "ClusterRole")[0]
-    assert verbs(nodes, "", "pods") == set(), "the own queue alone counts pods"
+    assert collect_verbs(nodes, "", "pods") == set(), "the own queue alone counts pods"
 
 
-def test_volcano_has_rights_only_where_it_is_the_queue_and_reads_queues_only_cluster_wide(render: Render) -> None:
+def test_volcano_rights_need_volcano_queue_and_queues_cluster_wide(render: Render) -> None:
     def volcanos(values: dict[str, Any]) -> dict[str, set[str]]:
         role = run_roles(render(values))[0]
-        return {each: verbs(role, "scheduling.volcano.sh", each) for each in ("podgroups", "queues")}
+        return {each: collect_verbs(role, "scheduling.volcano.sh", each) for each in ("podgroups", "queues")}
 
     assert volcanos({}) == volcanos({"queue": {"provider": "kueue"}}) == {"podgroups": set(), "queues": set()}
     values = {"queue": {"provider": "volcano", "name": "team-a"}}
     namespaced = {"get", "list", "create", "patch", "delete"}
     assert volcanos(values) == {"podgroups": namespaced, "queues": set()}
     assert not of_kind(render(values), "ClusterRole")
-    told = from_environment({"RLRUN_QUEUE": environment(render(values))["RLRUN_QUEUE"]}).queue
+    told = from_environment({"RLRUN_QUEUE": get_environment(render(values))["RLRUN_QUEUE"]}).queue
     assert (told.kind, told.name) == ("volcano", "team-a")
     assert volcanos({**values, "clusterWide": True, "watchNamespaces": []})["queues"] == {"get"}
 
 
-def test_two_releases_share_no_name_of_a_role(render: Render) -> None:
+def test_two_releases_have_distinct_role_names(render: Render) -> None:
     def names(release: str) -> set[tuple[str, str | None, str]]:
         documents = of_kind(render({"watchNamespaces": ["a"], "readNodes": True}, release=release), *ROLES, *BINDINGS)
         return {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents}
@@ -260,7 +264,7 @@ def test_two_releases_share_no_name_of_a_role(render: Render) -> None:
     assert not names("one") & names("two")
 
 
-def test_operator_may_do_what_a_run_needs(render: Render) -> None:
+def test_operator_has_each_right_of_a_run(render: Render) -> None:
     (role,) = run_roles(render())
     ctx = example("gpu")
     create, apply = render_prerequisites(ctx)
@@ -270,10 +274,10 @@ def test_operator_may_do_what_a_run_needs(render: Render) -> None:
     for child, wanted in needed:
         group = child["apiVersion"].rpartition("/")[0]
         plural = PLURALS.get(child["kind"], child["kind"].lower() + "s")
-        assert wanted <= verbs(role, group, plural), child["kind"]
+        assert wanted <= collect_verbs(role, group, plural), child["kind"]
 
 
-def test_operators_own_check_of_its_rights_is_content(render: Render) -> None:
+def test_operator_rights_check_passes(render: Render) -> None:
     (role,) = run_roles(render())
     assert missing_rights(role["rules"]) == []
     assert missing_rights(role["rules"][1:]), "the check sees what is missing"
@@ -288,9 +292,9 @@ def test_operators_own_check_of_its_rights_is_content(render: Render) -> None:
         {"operatorName": "team-a"},
     ],
 )
-def test_operator_understands_its_environment(render: Render, values: dict[str, Any]) -> None:
+def test_operator_parses_chart_environment(render: Render, values: dict[str, Any]) -> None:
     documents = render(values)
-    told = from_environment({name: value or "" for name, value in environment(documents).items()})
+    told = from_environment({name: value or "" for name, value in get_environment(documents).items()})
     expected = () if "clusterWide" in values else tuple(values.get("watchNamespaces", ["team-a"]))
     assert told.namespaces == expected
     assert (told.name, told.read_nodes) == (values.get("operatorName", ""), values.get("readNodes", False))
@@ -301,21 +305,21 @@ def test_operator_understands_its_environment(render: Render, values: dict[str, 
     assert deployment["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] == told.http_port
 
 
-def test_operator_holds_every_right_that_it_hands_on(render: Render) -> None:
+def test_operator_has_each_right_that_it_grants(render: Render) -> None:
     (role,) = run_roles(render())
     (handed_on,) = of_kind([dict(child) for child in render_prerequisites(example("quickstart")).apply], "Role")
     for rule in handed_on["rules"]:
         for resource in rule["resources"]:
-            assert set(rule["verbs"]) <= verbs(role, rule["apiGroups"][0], resource)
+            assert set(rule["verbs"]) <= collect_verbs(role, rule["apiGroups"][0], resource)
 
 
-def test_operator_reads_no_secret_writes_no_spec_and_has_no_wildcard(render: Render) -> None:
+def test_operator_rights_exclude_secrets_spec_and_wildcards(render: Render) -> None:
     documents = render({"readNodes": True})
     (role,) = run_roles(documents)
-    assert verbs(role, "", "secrets") == {"create"}
-    assert verbs(role, "rlrun.io", "rlruns") == {"get", "list", "watch"}
-    assert verbs(role, "rlrun.io", "rlruns/status") == {"patch"}
-    assert verbs(role, "rlrun.io", "rlruns/finalizers") == {"update"}
+    assert collect_verbs(role, "", "secrets") == {"create"}
+    assert collect_verbs(role, "rlrun.io", "rlruns") == {"get", "list", "watch"}
+    assert collect_verbs(role, "rlrun.io", "rlruns/status") == {"patch"}
+    assert collect_verbs(role, "rlrun.io", "rlruns/finalizers") == {"update"}
     rules = [rule for one in of_kind(documents, *ROLES) for rule in one["rules"]]
     assert "*" not in str(rules)
 
@@ -325,7 +329,7 @@ def test_operator_pod_meets_the_restricted_standard(render: Render) -> None:
     pod = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    own = operator(documents)["securityContext"]
+    own = get_operator_container(documents)["securityContext"]
     assert own == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -334,19 +338,19 @@ def test_operator_pod_meets_the_restricted_standard(render: Render) -> None:
     }
 
 
-def test_images_default_to_the_charts_version_and_the_orchestrator_to_the_trainers(render: Render) -> None:
-    defaults = environment(render())
+def test_images_default_to_chart_version_and_trainer_image(render: Render) -> None:
+    defaults = get_environment(render())
     images = RenderSettings().images
     for role in ("trainer", "orchestrator", "inference"):
         assert defaults[f"RLRUN_{role.upper()}_IMAGE"] == images[role]
     own = render({"image": "op:1", "images": {"trainer": "t:1"}, "imagePullPolicy": "Never"})
-    assert environment(own)["RLRUN_ORCHESTRATOR_IMAGE"] == "t:1"
-    assert environment(own)["RLRUN_IMAGE_PULL_POLICY"] == "Never"
-    assert (operator(own)["image"], operator(own)["imagePullPolicy"]) == ("op:1", "Never")
+    assert get_environment(own)["RLRUN_ORCHESTRATOR_IMAGE"] == "t:1"
+    assert get_environment(own)["RLRUN_IMAGE_PULL_POLICY"] == "Never"
+    assert (get_operator_container(own)["image"], get_operator_container(own)["imagePullPolicy"]) == ("op:1", "Never")
     assert "RLRUN_IMAGE_PULL_POLICY" not in defaults
 
 
-def test_service_and_monitor_lead_to_the_operators_port(render: Render) -> None:
+def test_service_and_monitor_select_operator_port(render: Render) -> None:
     documents = render({"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}})
     (service,), (monitor,), (deployment,) = (of_kind(documents, k) for k in ("Service", "ServiceMonitor", "Deployment"))
     labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -354,13 +358,15 @@ def test_service_and_monitor_lead_to_the_operators_port(render: Render) -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    # `namespace` of a run's series is the run's; without this Prometheus writes the operator's over it.
+    # Without honorLabels, Prometheus replaces the run's `namespace` label with the operator's.
     assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
-    assert service["spec"]["ports"][0]["targetPort"] in [port["name"] for port in operator(documents)["ports"]]
+    assert service["spec"]["ports"][0]["targetPort"] in [
+        port["name"] for port in get_operator_container(documents)["ports"]
+    ]
 
 
-def test_labels_of_pods_cannot_hide_them_from_their_deployment(render: Render) -> None:
+def test_pod_labels_cannot_break_deployment_selector(render: Render) -> None:
     documents = render({"podLabels": {"team": "a", "app.kubernetes.io/name": "mine"}})
     spec = of_kind(documents, "Deployment")[0]["spec"]
     labels = spec["template"]["metadata"]["labels"]
@@ -368,7 +374,7 @@ def test_labels_of_pods_cannot_hide_them_from_their_deployment(render: Render) -
     assert spec["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_admission_policy_judges_the_served_namespaces_by_the_values(render: Render) -> None:
+def test_admission_policy_covers_served_namespaces_with_values(render: Render) -> None:
     kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     on = {"admissionPolicy": {"enabled": True}, "policy": {"secrets": ["a", 'b"*']}}
     documents = render({**on, "watchNamespaces": ["a", "b"]})
@@ -413,12 +419,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "message"), WRONG, ids=[str(values) for values, _ in WRONG])
-def test_wrong_values_are_refused_by_their_name(render: Render, values: dict[str, Any], message: str) -> None:
+def test_invalid_chart_values_are_refused_by_name(render: Render, values: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         render(values)
 
 
-def test_helm_test_checks_with_the_rights_and_the_settings_of_the_operator(render: Render) -> None:
+def test_helm_test_pod_has_operator_rights_and_settings(render: Render) -> None:
     documents = render({"image": "registry.example.com/operator:1", "watchNamespaces": ["team-a", "team-b"]})
     (pod,) = of_kind(documents, "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
@@ -426,7 +432,7 @@ def test_helm_test_checks_with_the_rights_and_the_settings_of_the_operator(rende
     template = deployment["spec"]["template"]
     assert pod["spec"]["serviceAccountName"] == template["spec"]["serviceAccountName"]
     assert pod["spec"]["securityContext"] == template["spec"]["securityContext"]
-    (check,), of_operator = pod["spec"]["containers"], operator(documents)
+    (check,), of_operator = pod["spec"]["containers"], get_operator_container(documents)
     assert (check["image"], check["command"]) == (of_operator["image"], ["rlrun-operator", "--check"])
     assert check["securityContext"] == of_operator["securityContext"]
     told = {variable["name"]: variable for variable in of_operator["env"]}
@@ -455,8 +461,8 @@ def test_unknown_fields_of_run_defaults_are_refused_by_name(
         render({"runDefaults": given})
 
 
-def test_run_defaults_take_every_field_that_has_a_default(render: Render) -> None:
-    """The values' schema and the operator name the same fields."""
+def test_run_defaults_accept_each_field_with_a_default(render: Render) -> None:
+    """The schema of the values and the operator list the same fields."""
     schema = json.loads((CHART / "values.schema.json").read_text())["definitions"]
 
     def paths(block: Any, above: str) -> set[str]:
@@ -475,7 +481,7 @@ def test_run_defaults_take_every_field_that_has_a_default(render: Render) -> Non
         assert set(named) == {spell_name(model, name, "camel") for name in field_shapes(model)}
 
 
-def test_notes_name_the_images_and_warn_of_those_that_nobody_publishes() -> None:
+def test_notes_name_images_and_warn_of_unpublished_ones() -> None:
     notes = (CHART / "templates/NOTES.txt").read_text()
     assert "images of this chart's version are not published" in notes
     assert "make images REGISTRY=" in notes

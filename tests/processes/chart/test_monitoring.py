@@ -36,29 +36,29 @@ def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [document for document in documents if document["kind"] == kind]
 
 
-def alerts(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def get_alerts(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     (found,) = of_kind(documents, "PrometheusRule")
     return {rule["alert"]: rule for group in found["spec"]["groups"] for rule in group["rules"]}
 
 
 @pytest.fixture(scope="session")
 def programs() -> dict[str, Path]:
-    """Prometheus and promtool; only in CI they are fetched when there are none."""
+    """Prometheus and promtool; in CI they are downloaded if missing."""
     found = prometheus.find(print, download=bool(os.environ.get("CI")))
     if not found:
         pytest.skip("no prometheus: python -m tests.cluster prepare --tests")
     return found
 
 
-# ---- what the chart makes
+# ---- rendered objects
 
 
-def test_nothing_of_the_prometheus_operator_is_made_by_default(render: Render) -> None:
+def test_no_prometheus_operator_object_is_made_by_default(render: Render) -> None:
     documents = render()
     assert [document["kind"] for document in documents if document["kind"] in (*KINDS, "ConfigMap")] == []
 
 
-def test_runs_are_scraped_where_they_are_served(render: Render) -> None:
+def test_runs_are_scraped_in_served_namespaces(render: Render) -> None:
     (one,) = of_kind(render(ON | {"watchNamespaces": ["a", "b"]}), "PodMonitor")
     assert one["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
     assert one["metadata"]["namespace"] == "rlrun-system"
@@ -74,8 +74,8 @@ def test_runs_are_scraped_where_they_are_served(render: Render) -> None:
         render(ON | {"clusterWide": True, "podMonitor": {"enabled": True, "inRunNamespaces": True}})
 
 
-def test_what_the_operator_exports_counts_once(render: Render) -> None:
-    """The orchestrator has it too, for who scrapes runs alone."""
+def test_metrics_exported_by_operator_count_once(render: Render) -> None:
+    """The orchestrator exports these metrics too, for installations that scrape only runs."""
     documents = render(ON)
     (monitor,) = of_kind(documents, "PodMonitor")
     (rule,) = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
@@ -85,7 +85,7 @@ def test_what_the_operator_exports_counts_once(render: Render) -> None:
     assert all("metricRelabelings" not in endpoint for endpoint in alone["spec"]["podMetricsEndpoints"])
 
 
-def test_scrapers_of_runs_reach_the_operators_settings(render: Render) -> None:
+def test_run_scrapers_reach_operator_settings(render: Render) -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     (deployment,) = of_kind(render({"networkPolicy": {"runMetricsFrom": [peer]}}), "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -93,7 +93,7 @@ def test_scrapers_of_runs_reach_the_operators_settings(render: Render) -> None:
     assert json.loads(given["RLRUN_NETWORK"]) == {"metricsFrom": [peer]}
 
 
-def test_dashboards_are_found_by_grafanas_sidecar(render: Render) -> None:
+def test_dashboards_have_label_of_grafana_sidecar(render: Render) -> None:
     found = of_kind(render(ON), "ConfigMap")
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in found)
     pages = [json.loads(text) for each in found for text in each["data"].values()]
@@ -101,19 +101,19 @@ def test_dashboards_are_found_by_grafanas_sidecar(render: Render) -> None:
     assert len({page["uid"] for page in pages}) == len(DASHBOARDS)
 
 
-def test_alerts_can_be_left_out_and_have_other_thresholds(render: Render) -> None:
+def test_alerts_can_be_disabled_and_have_other_thresholds(render: Render) -> None:
     rule = {"enabled": True, "disabled": ["RLRunRewardFlat"], "thresholds": {"stalledSeconds": 1200000}}
-    found = alerts(render(ON | {"prometheusRule": rule}))
+    found = get_alerts(render(ON | {"prometheusRule": rule}))
     assert "RLRunRewardFlat" not in found
     assert "> 1.2e+06" in found["RLRunStalled"]["expr"]
     with pytest.raises(RefusedError, match="stalledHours"):
         render(ON | {"prometheusRule": {"thresholds": {"stalledHours": 1}}})
 
 
-def test_each_alert_says_what_to_do_and_where_it_is_written(render: Render) -> None:
+def test_each_alert_has_instructions_and_runbook_section(render: Render) -> None:
     text = (ROOT / "docs" / "monitoring.md").read_text()
     sections = {heading.lower() for heading in re.findall(r"^### (\w+)$", text, re.M)}
-    for name, rule in alerts(render(ON)).items():
+    for name, rule in get_alerts(render(ON)).items():
         page, _, section = rule["annotations"]["runbook_url"].partition("#")
         assert page.endswith("/docs/monitoring.md")
         assert section == name.lower()
@@ -123,10 +123,10 @@ def test_each_alert_says_what_to_do_and_where_it_is_written(render: Render) -> N
         assert "@" not in json.dumps(rule), "a word that the chart did not fill in"
         if name != "RLRunOperatorDown":
             assert all("{{ $labels.run }}" in rule["annotations"][key] for key in ("summary", "description"))
-    assert {s for s in sections if s.startswith("rlrun")} == {name.lower() for name in alerts(render(ON))}
+    assert {s for s in sections if s.startswith("rlrun")} == {name.lower() for name in get_alerts(render(ON))}
 
 
-# ---- alerts, in series of runs that are broken
+# ---- alerts, in series of broken runs
 
 
 def rules_file(render: Render, folder: Path) -> Path:
@@ -136,15 +136,13 @@ def rules_file(render: Render, folder: Path) -> Path:
     return file
 
 
-def test_prometheus_takes_the_rules(render: Render, programs: dict[str, Path], tmp_path: Path) -> None:
+def test_prometheus_accepts_rules(render: Render, programs: dict[str, Path], tmp_path: Path) -> None:
     answer = run_program([programs["promtool"], "check", "rules", rules_file(render, tmp_path)])
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-def test_each_alert_fires_in_a_run_that_is_broken_so_and_in_no_healthy_one(
-    render: Render, programs: dict[str, Path], tmp_path: Path
-) -> None:
-    assert {case.alert for case in CASES} == set(alerts(render(ON)))
+def test_each_alert_fires_only_in_its_broken_run(render: Render, programs: dict[str, Path], tmp_path: Path) -> None:
+    assert {case.alert for case in CASES} == set(get_alerts(render(ON)))
     rules_file(render, tmp_path)
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump(rule_tests("rules.yaml", [Case("", HEALTHY, "4h"), *CASES])))
@@ -152,14 +150,14 @@ def test_each_alert_fires_in_a_run_that_is_broken_so_and_in_no_healthy_one(
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-# ---- queries, on what real exporters say
+# ---- queries, on real exporters
 
 
 @pytest.fixture(scope="module")
 def server(
     render: Render, programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[scraping.Server]:
-    """Prometheus, which scrapes the operator and the pods of a run as the chart's monitors say."""
+    """Prometheus that scrapes the operator and the pods of a run with the chart's monitors."""
     documents, folder = render(ON), tmp_path_factory.mktemp("prometheus")
     command = [sys.executable, "-m", "tests.processes.chart.exporters"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as exporters:
@@ -180,7 +178,7 @@ def server(
 
 
 def all_answer(server: scraping.Server, expressions: list[str]) -> None:
-    """Wait until each of the expressions has returned data."""
+    """Wait until each expression has returned data."""
     left = list(expressions)
 
     def answered() -> bool:
@@ -190,8 +188,8 @@ def all_answer(server: scraping.Server, expressions: list[str]) -> None:
     server.until(answered, lambda: "no data:\n" + "\n".join(left))
 
 
-def filled(expression: str, dashboard: str) -> str:
-    """A dashboard's query as Grafana sends it."""
+def fill_query(expression: str, dashboard: str) -> str:
+    """Return a dashboard query as Grafana sends it."""
     namespace = ".*" if dashboard == "fleet" else "team-a"
     values = {"$namespace": namespace, "$run": "good", "$job": "rlrun-operator", "$__rate_interval": "1m"}
     for name, value in values.items():
@@ -201,8 +199,8 @@ def filled(expression: str, dashboard: str) -> str:
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_every_query_of_a_dashboard_has_data(server: scraping.Server, dashboard: Any, render: Render) -> None:
-    """Read the queries out of the chart's JSON, as it is installed."""
+def test_each_dashboard_query_has_data(server: scraping.Server, dashboard: Any, render: Render) -> None:
+    """Read the queries from the chart's installed JSON."""
     (text,) = (
         text
         for each in of_kind(render(ON), "ConfigMap")
@@ -210,18 +208,18 @@ def test_every_query_of_a_dashboard_has_data(server: scraping.Server, dashboard:
         if name == f"rlrun-{dashboard.name}.json"
     )
     panels = json.loads(text)["panels"]
-    expressions = [filled(t["expr"], dashboard.name) for panel in panels for t in panel["targets"]]
+    expressions = [fill_query(t["expr"], dashboard.name) for panel in panels for t in panel["targets"]]
     assert len(expressions) >= len(dashboard.panels)
     all_answer(server, expressions)
 
 
-def operands(expression: str) -> list[str]:
-    """Every selector of an expression, without its range."""
+def find_operands(expression: str) -> list[str]:
+    """Return each selector of an expression, without its range."""
     return re.findall(r"rlrun_\w+(?:\{[^}]*\})?", expression)
 
 
-def test_every_operand_of_an_alert_has_data(server: scraping.Server, render: Render) -> None:
-    found = {name: operands(rule["expr"]) for name, rule in alerts(render(ON)).items()}
+def test_each_alert_operand_has_data(server: scraping.Server, render: Render) -> None:
+    found = {name: find_operands(rule["expr"]) for name, rule in get_alerts(render(ON)).items()}
     assert all(found.values()), found
     all_answer(server, sorted({operand for each in found.values() for operand in each}))
 
@@ -247,7 +245,7 @@ def test_alerts_name_the_broken_run(server: scraping.Server) -> None:
     assert [key for key in told if key[0] in silent and key[1] != "bad"] == []
 
 
-def test_runs_are_counted_by_the_leader_alone(server: scraping.Server) -> None:
+def test_only_leader_counts_runs(server: scraping.Server) -> None:
     all_answer(server, ['rlrun_operator_leader{pod="standby"} == 0', "rlrun_info"])
     counted = server.query("count by (run) (rlrun_info)")
     assert {sample["metric"]["run"]: sample["value"][1] for sample in counted} == dict.fromkeys(
@@ -258,7 +256,7 @@ def test_runs_are_counted_by_the_leader_alone(server: scraping.Server) -> None:
     assert len(server.query('rlrun_step{run="good"}')) == 1
 
 
-def test_a_pod_cannot_pass_for_another_run(server: scraping.Server) -> None:
+def test_pod_cannot_impersonate_another_run(server: scraping.Server) -> None:
     all_answer(server, ['rlrun_loss{pod="forged"}'])
     (sample,) = server.query('rlrun_loss{pod="forged"}')
     assert (sample["metric"]["namespace"], sample["metric"]["run"]) == ("team-a", "good")

@@ -1,4 +1,4 @@
-"""The table of options in `tests/unit/inspect` against kubectl and helm themselves."""
+"""Table of options in `tests/unit/inspect` against kubectl and helm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][a-z-]*")
 
 @pytest.mark.full
 @pytest.mark.parametrize("program", OPTIONS)
-def test_the_program_lists_each_option_of_the_table(program: str, helm: Path) -> None:
+def test_program_help_lists_each_option_of_table(program: str, helm: Path) -> None:
     tool = str(helm) if program == "helm" else shutil.which("kubectl")
     if tool is None:
         pytest.skip("no kubectl on PATH")

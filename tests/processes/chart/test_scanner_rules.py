@@ -1,4 +1,4 @@
-"""Rules of the usual scanners: the default installation breaks those that docs/security.md gives a reason for, and no others."""
+"""Scanner rules: the default installation breaks only the rules that docs/security.md justifies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.unit.operator.restrictions.scanner_rules import RULES, broken
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
-def excused(whose: str) -> set[str]:
-    """Rules that the page's table excuses for runs, or for the operator."""
+def read_excused_rules(whose: str) -> set[str]:
+    """Return the rules that the page excuses for runs or for the operator."""
     section = PAGE.read_text().split("## Rules of scanners")[1].split("\n## ")[0]
     rows = [
         [cell.strip() for cell in row.strip("| \n").split("|")]
@@ -25,22 +25,22 @@ def excused(whose: str) -> set[str]:
     return {rule.strip() for rules, by, _ in rows[2:] if by in (whose, "both") for rule in rules.split(";")}
 
 
-def test_the_page_excuses_rules_that_there_are() -> None:
-    assert excused("runs") | excused("operator") <= set(RULES)
+def test_excused_rules_exist() -> None:
+    assert read_excused_rules("runs") | read_excused_rules("operator") <= set(RULES)
 
 
-def test_the_operator_breaks_what_the_page_excuses_and_nothing_else(render: Render) -> None:
-    assert set(broken(render())) == excused("operator")
+def test_operator_breaks_exactly_excused_rules(render: Render) -> None:
+    assert set(broken(render())) == read_excused_rules("operator")
 
 
 IMAGES: dict[str, Any] = {"environments": [{"id": "arithmetic", "image": "registry.example.com/sums:1"}]}
 
 
 @pytest.mark.parametrize("name", ["quickstart", "gpu", "sft", "eval", "colocated", "environments"])
-def test_a_run_breaks_nothing_that_the_page_does_not_excuse(name: str) -> None:
+def test_run_breaks_only_excused_rules(name: str) -> None:
     ctx = context(IMAGES) if name == "environments" else example(name)
-    assert {rule: who for rule, who in broken(everything(ctx)).items() if rule not in excused("runs")} == {}
+    assert {rule: who for rule, who in broken(everything(ctx)).items() if rule not in read_excused_rules("runs")} == {}
 
 
-def test_every_excuse_for_runs_is_needed() -> None:
-    assert excused("runs") == set(broken(everything(example("quickstart"))))
+def test_each_excuse_for_runs_is_needed() -> None:
+    assert read_excused_rules("runs") == set(broken(everything(example("quickstart"))))

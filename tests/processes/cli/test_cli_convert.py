@@ -37,7 +37,9 @@ def write_rows(folder: Path) -> None:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_the_example_of_the_page(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_page_converts_and_validates(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_rows(tmp_path / "data" / "gsm8k")
     assert main(["convert", str(script), "-o", "run.yaml"]) == 0, capsys.readouterr().err
     told = capsys.readouterr().err
@@ -51,7 +53,7 @@ def test_the_example_of_the_page(script: Path, tmp_path: Path, capsys: pytest.Ca
     assert "maxSteps: 9" in (tmp_path / "run.yaml").read_text()
 
 
-def test_what_is_missing_is_told_and_the_manifest_is_written(
+def test_missing_data_is_reported_and_manifest_is_written(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(script), "-o", "run.yaml"]) == 65
@@ -64,7 +66,7 @@ def test_what_is_missing_is_told_and_the_manifest_is_written(
     assert out.startswith("# Created by `rlrun convert`")
 
 
-def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(
+def test_unsupported_options_and_wrong_commands_write_nothing(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(script), "algorithm.adv_estimator=remax", "-o", "run.yaml"]) == 78
@@ -84,7 +86,7 @@ def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(
     assert not (tmp_path / "run.yaml").exists()
 
 
-def test_prime_rls_toml_becomes_a_manifest_that_starts(
+def test_prime_rl_toml_becomes_a_valid_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""CPU time of every command of `rlrun` against a run of real size: 2,000 steps with 80 metrics each, and a step of 4,000 rollouts.
+"""CPU time of each `rlrun` command on a run of real size: 2,000 steps with 80 metrics each, and a step of 4,000 rollouts.
 
 Each try also measures a reference, a program that imports a few libraries: a busy or slow machine slows both. Limits are multiples of the
 reference, two to four times the usual value, and the best try counts.
@@ -30,7 +30,7 @@ REFERENCE = [sys.executable, "-c", "import asyncio, json, pydantic"]
 MOST = 5.0
 """CPU time of a command without the imports that all commands share, as a multiple of the reference."""
 MOST_OF_READERS = dict.fromkeys(("debug", "compare", "plot"), 10.0)
-"""For commands that read all steps, or all of a step."""
+"""Commands that read all steps, or all rollouts of a step."""
 MOST_OF_HELP = 3.5
 MEASURED = """
 import resource, sys
@@ -42,7 +42,7 @@ open(file, "w").write(str(sum(one.ru_utime + one.ru_stime for one in used)))
 sys.exit(code)
 """
 RUN = "RUN"
-"""Stands for the run's folder."""
+"""Placeholder for the folder of the run."""
 TIMED: dict[str, tuple[list[str], int]] = {
     "get": ([RUN], 0),
     "status": ([RUN], 0),
@@ -66,7 +66,7 @@ TIMED: dict[str, tuple[list[str], int]] = {
     "charts": ([], 0),
     "env": (["list"], 0),
 }
-"""Words of a command, and the exit code that it has for a run that is complete and on this machine."""
+"""Arguments of a command, and its exit code for a complete run on this machine."""
 _MANIFEST = "reads a manifest by the whole model of the resource, which takes most of a second"
 _WORKS = "works for minutes, or until it is stopped"
 NOT_TIMED = {
@@ -114,25 +114,25 @@ def cpu_seconds(command: list[str], folder: Path) -> tuple[float, subprocess.Com
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
 
 
-def clear(folder: Path) -> None:
+def clear_folder(folder: Path) -> None:
     for left in folder.iterdir():
         left.unlink()
 
 
-def check(done: subprocess.CompletedProcess[str], code: int) -> None:
-    """Check the answer of a command."""
+def check_result(done: subprocess.CompletedProcess[str], code: int) -> None:
+    """Check the result of a command."""
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert "None" not in done.stdout, "what is not known has no word"
 
 
 def multiple_of_reference(words: list[str], folder: Path) -> float:
-    """Return the CPU time of a start of `rlrun WORDS` in multiples of the reference: the best of some tries."""
+    """Return the CPU time of `rlrun WORDS` in multiples of the reference: the best of several tries."""
     best = float("inf")
     for _ in range(TRIES):
         reference, _ = cpu_seconds(REFERENCE, folder)
         used, done = cpu_seconds([sys.executable, "-m", RLRUN, *words], folder)
-        check(done, 0)
+        check_result(done, 0)
         best = min(best, used / reference)
         if best <= MOST_OF_HELP:
             break
@@ -141,13 +141,13 @@ def multiple_of_reference(words: list[str], folder: Path) -> float:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    """A process that has imported what all commands of a run import; a command imports the rest."""
+    """Process with the shared imports of all run commands; a command imports the rest."""
     forks = Forks([RLRUN, "rlrun.cli.run_options"], {})
     yield forks
     forks.close()
 
 
-def test_every_command_has_a_row() -> None:
+def test_each_command_has_a_row() -> None:
     assert {*TIMED} | {*NOT_TIMED} == {*COMMANDS}
     assert not {*TIMED} & {*NOT_TIMED}
 
@@ -161,8 +161,8 @@ def test_command_uses_little_cpu(command: str, run: Path, tmp_path: Path, forks:
     variables = {**os.environ, "HOME": str(folder)}
     best, most = float("inf"), MOST_OF_READERS.get(command, MOST)
     for _ in range(TRIES):
-        clear(folder)
-        check(forks.call(CODE, MEASURED, str(used_file), *line, environment=variables, folder=folder), code)
+        clear_folder(folder)
+        check_result(forks.call(CODE, MEASURED, str(used_file), *line, environment=variables, folder=folder), code)
         best = min(best, float(used_file.read_text()) / cpu_seconds(REFERENCE, folder)[0])
         if best <= most:
             break

@@ -1,4 +1,4 @@
-"""`rlrun validate` over a team's defaults."""
+"""`rlrun validate` with the defaults of a team."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from rlrun.cli import validate
 from tests.unit.cli.test_cli_defaults import CONFIG_MAP, manifest, written
 
 
-def test_validate_names_what_it_took_and_what_a_lock_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_reports_used_defaults_and_locked_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = written(tmp_path, "d.yaml", CONFIG_MAP)
     run = manifest(tmp_path, environments=[{"id": "reverse-text", "groupSize": 8}])
     assert validate.run_validate(["--defaults", given, run]) == 0

@@ -1,4 +1,4 @@
-"""Every program of the package answers `--help` and refuses what it does not know, before it does anything."""
+"""Programs of the package: `--help`, and refusal of unknown options before any work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMPORTED = [
         "rlrun.evaluate.evaluation_role",
     ),
 ]
-"""Modules that are imported once: a program uses 0.5 to 1 s of CPU time for its imports, and little for its answer."""
+"""Modules that are imported once: the imports of a program use 0.5 to 1 s of CPU time, its own work uses little."""
 NO_CLUSTER = {"KUBECONFIG": "/nonexistent/config", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
 
 
@@ -37,16 +37,16 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.mark.parametrize(("name", "target"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
-def test_a_program_helps_and_refuses_an_unknown_option(forks: Forks, name: str, target: str) -> None:
+def test_program_prints_help_and_refuses_unknown_option(forks: Forks, name: str, target: str) -> None:
     def call(word: str) -> subprocess.CompletedProcess[str]:
         return forks.call("tests.support.entry_point", name, target, word, environment=NO_CLUSTER)
 
     helped = call("--help")
     assert (helped.returncode, helped.stderr) == (0, ""), helped.stderr
-    called = name.replace("kubectl-", "kubectl ")  # as kubectl calls its plugins
+    called = name.replace("kubectl-", "kubectl ")  # kubectl runs its plugins under this name.
     assert helped.stdout.startswith(f"usage: {called}")
     refused = call("--no-such-option")
-    # Where the options are a configuration's fields, those that are missing are told as well.
+    # If the options are the fields of a configuration, the output also lists missing fields.
     assert refused.returncode in (
         (exit_codes.USAGE, exit_codes.CONFIGURATION) if name in CONFIGURED else (exit_codes.USAGE,)
     )
@@ -56,7 +56,7 @@ def test_a_program_helps_and_refuses_an_unknown_option(forks: Forks, name: str, 
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_role_helps_and_refuses_an_unknown_option(forks: Forks, module: str) -> None:
+def test_role_prints_help_and_refuses_unknown_option(forks: Forks, module: str) -> None:
     helped = forks.call(module, "--help", environment=NO_CLUSTER)
     assert helped.returncode == 0, helped.stderr
     assert helped.stdout.startswith("usage: ")

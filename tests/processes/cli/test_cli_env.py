@@ -1,4 +1,4 @@
-"""`rlrun env`: one episode of an environment, with replies that are written, read from standard input, or a server's."""
+"""`rlrun env`: one episode of an environment, with replies from options, standard input or a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALCULATOR = ["env", "try", "calculator", "--task", "3"]
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each request with the next of `answers`, and remembers it."""
+    """Server that answers each request with the next of `answers` and records the request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -59,7 +59,7 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def completion(text: str) -> tuple[int, Any]:
+def make_completion(text: str) -> tuple[int, Any]:
     return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
 
 
@@ -70,7 +70,7 @@ def test_shipped_environments_are_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["env", "play"]) == exit_codes.USAGE
 
 
-def test_written_replies_of_several_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replies_of_several_turns_come_from_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CALCULATOR, "--reply", "calc(2+3)", "--reply", "5", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [message["role"] for message in document["messages"]] == ["system", "user", "assistant", "user", "assistant"]
@@ -107,7 +107,7 @@ def make():
 """
 
 
-def test_a_written_call_is_a_call(
+def test_tool_call_in_reply_is_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "adder.py").write_text(ADDER)
@@ -126,7 +126,7 @@ def test_a_written_call_is_a_call(
     assert (document["replies"], document["reward"]) == (3, 1.0)
 
 
-def test_an_episode_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_episode_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["env", "try", "reverse-text", "--args", '{"length": 2}', "--split", "eval", "--reply", "ab"]
     assert main(argv) == 0
     shown = capsys.readouterr().out
@@ -147,14 +147,16 @@ def test_replies_are_read_from_standard_input(
     assert "reward" in shown.out
 
 
-def test_too_few_replies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_reply_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CALCULATOR, "--reply", "calc(1+1)"]) == exit_codes.USAGE
     assert "the environment requests reply 2, but only 1 were given; add another --reply" in capsys.readouterr().err
 
 
-def test_a_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_generates_replies(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("OWN_KEY", "secret")
-    server.answers = [completion("calc(2+3)"), completion("5")]
+    server.answers = [make_completion("calc(2+3)"), make_completion("5")]
     argv = [
         "--base-url",
         server.url,
@@ -183,7 +185,7 @@ def test_a_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch, capsy
         ((200, {"object": "list"}), "did not return a chat completion"),
     ],
 )
-def test_a_server_that_does_not_answer(
+def test_failing_server_is_reported(
     answer: tuple[int, Any], said: str, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.answers = [answer]
@@ -206,7 +208,9 @@ def test_a_server_that_does_not_answer(
         (["arithmetic", "--base-url", "http://x", "--model", "m", "--reply", "1"], exit_codes.USAGE, "choose one"),
     ],
 )
-def test_mistakes(argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(
+    argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["env", "try", *argv]) == code
     shown = capsys.readouterr().err
     assert said in shown

@@ -1,4 +1,4 @@
-"""`rlrun env install`: from a wheel, a folder and a hub's index on this machine; what was installed is played."""
+"""`rlrun env install` from a wheel, a folder and a local hub index; installed environments run an episode."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """
 
 
-def wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requires: str = "") -> Path:
-    """A wheel with these files."""
+def write_wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requires: str = "") -> Path:
+    """Write a wheel with the given files."""
     folder.mkdir(parents=True, exist_ok=True)
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     needs = f"Requires-Dist: {requires}\n" if requires else ""
@@ -65,10 +65,10 @@ def wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requi
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels, the only place where pip looks. That of pydantic lends the packages of these tests, verifiers among them."""
+    """Folder of wheels, the only source of pip. The pydantic wheel adds the packages of these tests, including verifiers, to the path."""
     folder = tmp_path / "house"
-    wheel(folder, "pydantic", "2.99", {"lent.pth": sysconfig.get_path("purelib") + "\n"})
-    wheel(folder, "hues", "1.0", {"hues.py": 'HUES = {"grass": "green", "snow": "white", "coal": "black"}\n'})
+    write_wheel(folder, "pydantic", "2.99", {"lent.pth": sysconfig.get_path("purelib") + "\n"})
+    write_wheel(folder, "hues", "1.0", {"hues.py": 'HUES = {"grass": "green", "snow": "white", "coal": "black"}\n'})
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": "/dev/null"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -77,15 +77,15 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def colours(folder: Path, version: str = "0.1") -> Path:
-    """The wheel of an environment of verifiers that needs another package."""
-    return wheel(folder, "colours", version, {"colours.py": COLOURS}, requires="hues")
+def write_colours_wheel(folder: Path, version: str = "0.1") -> Path:
+    """Write the wheel of a verifiers environment that requires another package."""
+    return write_wheel(folder, "colours", version, {"colours.py": COLOURS}, requires="hues")
 
 
-def test_a_wheel_is_installed_with_what_it_needs_and_played(
+def test_wheel_is_installed_with_dependencies_and_runs(
     house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["env", "install", str(colours(tmp_path))]) == exit_codes.OK
+    assert main(["env", "install", str(write_colours_wheel(tmp_path))]) == exit_codes.OK
     python = tmp_path / "data/rlrun/environments/colours/bin/python"
     said = capsys.readouterr().out
     assert f"environments:\n  - id: verifiers:colours\n    python: {python}\n" in said
@@ -108,11 +108,11 @@ def test_a_wheel_is_installed_with_what_it_needs_and_played(
     assert episode["reward"] == float("grass" in episode["messages"][0]["content"])
 
 
-def test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose(
+def test_folder_is_installed_and_replaced_only_on_request(
     house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = tmp_path / "envs" / "games"
-    wheel(project / "ready", "games", "2.0", {"games/__init__.py": "", "games/cards.py": "def make(): ...\n"})
+    write_wheel(project / "ready", "games", "2.0", {"games/__init__.py": "", "games/cards.py": "def make(): ...\n"})
     (project / "backend.py").write_text(BACKEND)
     system = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
     (project / "pyproject.toml").write_text(f'[project]\nname = "games"\nversion = "2.0"\n[build-system]\n{system}\n')
@@ -128,22 +128,25 @@ def test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose(
     assert not (tmp_path / "mine" / "left").exists()
 
 
-def test_a_folder_of_something_else_is_never_removed(
+def test_folder_without_environment_is_never_deleted(
     house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.jsonl").touch()
-    assert main(["env", "install", str(colours(tmp_path)), "--into", "data", "--replace"]) == exit_codes.CONFIGURATION
+    assert (
+        main(["env", "install", str(write_colours_wheel(tmp_path)), "--into", "data", "--replace"])
+        == exit_codes.CONFIGURATION
+    )
     assert "data exists and is not a virtual environment; choose another folder" in capsys.readouterr().err
     assert (tmp_path / "data" / "rows.jsonl").exists()
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
-    """Address of an index for each owner."""
+    """Address of a hub with one index per owner."""
     page = tmp_path / "hub/ann/simple/colours"
     page.mkdir(parents=True)
-    links = "".join(f'<a href="{colours(page, version).name}">x</a>' for version in ("0.1", "0.2"))
+    links = "".join(f'<a href="{write_colours_wheel(page, version).name}">x</a>' for version in ("0.1", "0.2"))
     (page / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
     handler = functools.partial(Quiet, directory=str(tmp_path / "hub"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -159,10 +162,12 @@ class Quiet(SimpleHTTPRequestHandler):
         return
 
 
-def test_a_hubs_environment_comes_from_its_owner_and_nothing_else_does(
+def test_hub_environment_comes_only_from_its_owner(
     house: Path, hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel(house, "colours", "9.9", {"colours.py": "raise SystemExit(1)\n"})  # another one's package of that name
+    write_wheel(
+        house, "colours", "9.9", {"colours.py": "raise SystemExit(1)\n"}
+    )  # A package with this name from another owner.
     monkeypatch.setenv("RLRUN_ENVIRONMENT_HUB", hub)
     assert main(["env", "install", "ann/colours", "--json"]) == exit_codes.OK
     found = json.loads(capsys.readouterr().out)
@@ -175,10 +180,8 @@ def test_a_hubs_environment_comes_from_its_owner_and_nothing_else_does(
     assert not (tmp_path / "other").exists()
 
 
-def test_what_is_missing_leaves_no_half_environment(
-    house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = wheel(tmp_path, "lonely", "1.0", {"lonely.py": ""}, requires="nowhere")
+def test_failed_install_leaves_no_environment(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = write_wheel(tmp_path, "lonely", "1.0", {"lonely.py": ""}, requires="nowhere")
     assert main(["env", "install", str(package), "--into", "mine"]) == exit_codes.CONFIGURATION
     said = capsys.readouterr().err
     assert "pip cannot install" in said

@@ -1,4 +1,4 @@
-"""`eval` and `synthesize`: every mistake is one line with option, value and fix, before anything is started."""
+"""`eval` and `synthesize`: each mistake is one line with option, value and fix, before any start."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLRUN_API_KEY", raising=False)
     make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
-    return write(tmp_path / "run.yaml", {})
+    return write_manifest(tmp_path / "run.yaml", {})
 
 
-def write(path: Path, changes: dict[str, Any]) -> Path:
+def write_manifest(path: Path, changes: dict[str, Any]) -> Path:
     spec = {
         "model": {"path": "model"},
         "maxSteps": 10,
@@ -64,7 +64,7 @@ def write(path: Path, changes: dict[str, Any]) -> Path:
         ("synthesize", ["--output", "d.jsonl", "--base", "--step", "3"], 64, "--base and --step name two policies"),
     ],
 )
-def test_a_mistake_is_told_at_once(
+def test_eval_mistake_is_reported_in_one_line(
     manifest: Path, capsys: pytest.CaptureFixture[str], command: str, options: list[str], code: int, message: str
 ) -> None:
     assert main([command, str(manifest), *options]) == code
@@ -74,20 +74,20 @@ def test_a_mistake_is_told_at_once(
     assert {path.name for path in manifest.parent.iterdir()} == {"model", "run.yaml"}, "nothing is made"
 
 
-def test_a_run_without_environments_names_the_way_out(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_environments_is_refused_by_eval(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"sources": [{"path": "d.jsonl"}]}
-    write(manifest, {"task": "SFT", "environments": [], "sampling": {}, "data": data})
+    write_manifest(manifest, {"task": "SFT", "environments": [], "sampling": {}, "data": data})
     assert main(["eval", str(manifest)]) == 78
     assert "spec.environments is empty (task SFT)" in capsys.readouterr().err
 
 
-def test_a_manifest_is_checked_as_everywhere(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(manifest, {"maxSteps": 0})
+def test_eval_validates_the_manifest(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_manifest(manifest, {"maxSteps": 0})
     assert main(["eval", str(manifest)]) == 78
     assert "spec.maxSteps: got 0" in capsys.readouterr().err
 
 
-def test_an_engine_that_is_not_there_is_told(
+def test_unreachable_engine_is_reported_with_fix(
     manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLRUN_API_KEY", "key")

@@ -1,4 +1,4 @@
-"""`rlrun`: its subcommands, their exit codes, and that they start fast."""
+"""`rlrun`: subcommands, exit codes and fast start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def manifest(tmp_path: Path) -> Any:
     return write
 
 
-def test_validate_says_what_the_run_will_do(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_summarizes_the_run(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = manifest()
     assert main(["validate", file]) == 0
     assert capsys.readouterr().out == (
@@ -47,7 +47,7 @@ def test_validate_says_what_the_run_will_do(manifest: Any, capsys: pytest.Captur
     )
 
 
-def test_validate_tells_all_problems_of_all_files(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_all_problems_of_all_files(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = manifest("10", "0")
     assert main(["validate", file, "none.yaml"]) == 78
     assert capsys.readouterr().err.splitlines() == [
@@ -72,19 +72,19 @@ def test_validate_tells_all_problems_of_all_files(manifest: Any, capsys: pytest.
         ("length: 5", "length: long", ":10: spec.environments[0].args: environment 'reverse-text': argument 'length'"),
     ],
 )
-def test_validate_knows_the_environments(
+def test_validate_checks_environments(
     manifest: Any, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
 ) -> None:
     assert main(["validate", manifest(old, new)]) == 78
     assert message in capsys.readouterr().err
 
 
-def test_an_environment_of_the_image_is_not_a_problem_here(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_of_image_gets_only_a_note(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", manifest("reverse-text", "not_installed_here.env:make")]) == 0
     assert "note: spec.environments[0].id is not checked on this machine" in capsys.readouterr().out
 
 
-def test_render_prints_the_configuration_of_every_role(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_configuration_of_each_role(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", manifest(), "--output-dir", "/data/quick"]) == 0
     document = json.loads(capsys.readouterr().out)
     for role in ("trainer", "inference", "orchestrator"):
@@ -110,19 +110,19 @@ def test_render_prints_the_configuration_of_every_role(manifest: Any, capsys: py
         (["tiny-model", "new", "--layers", "99"], "--layers: got 99, expected a whole number from 1 to 32"),
     ],
 )
-def test_a_wrong_command_line_ends_with_64(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line_exits_with_64(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 64
     assert message in capsys.readouterr().err
 
 
-def test_a_tiny_model_is_not_made_over_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_model_does_not_overwrite_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").touch()
     assert main(["tiny-model", str(tmp_path)]) == 64
     assert "is not empty; choose a new folder" in capsys.readouterr().err
     assert main(["tiny-model", str(tmp_path / "config.json")]) == 64
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_succeed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in COMMANDS)
@@ -133,7 +133,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([name, "--help"]) == 0
 
 
-def test_nothing_heavy_is_imported(manifest: Any) -> None:
+def test_cli_imports_no_heavy_modules(manifest: Any) -> None:
     commands = [["--help"], ["tiny-model", "--help"], ["render", manifest()], ["validate", manifest()]]
     code = (
         "import json, sys; from rlrun.cli.main import main\n"
@@ -147,7 +147,7 @@ def test_nothing_heavy_is_imported(manifest: Any) -> None:
 
 
 @pytest.mark.parametrize("program", ["rlrun.cli.main", "rlrun.cli.rl"])
-def test_a_reader_that_stops_reading_gets_no_traceback(program: str) -> None:
+def test_closed_pipe_causes_no_traceback(program: str) -> None:
     words = ["tiny-model", "--help"] if program == "rlrun.cli.main" else ["--help"]
     reading, writing = os.pipe()
     os.close(reading)

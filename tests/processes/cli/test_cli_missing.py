@@ -1,4 +1,4 @@
-"""A command whose packages are not installed says in one line how to install them."""
+"""Commands with missing packages: one line with the command that installs them."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ def _path_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", PATH)
 
 
-def short(command: str) -> str:
+def shorten_command(command: str) -> str:
     return command.split(" {")[0]
 
 
-def test_no_command_ends_with_a_traceback(told: dict[tuple[str, str], tuple[int, str]]) -> None:
+def test_missing_packages_cause_no_traceback(told: dict[tuple[str, str], tuple[int, str]]) -> None:
     broken = {case: output for case, (_, output) in told.items() if "Traceback" in output or "No module" in output}
     assert broken == {}
 
 
-def test_what_an_installation_without_extras_can_do(told: dict[tuple[str, str], tuple[int, str]]) -> None:
-    works = {short(command) for (extra, command), (code, _) in told.items() if extra == "all" and code == 0}
+def test_base_installation_runs_commands_without_extras(told: dict[tuple[str, str], tuple[int, str]]) -> None:
+    works = {shorten_command(command) for (extra, command), (code, _) in told.items() if extra == "all" and code == 0}
     assert works == {
         "rlrun --help", "rlrun version", "rlrun crd", "rlrun charts", "rlrun init --list", "rlrun init -o -",
         "rlrun validate", "rlrun render", "trainer --help", "rlrun-pod --help",
@@ -104,7 +104,7 @@ def test_what_an_installation_without_extras_can_do(told: dict[tuple[str, str], 
     for command in COMMANDS:
         if (
             command.split()[0] not in ("trainer", "orchestrator", "inference", "rlrun-operator")
-            and short(command) not in works
+            and shorten_command(command) not in works
         ):
             code, output = told["all", command]
             assert (code, output.endswith(f" not installed; run: {install_extras(extras.LOCAL)}\n")) == (
@@ -114,7 +114,9 @@ def test_what_an_installation_without_extras_can_do(told: dict[tuple[str, str], 
 
 
 @pytest.mark.parametrize(("extra", "command"), ALONE)
-def test_an_extra_alone(told: dict[tuple[str, str], tuple[int, str]], extra: str, command: str) -> None:
+def test_missing_extra_is_reported_with_install_command(
+    told: dict[tuple[str, str], tuple[int, str]], extra: str, command: str
+) -> None:
     commands = {"operator": install_extras(extras.OPERATOR), "engine": extras.install_cpu_engine()}
     expected = commands.get(extra, install_extras(extras.LOCAL))
     code, output = told[extra, command]

@@ -1,4 +1,4 @@
-"""Mistakes at the command line: exit code, place, value and way out in one line, before anything slow starts, and nothing is made."""
+"""Mistakes at the command line: exit code, place, value and fix in one line, before slow work, and without new files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.processes.cli.mistakes.table import MISTAKES
 from tests.support.programs import run_program
 
 SLOW_SECONDS = 5.0
-"""CPU time: an import of torch alone takes longer than all else here, and a machine under load is no mistake."""
+"""CPU time: the import of torch takes longer than everything else here; load on the machine must not fail a test."""
 
 
-def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
-    """Faults of the answer to a mistake."""
+def find_faults(mistake: Mistake, outcome: Outcome) -> list[str]:
+    """Return the faults of the answer to a mistake."""
     err = (
         outcome.err
         if not mistake.notice
@@ -45,7 +45,7 @@ def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Outcomes of all mistakes; all are made in one process, because each start of one takes longer than ten mistakes."""
+    """Outcomes of all mistakes; one process makes all, because each start of a process takes longer than ten mistakes."""
     command = [sys.executable, "-m", "tests.processes.cli.mistakes.run", str(tmp_path_factory.mktemp("mistakes"))]
     done = run_program(command)
     assert done.returncode == 0, done.stderr
@@ -54,12 +54,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
-def test_a_mistake_is_told_in_one_line(mistake: Mistake, outcomes: dict[str, Outcome]) -> None:
+def test_mistake_is_reported_in_one_line(mistake: Mistake, outcomes: dict[str, Outcome]) -> None:
     outcome = outcomes[mistake.what]
-    assert not faults(mistake, outcome), outcome.err
+    assert not find_faults(mistake, outcome), outcome.err
 
 
-def test_the_table_holds_each_mistake_once_with_its_way_out() -> None:
+def test_each_mistake_of_table_is_unique_with_fix() -> None:
     names = [mistake.what for mistake in MISTAKES]
     assert len(names) == len(set(names)) >= 400
     assert [mistake.what for mistake in MISTAKES if not mistake.place or not mistake.fix] == []
@@ -75,5 +75,5 @@ def test_the_table_holds_each_mistake_once_with_its_way_out() -> None:
         (Outcome("w", 64, "--steps: got 'x', expected a number\n", ["runs"], 9.0), ["made runs", "took 9.0 s"]),
     ],
 )
-def test_the_judge_finds_what_is_missing(outcome: Outcome, expected: Sequence[str]) -> None:
-    assert faults(Mistake("w", "eval", 64, "--steps", "'x'", "expected a number"), outcome) == expected
+def test_faults_lists_missing_parts(outcome: Outcome, expected: Sequence[str]) -> None:
+    assert find_faults(Mistake("w", "eval", 64, "--steps", "'x'", "expected a number"), outcome) == expected

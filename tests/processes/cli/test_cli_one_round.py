@@ -1,4 +1,4 @@
-"""`rl`, `sft`, `eval`, `synthesize` and `--bench`: mistakes of every layer are told in one round, before anything is started."""
+"""`rl`, `sft`, `eval`, `synthesize` and `--bench`: one report of the mistakes of all layers, before any start."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.jsonl").write_text(json.dumps(good) + "\n{no\n")
 
 
-def _same(lines: list[str], expected: list[str]) -> None:
+def _assert_lines(lines: list[str], expected: list[str]) -> None:
     unsaid = [words for words in expected if not any(words in line for line in lines)]
     assert unsaid == [], lines
     assert len(lines) == len(expected), lines
@@ -100,20 +100,20 @@ def _same(lines: list[str], expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("run", "text", "found"), [(rl.main, RL, [*RL_FOUND, RL_NOTE]), (sft.main, SFT, SFT_FOUND)], ids=["rl", "sft"]
 )
-def test_a_toml_file_with_mistakes_of_every_layer(
+def test_toml_mistakes_of_all_layers_are_reported_together(
     run: Callable[[list[str]], int], text: str, found: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("run.toml").write_text(text)
     assert run(["@", "run.toml"]) == 78
-    _same(capsys.readouterr().err.splitlines(), found)
+    _assert_lines(capsys.readouterr().err.splitlines(), found)
     assert not Path("runs").exists()
 
 
-def test_mistakes_of_several_files_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_files_and_command_line_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.toml").write_text("max_stps = 3\n[model]\npath = 'nowhere'\n")
     Path("o.toml").write_text("[[environments]]\nid = 'no_such_package:make'\n")
     assert rl.main(["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--seq-len", "4"]) == 78
-    _same(
+    _assert_lines(
         capsys.readouterr().err.splitlines(),
         [
             "t.toml:1: max_stps: unknown field (did you mean max_steps?)",
@@ -124,7 +124,7 @@ def test_mistakes_of_several_files_and_the_command_line(capsys: pytest.CaptureFi
     )
 
 
-def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_file_does_not_hide_other_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.toml").write_text("max_stps = 3\n")
     Path("o.toml").write_text("= 3\n")
     words = [
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture
         "2",
     ]
     assert rl.main(words) == 78
-    _same(
+    _assert_lines(
         capsys.readouterr().err.splitlines(),
         [
             "t.toml:1: max_stps: unknown field (did you mean max_steps?)",
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture
     )
 
 
-def test_what_is_missing_alone_has_the_exit_code_of_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_model_folder_exits_with_data_code(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text("[model]\npath = 'nowhere'\n[[environments]]\nid = 'arithmetic'\n")
     assert rl.main(["@", "run.toml"]) == 65
     assert "model.path: there is no folder nowhere" in capsys.readouterr().err
@@ -175,8 +175,10 @@ spec:
 
 
 @pytest.mark.parametrize("words", [["eval"], ["synthesize", "--output", "d.jsonl"]], ids=["eval", "synthesize"])
-def test_asking_tells_all_of_what_it_reads(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The algorithm is no affair of a command that trains nothing, nor is an environment that is not asked."""
+def test_eval_and_synthesize_report_mistakes_of_used_fields(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These commands train nothing and run only the selected environments, so other fields are not checked."""
     Path("run.yaml").write_text(MANIFEST)
     found = [
         "run.yaml:5: spec.model.path: there is no folder nowhere",
@@ -185,29 +187,29 @@ def test_asking_tells_all_of_what_it_reads(words: list[str], capsys: pytest.Capt
         "run.yaml:12: spec.environments[1].args: environment 'arithmetic': no argument 'no'",
     ]
     assert main([words[0], "run.yaml", *words[1:]]) == 78
-    _same(capsys.readouterr().err.splitlines(), found)
+    _assert_lines(capsys.readouterr().err.splitlines(), found)
     assert main([words[0], "run.yaml", *words[1:], "--environment-ids", "arithmetic"]) == 78
-    _same(capsys.readouterr().err.splitlines(), [found[0], found[1], found[3]])
+    _assert_lines(capsys.readouterr().err.splitlines(), [found[0], found[1], found[3]])
     assert {path.name for path in Path.cwd().iterdir()} == {"bad.jsonl", "run.yaml"}, "nothing is made"
 
 
-def test_a_bench_looks_at_the_model_and_asks_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_checks_model_but_no_environments(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text(RL)
     assert rl.main(["@", "run.toml", "--bench"]) == 78
-    _same(capsys.readouterr().err.splitlines(), [*RL_FOUND[:4], *RL_FOUND[7:], RL_NOTE])
+    _assert_lines(capsys.readouterr().err.splitlines(), [*RL_FOUND[:4], *RL_FOUND[7:], RL_NOTE])
     Path("run.yaml").write_text(
         "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: r}\nspec:\n  task: SFT\n  maxSteps: x\n"
         "  model: {path: nowhere}\n  data: {sources: [{path: gone.jsonl}]}\n"
     )
     assert sft.main(["run.yaml", "--bench"]) == 78
-    _same(
+    _assert_lines(
         capsys.readouterr().err.splitlines(),
         ["run.yaml:6: spec.maxSteps: got", "run.yaml:7: spec.model.path: there is no folder nowhere"],
     )
 
 
-def _model(name: str, **config: object) -> str:
-    """A folder with the configuration of a family, and weights of none."""
+def _write_model(name: str, **config: object) -> str:
+    """Write a folder with the configuration of a model family, without weights."""
     folder = Path(name)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -246,37 +248,37 @@ REFUSED = "DogeForCausalLM cannot be trained: its attention (DogeAttention) has 
 @pytest.mark.parametrize(
     "words", [["validate"], pytest.param(["local"], marks=pytest.mark.full)], ids=["validate", "local"]
 )
-def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
+def test_untrainable_model_family_is_refused_together_with_typo(
     words: list[str],
 ) -> None:
-    manifest = TRAINED.replace("PATH", _model("doge", **DOGE))
+    manifest = TRAINED.replace("PATH", _write_model("doge", **DOGE))
     before = {path.name for path in Path.cwd().iterdir()} | {"run.yaml"}
     refused = f"run.yaml:5: spec.model.path: {REFUSED}"
     typo = "run.yaml:6: spec.maxStps: unknown field (did you mean maxSteps?)"
     told = [([refused, typo], manifest.replace("maxSteps", "maxStps"), "78")]
-    if words == ["local"]:  # a refusal without a typo has another exit code there
+    if words == ["local"]:  # Without a typo, `local` exits with another code.
         told.append(([refused], manifest, "65"))
     code = f"import sys; from rlrun.cli.main import main; print(main({[*words, 'run.yaml']}), 'torch' in sys.modules)"
     for lines, text, end in told:
         Path("run.yaml").write_text(text)
         done = run_program([sys.executable, "-c", code], check=True)
         assert done.stdout.split() == [end, "False"], "a command line imports no torch"
-        _same(done.stderr.splitlines(), lines)
+        _assert_lines(done.stderr.splitlines(), lines)
     assert {path.name for path in Path.cwd().iterdir()} == before, "nothing is made"
 
 
 @pytest.mark.full
-def test_a_reference_of_a_family_that_cannot_be_loaded_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
-    _model("doge", **DOGE)
-    manifest = TRAINED.replace("PATH", _model("qwen", **QWEN3))
+def test_unloadable_reference_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    _write_model("doge", **DOGE)
+    manifest = TRAINED.replace("PATH", _write_model("qwen", **QWEN3))
     for folder, told in (("doge", REFUSED), ("gone", "no folder")):
         reference = f"  algorithm: {{reference: {{model: {Path.cwd() / folder}}}, regularizers: {{kl: 0.1}}}}\n"
         Path("run.yaml").write_text(manifest + reference)
         assert main(["local", "run.yaml"]) == 78
-        _same(capsys.readouterr().err.splitlines(), [f"run.yaml:11: spec.algorithm.reference.model: {told}"])
+        _assert_lines(capsys.readouterr().err.splitlines(), [f"run.yaml:11: spec.algorithm.reference.model: {told}"])
 
 
-def test_what_only_the_trainer_can_find_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_deferred_to_trainer_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.yaml").write_text(TRAINED.replace("path: PATH", "name: Qwen/Qwen3-0.6B"))
     assert main(["validate", "run.yaml"]) == 0
     told = capsys.readouterr().out.splitlines()[1:]
@@ -286,12 +288,12 @@ def test_what_only_the_trainer_can_find_out_is_told(capsys: pytest.CaptureFixtur
     )
 
 
-def test_a_proof_that_cannot_be_made_here_refuses_nothing(
+def test_failed_import_of_torch_refuses_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (Path.cwd() / "torch.py").write_text("raise ImportError('libcuda.so.1')")
     monkeypatch.setenv("PYTHONPATH", before(Path.cwd()))
-    Path("run.yaml").write_text(TRAINED.replace("PATH", _model("doge", **DOGE)))
+    Path("run.yaml").write_text(TRAINED.replace("PATH", _write_model("doge", **DOGE)))
     assert main(["validate", "run.yaml"]) == 0
     told = capsys.readouterr().out.splitlines()[1:]
     assert len(told) == 1, told

@@ -1,4 +1,4 @@
-"""Files go onto a claim whole and at once, or not at all; with the real shell and tar of this machine in the place of a pod's."""
+"""`rlrun put`: files arrive on a claim completely and atomically, or not at all; with this machine's shell and tar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ CLAIM = {"name": "v", "persistentVolumeClaim": {"claimName": "a-data"}}
 RUN = {"metadata": {"name": "a"}, "spec": {}, "status": {"storage": {"claimName": "a-data"}}}
 
 
-def pod(name: str = "a-orchestrator-1", *, running: bool = True, volume: Any = CLAIM, **mount: Any) -> dict[str, Any]:
+def make_pod(
+    name: str = "a-orchestrator-1", *, running: bool = True, volume: Any = CLAIM, **mount: Any
+) -> dict[str, Any]:
     state = {"running": {}} if running else {"terminated": {}}
     return {
         "metadata": {"name": name},
@@ -38,7 +40,7 @@ def pod(name: str = "a-orchestrator-1", *, running: bool = True, volume: Any = C
 
 
 class Volume:
-    """A claim in a folder, and a cluster whose pods have it mounted."""
+    """A claim in a folder, and a cluster whose pods mount it."""
 
     def __init__(self, root: Path, *pods: dict[str, Any]) -> None:
         self.root = root
@@ -73,10 +75,10 @@ class Volume:
 
 @pytest.fixture
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Volume:
-    return mounted(tmp_path, monkeypatch, pod())
+    return mount_claim(tmp_path, monkeypatch, make_pod())
 
 
-def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *pods: dict[str, Any]) -> Volume:
+def mount_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *pods: dict[str, Any]) -> Volume:
     found = Volume(tmp_path / "claim", *pods)
     monkeypatch.setattr(data_files, "api", lambda _options: found.cluster.kubectl())
     here = tmp_path / "here"
@@ -89,7 +91,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *pods: dict[str, An
     return found
 
 
-def test_files_and_folders_arrive(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+def test_put_copies_files_and_folders(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
     Path("model/link").symlink_to("config.json")
     assert main(["put", "rows.jsonl", "model", "a"]) == 0
     assert "claim a-data: 4 files" in (out := capsys.readouterr().out)
@@ -108,7 +110,7 @@ def test_files_and_folders_arrive(volume: Volume, capsys: pytest.CaptureFixture[
     assert volume.files()["sets/maths/rows.jsonl"] == "rows"
 
 
-def test_what_exists_is_replaced_only_on_purpose(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+def test_put_replaces_existing_files_only_with_force(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["put", "rows.jsonl", "a"]) == 0
     Path("rows.jsonl").write_text("new")
     Path("other").write_text("x")
@@ -123,7 +125,7 @@ def test_what_exists_is_replaced_only_on_purpose(volume: Volume, capsys: pytest.
 
 
 @pytest.mark.parametrize("kept", [0, 100, 600, 1024])
-def test_a_stream_that_is_cut_off_leaves_nothing(kept: int, volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_stream_leaves_no_files(kept: int, volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows.jsonl").write_text("r" * 400)
     volume.cut = lambda content: content[:kept]
     assert main(["put", "rows.jsonl", "a"]) != 0
@@ -133,7 +135,7 @@ def test_a_stream_that_is_cut_off_leaves_nothing(kept: int, volume: Volume, caps
 
 
 @pytest.mark.parametrize("link", ["sets", "sets/maths"])
-def test_a_link_on_the_claim_leads_nowhere(
+def test_put_does_not_follow_folder_link_on_claim(
     link: str, volume: Volume, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outside = tmp_path / "outside"
@@ -145,7 +147,7 @@ def test_a_link_on_the_claim_leads_nowhere(
     assert list(outside.iterdir()) == []
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(volume: Volume, tmp_path: Path) -> None:
+def test_put_replaces_file_link_without_following(volume: Volume, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("theirs")
     (volume.root / "data").mkdir()
@@ -176,7 +178,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(volume: Volu
         (["rows.jsonl", "claim/"], "RUN: got claim/"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before_anything_is(
+def test_unsendable_files_are_refused_before_any_copy(
     words: list[str], expected: str, volume: Volume, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("pipes").mkdir()
@@ -193,18 +195,18 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(
 @pytest.mark.parametrize(
     "other",
     [
-        pod(running=False),
-        pod(subPath="x"),
-        pod(readOnly=True),
-        pod(volume={"name": "v", "persistentVolumeClaim": {"claimName": "another"}}),
-        pod() | {"metadata": {"name": "a", "deletionTimestamp": "2027-01-15T07:00:00Z"}},
+        make_pod(running=False),
+        make_pod(subPath="x"),
+        make_pod(readOnly=True),
+        make_pod(volume={"name": "v", "persistentVolumeClaim": {"claimName": "another"}}),
+        make_pod() | {"metadata": {"name": "a", "deletionTimestamp": "2027-01-15T07:00:00Z"}},
     ],
     ids=["ended", "a part of it", "read-only", "another claim", "terminating"],
 )
-def test_a_pod_is_made_where_none_has_the_claim(
+def test_put_creates_pod_if_no_pod_mounts_claim(
     other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    volume = mounted(tmp_path, monkeypatch, other)
+    volume = mount_claim(tmp_path, monkeypatch, other)
     assert main(["put", "rows.jsonl", "a"]) == exit_codes.USAGE
     assert "no running pod mounts the claim a-data; add --image busybox:1.37" in capsys.readouterr().err
     assert main(["put", "rows.jsonl", "a", "--image", "busybox:1.37"]) == 0

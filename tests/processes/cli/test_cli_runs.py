@@ -1,4 +1,4 @@
-"""The commands on runs as programs: what they import, the kubectl that they start, and the launcher that they stop."""
+"""Commands on runs as programs: their imports, their kubectl calls, and the launcher that they stop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ write_record(path, replace(new_record("a", 1, "rlrun local a.yaml --resume"), st
 """
 
 
-def rlrun(*words: str, path: str = os.environ["PATH"], **more: str) -> subprocess.CompletedProcess[str]:
+def run_rlrun(*words: str, path: str = os.environ["PATH"], **more: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": path, **more}
     command = [sys.executable, "-m", "rlrun.cli.main", *words]
     return run_program(command, env=environment)
@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "words", [["--help"], ["get", "RUN"], ["status", "RUN"], ["why", "RUN"], ["completion", "bash"]]
 )
-def test_what_takes_long_is_not_imported(run: Path, words: list[str]) -> None:
+def test_run_commands_import_no_slow_modules(run: Path, words: list[str]) -> None:
     code = (
         "import sys; from rlrun.cli.main import main; code = main(sys.argv[2:]); "
         "heavy = [name for name in sys.argv[1].split() if name in sys.modules]; sys.exit(f'imported: {heavy}' if heavy else code)"
@@ -77,7 +77,7 @@ def test_what_takes_long_is_not_imported(run: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["version"]])
-def test_no_command_is_imported_for_another_one(words: list[str]) -> None:
+def test_command_imports_no_other_commands(words: list[str]) -> None:
     code = (
         "import sys; from rlrun.cli.main import main; main(sys.argv[1:]); "
         "print(*sorted(name for name in sys.modules if name.startswith('rlrun.cli.')))"
@@ -87,13 +87,13 @@ def test_no_command_is_imported_for_another_one(words: list[str]) -> None:
     assert set(done.stdout.splitlines()[-1].split()) == {"rlrun.cli.command_options", "rlrun.cli.main"} | commands
 
 
-def test_every_command_is_there() -> None:
+def test_each_command_is_importable() -> None:
     code = "from rlrun.cli.main import COMMANDS; [one.run.found() for one in COMMANDS.values()]"
     done = run_program([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 
-def test_a_cluster_is_reached_by_the_kubectl_on_path(tmp_path: Path) -> None:
+def test_cluster_commands_use_kubectl_on_path(tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(FAKE)
     kubectl.chmod(0o755)
@@ -103,18 +103,18 @@ def test_a_cluster_is_reached_by_the_kubectl_on_path(tmp_path: Path) -> None:
     none = tmp_path / "none.json"
     none.write_text('{"items": []}')
     path = f"{tmp_path}:{os.environ['PATH']}"
-    told = rlrun("why", "a", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
+    told = run_rlrun("why", "a", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
     assert (told.returncode, told.stdout.splitlines()[0]) == (0, "a (namespace team): Running (attempt 1)"), told.stderr
-    missing = rlrun("why", "b", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
+    missing = run_rlrun("why", "b", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
     assert (missing.returncode, missing.stderr) == (
         64, "rlrun why: there is no run b in this namespace; `rlrun get -A` lists the runs of all namespaces\n",
     )  # fmt: skip
-    without = rlrun("why", "a", path=str(tmp_path / "nothing"))
+    without = run_rlrun("why", "a", path=str(tmp_path / "nothing"))
     assert without.returncode == 69
     assert "kubectl is not on PATH" in without.stderr
 
 
-def test_a_part_is_copied_out_of_a_cluster(tmp_path: Path) -> None:
+def test_pull_copies_files_from_cluster(tmp_path: Path) -> None:
     (tmp_path / "kubectl").write_text(FAKE)
     (tmp_path / "kubectl").chmod(0o755)
     files = tmp_path / "volume"
@@ -128,10 +128,10 @@ def test_a_part_is_copied_out_of_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"metadata": {"name": "a", "namespace": "team"}, "status": status}))
     more = {"FAKE_RUN": str(tmp_path / "run.json"), "FAKE_PODS": str(tmp_path / "pods.json"), "FAKE_FILES": str(files)}
     path, target = f"{tmp_path}:{os.environ['PATH']}", tmp_path / "copy.jsonl"
-    done = rlrun("pull", "a", "metrics", "--to", str(target), path=path, **more)
+    done = run_rlrun("pull", "a", "metrics", "--to", str(target), path=path, **more)
     assert (done.returncode, target.read_text()) == (0, "x" * 300_000), done.stderr
     (files / "metrics.jsonl").unlink()
-    lost = rlrun("pull", "a", "metrics", "--to", str(tmp_path / "b"), path=path, **more, FAKE_CODE="2")
+    lost = run_rlrun("pull", "a", "metrics", "--to", str(tmp_path / "b"), path=path, **more, FAKE_CODE="2")
     assert lost.returncode == 69, lost.stderr
     assert "kubectl exec failed: tar: metrics.jsonl" in lost.stderr
     assert not (tmp_path / "b").exists()
@@ -147,26 +147,26 @@ def wait_for_record(path: Path, state: str) -> LauncherRecord:
     return found
 
 
-def test_a_run_of_this_machine_is_suspended(run: Path) -> None:
+def test_local_run_is_suspended(run: Path) -> None:
     record = run / "launcher.json"
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(record)])
     try:
         wait_for_record(record, "Running")
-        assert "Starting" in rlrun("get", str(run)).stdout
-        asked = rlrun("suspend", str(run))
+        assert "Starting" in run_rlrun("get", str(run)).stdout
+        asked = run_rlrun("suspend", str(run))
         assert (asked.returncode, f"sent process {launcher.pid}" in asked.stderr) == (0, True), asked.stderr
         wait_for_record(record, "Interrupted")
         assert wait_for_exit(launcher) == 0
     finally:
         launcher.kill()
         launcher.wait()
-    told = rlrun("why", str(run))
+    told = run_rlrun("why", str(run))
     assert "Go on with `rlrun local a.yaml --resume`" in " ".join(told.stdout.split())
-    again = rlrun("suspend", str(run))
+    again = run_rlrun("suspend", str(run))
     assert (again.returncode, "is not running" in again.stderr) == (64, True), again.stderr
 
 
-def test_a_killed_launcher_is_told_from_one_that_runs(run: Path) -> None:
+def test_killed_launcher_is_reported_as_gone(run: Path) -> None:
     record = run / "launcher.json"
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(record)])
     try:
@@ -174,4 +174,4 @@ def test_a_killed_launcher_is_told_from_one_that_runs(run: Path) -> None:
     finally:
         launcher.kill()
         launcher.wait()
-    assert "LauncherGone" in rlrun("why", str(run)).stdout
+    assert "LauncherGone" in run_rlrun("why", str(run)).stdout

@@ -1,4 +1,4 @@
-"""The reader of scripts against bash itself: drawn scripts that `bash -n` accepts end in time, with the words that bash passes on."""
+"""Reader of scripts against bash: random scripts accepted by `bash -n` end in time, with the same words as bash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun.convert.readers.shell_scripts import Command, read_script
 
 LIMIT_S = 5.0
 PROBE = 'python3() { printf "%s\\0" "$@"; exit 0; }\n'
-"""Prints the words of the training command in place of starting it."""
+"""Function that prints the arguments of the training command instead of running it."""
 VALUES = ("1", "2", "8", "a.b/c", "'it is'", '"x y"', "", "$A", '"$B"', "${C:-7}", "${A%%.*}", "$((3 * 2))", "q\\ r")
 TESTS = (
     '[ "$A" = 1 ]',
@@ -42,7 +42,7 @@ WORDS = (
 
 
 def draw_statement(draw: random.Random, depth: int = 0) -> str:
-    """A statement that changes variables; nothing that it runs leaves the shell."""
+    """Return a statement that changes variables and affects only the shell."""
     value = draw.choice(VALUES)
     simple = (
         f"{draw.choice('ABC')}={value}",
@@ -88,7 +88,7 @@ def run_bash(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def read_or_refuse(script: str) -> list[Command] | None:
-    """The commands of a script; None: it is refused, with the line."""
+    """Return the commands of a script, or None if it is refused with its line."""
     try:
         return read_script(script, "run.sh", {})
     except ConfigError as error:
@@ -97,8 +97,8 @@ def read_or_refuse(script: str) -> list[Command] | None:
     return None
 
 
-def compared(seeds: range) -> Iterator[tuple[str, list[str] | None, list[str]]]:
-    """Each script with the words of the reader and of bash; None: the reader refuses it, or a word is not certain."""
+def compare_words(seeds: range) -> Iterator[tuple[str, list[str] | None, list[str]]]:
+    """Yield each script with the words from the reader and from bash; None if the reader refuses it or a word is uncertain."""
     for seed in seeds:
         script = draw_script(seed)
         if run_bash("-n", "-c", script).returncode:
@@ -119,9 +119,9 @@ def compared(seeds: range) -> Iterator[tuple[str, list[str] | None, list[str]]]:
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 2000), marks=pytest.mark.full)], ids=["few", "many"]
 )
-def test_words_are_those_of_bash(seeds: range) -> None:
-    """One script in six has words that are certain; the grammar refuses at most one in ten (documents in branches)."""
-    results = list(compared(seeds))
+def test_reader_returns_same_words_as_bash(seeds: range) -> None:
+    """At least one script in six has only certain words; the grammar refuses at most one in ten (documents in branches)."""
+    results = list(compare_words(seeds))
     for script, read, passed_on in results:
         assert read is None or read == passed_on, script
     assert sum(read is not None for _, read, _ in results) > len(seeds) // 6
@@ -131,8 +131,8 @@ def test_words_are_those_of_bash(seeds: range) -> None:
 @pytest.mark.parametrize(
     "seeds", [range(80), pytest.param(range(80, 3000), marks=pytest.mark.full)], ids=["few", "many"]
 )
-def test_mangled_scripts_end_with_words_or_a_line(seeds: range) -> None:
-    """Scripts with characters taken out or put in: bash accepts some of them, and no one of them hangs the reader."""
+def test_mangled_scripts_are_read_or_refused_in_time(seeds: range) -> None:
+    """Random characters are deleted or inserted: bash accepts some of these scripts, and none may hang the reader."""
     for seed in seeds:
         draw = random.Random(seed)
         script = list(draw_script(seed))

@@ -1,4 +1,4 @@
-"""`rlrun ui` as a program: what it prints, answers, and refuses to begin with."""
+"""`rlrun ui` as a program: output, HTTP responses and refused arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.programs import run_program, wait_for_exit
 from tests.support.waiting import PATIENCE_SECONDS
 
 
-def rlrun(*words: str) -> subprocess.CompletedProcess[str]:
+def run_ui(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlrun.cli.main", "ui", *words]
     return run_program(command)
 
 
-def ask(url: str, path: str, **headers: str) -> tuple[int, bytes]:
+def send_request(url: str, path: str, **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     connection.request("GET", path, headers=headers)
     reply = connection.getresponse()
@@ -34,17 +34,17 @@ def ask(url: str, path: str, **headers: str) -> tuple[int, bytes]:
     return found
 
 
-def test_the_page_and_its_answers_are_served_until_a_signal(tmp_path: Path) -> None:
+def test_page_and_api_are_served_until_signal(tmp_path: Path) -> None:
     run = made(tmp_path / "runs" / "demo")
     with served(run.root.parent) as server:
         assert server.url.startswith("http://127.0.0.1:")
-        status, page = ask(server.url, "/")
+        status, page = send_request(server.url, "/")
         assert (status, b'<div id="page">' in page) == (200, True)
-        status, found = ask(server.url, "/api/runs")
+        status, found = send_request(server.url, "/api/runs")
         assert [one["name"] for one in json.loads(found)["runs"]] == ["demo"]
-        assert ask(server.url, "/api/runs", Host="evil.example")[0] == 421
+        assert send_request(server.url, "/api/runs", Host="evil.example")[0] == 421
         for path in ("/..%2f..%2fpyproject.toml", "/assets/../../app.py", "/%2e%2e/app.py"):
-            assert ask(server.url, path)[0] == 404
+            assert send_request(server.url, path)[0] == 404
         events = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=PATIENCE_SECONDS)
         events.request("GET", "/api/events")
         assert events.getresponse().readline() == b"event: runs\n"
@@ -53,16 +53,16 @@ def test_the_page_and_its_answers_are_served_until_a_signal(tmp_path: Path) -> N
         events.close()
 
 
-def test_elsewhere_than_on_loopback_a_token_is_printed_and_asked_for(tmp_path: Path) -> None:
+def test_public_address_requires_a_token(tmp_path: Path) -> None:
     run = made(tmp_path / "runs" / "demo")
     with served(run.root.parent, "--host", "0.0.0.0") as server:
         port = urlsplit(server.url).port
         here = f"http://127.0.0.1:{port}"
         assert "?token=" in server.url
-        assert ask(here, "/api/runs")[0] == 401
-        assert ask(here, f"/?{urlsplit(server.url).query}")[0] == 303
+        assert send_request(here, "/api/runs")[0] == 401
+        assert send_request(here, f"/?{urlsplit(server.url).query}")[0] == 303
         token = server.url.partition("=")[2]
-        assert ask(here, "/api/runs", Cookie=f"rlrun_ui_{port}={token}")[0] == 200
+        assert send_request(here, "/api/runs", Cookie=f"rlrun_ui_{port}={token}")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_elsewhere_than_on_loopback_a_token_is_printed_and_asked_for(tmp_path: P
         ("gpu-7", False),
     ],
 )
-def test_what_loopback_is(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, loopback: bool) -> None:
     address = Address(host, 1, token=False)
     assert address.loopback is loopback
     if not loopback:
         assert Client(guard_app(None, address, 1, "t")).get("/api/runs").status == 401  # type: ignore[arg-type]
 
 
-def test_a_folder_that_is_not_there_and_an_address_that_is_taken_are_one_line(tmp_path: Path) -> None:
-    done = rlrun(str(tmp_path / "none"))
+def test_missing_folder_and_used_port_are_one_line(tmp_path: Path) -> None:
+    done = run_ui(str(tmp_path / "none"))
     assert done.returncode == 64, done.stderr
     assert (
         done.stderr
@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_there_and_an_address_that_is_taken_are_one_line(tm
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = rlrun(str(tmp_path), "--port", str(port))
+        done = run_ui(str(tmp_path), "--port", str(port))
     assert done.returncode == 69, done.stderr
     assert (
         done.stderr

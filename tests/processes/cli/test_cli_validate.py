@@ -1,4 +1,4 @@
-"""`rlrun validate` and `rlrun local`: all mistakes in one round, with line, value and fix, and what a run is in one line."""
+"""`rlrun validate` and `rlrun local`: one report of all mistakes with line, value and fix; one-line summary of the run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ spec:
 SFT = RUN + "  task: SFT\n  model: {tiny: {}}\n  maxSteps: 10\n  data: {batchSize: 4, sources: [{path: chats.jsonl}]}\n"
 
 
-def write(text: str, name: str = "run.yaml") -> str:
+def write_manifest(text: str, name: str = "run.yaml") -> str:
     Path(name).write_text(text)
     return name
 
@@ -97,8 +97,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", [["validate"], ["local"]], ids=["validate", "local"])
-def test_mistakes_of_every_layer_are_told_in_one_round(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, write(MISTAKES)]) == 78
+def test_mistakes_of_all_layers_are_reported_in_one_round(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, write_manifest(MISTAKES)]) == 78
     lines = capsys.readouterr().err.splitlines()
     unsaid = [
         found for found in FOUND if not any(line.startswith(f"run.yaml:{found[0]}: {found[1]}") for line in lines)
@@ -138,10 +138,10 @@ SINGLE = [
 
 
 @pytest.mark.parametrize(("spec", "expected"), SINGLE, ids=range(len(SINGLE)))
-def test_no_consequence_of_a_mistake_is_told(
+def test_consequences_of_a_mistake_are_not_reported(
     spec: str, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["validate", write(RUN + spec)]) == 78
+    assert main(["validate", write_manifest(RUN + spec)]) == 78
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(expected), lines
     assert all(any(words in line for line in lines) for words in expected), lines
@@ -163,15 +163,15 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("text", "said"), UNREADABLE, ids=range(len(UNREADABLE)))
-def test_what_is_no_manifest_is_told_in_words(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_without_manifest_is_refused(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("validate", "local", "render", "eval"):
-        assert main([command, write(text)]) == 78, command
+        assert main([command, write_manifest(text)]) == 78, command
         told = capsys.readouterr().err
         assert said in told, (command, told)
         assert "Traceback" not in told
 
 
-def test_what_is_no_text_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_manifest_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder.yaml").mkdir()
     Path("binary.yaml").write_bytes(b"kind: \xff\xfe\n")
     for command in ("validate", "local", "render", "eval"):
@@ -184,9 +184,9 @@ def test_what_is_no_text_is_told_in_words(capsys: pytest.CaptureFixture[str]) ->
             assert said in capsys.readouterr().err
 
 
-def test_a_run_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_summarizes_each_task(capsys: pytest.CaptureFixture[str]) -> None:
     Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    assert main(["validate", write(SFT)]) == 0
+    assert main(["validate", write_manifest(SFT)]) == 0
     told = capsys.readouterr().out
     assert "a tiny model, supervised fine-tuning on chats.jsonl: 10 steps of 4 rows" in told
     assert "rollout" not in told
@@ -194,7 +194,7 @@ def test_a_run_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str]) -> None
         "  task: Eval\n  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n  policies: {fromRun: other}\n"
         "  evaluation: {numTasks: 5, samplesPerTask: 3}\n"
     )
-    assert main(["validate", write(evaluation)]) == 0
+    assert main(["validate", write_manifest(evaluation)]) == 0
     told = capsys.readouterr().out
     assert "evaluation of the policies of other, nothing is trained: up to 5 held-out tasks" in told
     assert "3 answers each; reverse-text" in told
@@ -212,14 +212,12 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("rows", "said"), BAD_ROWS, ids=range(len(BAD_ROWS)))
 @pytest.mark.parametrize("command", ["validate", "local", "sft"])
-def test_a_bad_row_is_found_before_anything_starts(
-    command: str, rows: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_row_is_found_before_start(command: str, rows: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     from rlrun.cli.sft import main as sft
 
     Path("chats.jsonl").write_text(rows)
     toml = '[model.tiny]\n[data]\npath = "chats.jsonl"\n'
-    code = sft(["@", write(toml, "run.toml")]) if command == "sft" else main([command, write(SFT)])
+    code = sft(["@", write_manifest(toml, "run.toml")]) if command == "sft" else main([command, write_manifest(SFT)])
     told = capsys.readouterr().err
     assert code in (65, 78), told
     assert ("run.toml:3: data.path" if command == "sft" else "data.sources[0].path") in told
@@ -228,10 +226,10 @@ def test_a_bad_row_is_found_before_anything_starts(
     assert not Path("runs").exists()
 
 
-def test_rows_that_may_be_skipped_are_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_rows_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     Path("chats.jsonl").write_text('nothing\n{"prompt": "a", "completion": "b"}\n')
-    assert main(["validate", write(SFT.replace("batchSize: 4", "batchSize: 4, malformed: Skip"))]) == 0
-    assert main(["validate", write(SFT)]) == 78
+    assert main(["validate", write_manifest(SFT.replace("batchSize: 4", "batchSize: 4, malformed: Skip"))]) == 0
+    assert main(["validate", write_manifest(SFT)]) == 78
 
 
 QWEN3 = {
@@ -247,11 +245,11 @@ QWEN3 = {
 }
 
 
-def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     text = RUN + "  model: {path: model}\n  environments: [{id: reverse-text}]\n"
 
     def told(text: str = text) -> str:
-        assert main(["validate", write(text)]) == 78
+        assert main(["validate", write_manifest(text)]) == 78
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("run.yaml:5: spec.model.path: ")
         return line
@@ -275,7 +273,7 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
     Path("model", "model.safetensors").write_bytes(len(tensor).to_bytes(8, "little") + tensor + bytes(7))
     assert f"has {15 + len(tensor)} bytes, but its header requires {16 + len(tensor)}" in told()
     Path("model", "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
-    assert main(["validate", write(text)]) == 0, "the trainer can train this family"
+    assert main(["validate", write_manifest(text)]) == 0, "the trainer can train this family"
     out, err = capsys.readouterr()
     assert (len(out.splitlines()), err) == (1, "")
     if os.geteuid():
@@ -283,8 +281,8 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
         assert "cannot be read by this user" in told()
 
 
-def test_a_folder_of_the_pods_is_a_note_for_validate_and_a_problem_here(capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(RUN + "  model: {path: /data/models/m}\n  environments: [{id: reverse-text}]\n")
+def test_pod_folder_is_noted_by_validate_refused_by_local(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_manifest(RUN + "  model: {path: /data/models/m}\n  environments: [{id: reverse-text}]\n")
     assert main(["validate", file]) == 0
     assert "note: spec.model.path is not checked on this machine: it has no folder /data/models/m" in (
         capsys.readouterr().out
@@ -293,39 +291,39 @@ def test_a_folder_of_the_pods_is_a_note_for_validate_and_a_problem_here(capsys: 
     assert "spec.model.path: there is no folder /data/models/m" in capsys.readouterr().err
 
 
-def test_a_group_of_one_that_learns_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_size_one_without_learning_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     environments = "  environments: [{id: reverse-text, groupSize: 1}]\n"
-    assert main(["validate", write(RUN + "  model: {tiny: {}}\n" + environments)]) == 0
+    assert main(["validate", write_manifest(RUN + "  model: {tiny: {}}\n" + environments)]) == 0
     told = capsys.readouterr().out
     assert "note: spec.environments[0].groupSize is 1, and advantage" in told
     assert "every advantage is 0" in told
     for advantage in ("{name: reward}", "{name: grpo, options: {mean: batch}}"):
         own = environments.replace("groupSize: 1", f"groupSize: 1, algorithm: {{advantage: {advantage}}}")
-        assert main(["validate", write(RUN + "  model: {tiny: {}}\n" + own)]) == 0
+        assert main(["validate", write_manifest(RUN + "  model: {tiny: {}}\n" + own)]) == 0
         assert "note" not in capsys.readouterr().out
 
 
 def test_validate_notes_a_band_below_rounding(capsys: pytest.CaptureFixture[str]) -> None:
     run = RUN + "  model: {tiny: {}}\n"
     plain = "  environments: [{id: reverse-text}]\n"
-    assert main(["validate", write(run + plain + "  algorithm: {preset: gspo, proximal: inference}\n")]) == 0
+    assert main(["validate", write_manifest(run + plain + "  algorithm: {preset: gspo, proximal: inference}\n")]) == 0
     assert "note: spec.algorithm.proximal loss gspo measures eps_low (0.0003)" in capsys.readouterr().out
     loss = "{name: ppo, options: {eps_low: 0.001}}"
     own = f"  environments: [{{id: reverse-text, algorithm: {{loss: {loss}}}}}]\n"
-    assert main(["validate", write(run + own)]) == 0
+    assert main(["validate", write_manifest(run + own)]) == 0
     assert "note: spec.environments[0].algorithm.proximal loss ppo measures eps_low (0.001)" in capsys.readouterr().out
-    assert main(["validate", write(run + plain + "  algorithm: {preset: gspo}\n")]) == 0
+    assert main(["validate", write_manifest(run + plain + "  algorithm: {preset: gspo}\n")]) == 0
     assert "note" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(name for name, entry in ADVANTAGE_ENTRIES.items() if entry.needs is None))
-def test_the_advantages_that_a_group_of_one_makes_zero_are_known(name: str) -> None:
+def test_group_baselines_list_advantages_zero_for_group_of_one(name: str) -> None:
     rewards, lengths = [1.0, 0.0, 0.5], [3.0, 2.0, 5.0]
     found = advantages(name, rewards, group_size=1, lengths=lengths)
     assert (not found.any()) is (name in GROUP_BASELINES)
 
 
-def test_an_argument_that_the_models_template_does_not_read_is_told(tmp_path: Path) -> None:
+def test_unused_template_argument_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ enable_thinking }}"}')
     here, tiny = ModelConfig(path=str(tmp_path)), ModelConfig(tiny=TinyModelConfig())
     thinks = SamplingConfig(chat_template_arguments={"enable_thinking": False})
@@ -345,11 +343,11 @@ def test_an_argument_that_the_models_template_does_not_read_is_told(tmp_path: Pa
     assert told(ModelConfig(path=str(tmp_path / "absent"))) == told(ModelConfig(name="org/model")) == []
 
 
-def test_an_argument_that_nothing_reads_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_template_argument_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = RUN + "  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n"
     text += "  sampling:\n    chatTemplateArguments: {enable_thinking: false}\n"
     line = 1 + text[: text.index("chatTemplateArguments")].count("\n")
-    assert main(["validate", write(text)]) == exit_codes.CONFIGURATION
+    assert main(["validate", write_manifest(text)]) == exit_codes.CONFIGURATION
     told = f":{line}: spec.sampling.chatTemplateArguments: the model's chat template has no argument enable_thinking; remove it"
     assert told in capsys.readouterr().err
 
@@ -364,7 +362,9 @@ spec:
 """
 
 
-def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reads_standard_input_and_prints_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = OF_A_HUB + "  trainer: {gpusPerReplica: 3, parallelism: {tp: 3}}\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(wrong.encode())))
     Path("good.yaml").write_text(OF_A_HUB)
@@ -379,13 +379,13 @@ def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "must divide the model's key-value heads (8)" in problem["message"]
 
 
-def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_binary_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     assert main(["validate", "-"]) == 78
     assert "standard input: not UTF-8 text (byte 0)" in capsys.readouterr().err
 
 
-def test_data_that_only_the_pods_have_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_in_pods_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     args = "args: {path: /data/not-here.parquet}"
     Path("run.yaml").write_text(OF_A_HUB.replace("{id: arithmetic}", f"{{id: dataset, {args}}}"))
     assert main(["validate", "run.yaml"]) == 0
@@ -402,11 +402,11 @@ def test_data_that_only_the_pods_have_is_a_note(capsys: pytest.CaptureFixture[st
         ("  networkPolicy: {mode: None}\n", False),
     ],
 )
-def test_a_proxy_whose_address_is_elsewhere_is_noted_where_nothing_opens_it(
+def test_proxy_from_secret_is_noted_if_nothing_opens_it(
     more: str, noted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     proxy = "  trainer: {env: [{name: HTTPS_PROXY, valueFrom: {secretKeyRef: {name: for-rlrun-proxy, key: url}}}]}\n"
-    assert main(["validate", write(SFT + proxy + more)]) == 0
+    assert main(["validate", write_manifest(SFT + proxy + more)]) == 0
     told = "note: spec.trainer.env[0] has HTTPS_PROXY from another object"
     assert (told in "".join(capsys.readouterr())) is noted

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that an index has all that its extras ask for, for each Python. Reads metadata, installs nothing."""
+"""Wheel: its contents, and packages for its extras on the index for each Python. Reads metadata, installs nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UV = Path(sys.executable).with_name("uv")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy: a build leaves files beside what it builds."""
+    """Wheel of a copy of the sources, because a build leaves files next to them."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_charts_crd_and_examples_but_no_tests(wheel: Path) -> None:
+def test_wheel_contains_charts_crd_and_examples(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("charts/rlrun-operator/values.yaml", "crds/rlrun.io_rlruns.yaml", "examples/quickstart.yaml"):
         assert f"rlrun-0.1.0.data/data/share/rlrun/{name}" in names
@@ -54,7 +54,7 @@ def test_the_wheel_holds_charts_crd_and_examples_but_no_tests(wheel: Path) -> No
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
 
 
-def test_the_wheel_holds_the_web_page_and_not_its_sources(wheel: Path) -> None:
+def test_wheel_contains_web_page_without_sources(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("rlrun/ui/")}
     static = ROOT / "workloads/rlrun/ui/static"
     assert {f"rlrun/ui/static/{file.relative_to(static)}" for file in static.rglob("*") if file.is_file()} <= names
@@ -62,7 +62,7 @@ def test_the_wheel_holds_the_web_page_and_not_its_sources(wheel: Path) -> None:
 
 
 @pytest.mark.full
-def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path) -> None:
+def test_each_python_resolves_all_extras(wheel: Path, tmp_path: Path) -> None:
     running = []
     for python, extra in CASES:
         asked = tmp_path / f"{python}-{extra}.in"
@@ -92,8 +92,8 @@ def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path)
         assert "+cpu" not in chosen
 
 
-def test_an_editable_installation_is_found_beside_a_clone(tmp_path: Path) -> None:
-    """Folders on `sys.path` win over the namespace package that a clone named `rlrun` is; an import hook does not."""
+def test_editable_installation_is_found_next_to_clone(tmp_path: Path) -> None:
+    """Folders on `sys.path` precede the namespace package of a clone named `rlrun`; an import hook does not."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -1,4 +1,4 @@
-"""Where binaries come from, what decides their key, and what is said when there is no way to get one."""
+"""Binaries of the test clusters: their sources, cache keys and error messages."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ SILENT = Progress(lambda _: None)
 
 @pytest.fixture(autouse=True)
 def nothing_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty cache, no Go, no network."""
+    """Empty cache, no Go, no network."""
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("RLRUN_KUBE_BIN", raising=False)
     monkeypatch.setattr(binaries, "go_version", lambda: "")
@@ -29,22 +29,22 @@ def nothing_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Release, "fetch", unreachable)
 
 
-def executable(path: Path) -> Path:
+def write_executable(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     return path
 
 
-def test_a_given_folder_comes_before_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cached = executable(tmp_path / "cache/bin" / f"etcd-{module_key(TOOLS['etcd'])}-release/etcd")
+def test_configured_folder_precedes_binary_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cached = write_executable(tmp_path / "cache/bin" / f"etcd-{module_key(TOOLS['etcd'])}-release/etcd")
     assert find("etcd", progress=SILENT) == {"etcd": cached}
-    given = executable(tmp_path / "given/etcd")
+    given = write_executable(tmp_path / "given/etcd")
     monkeypatch.setenv("RLRUN_KUBE_BIN", str(given.parent))
     assert find("etcd", progress=SILENT) == {"etcd": given}
 
 
-def test_a_download_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Release, "fetch", lambda self, version: f"etcd {version}".encode())
     path = find("etcd", progress=SILENT)["etcd"]
     assert path.read_text() == f"etcd {TOOLS['etcd'].version}"
@@ -53,20 +53,20 @@ def test_a_download_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("etcd", progress=SILENT)["etcd"] == path
 
 
-def test_without_any_source_the_message_names_the_ways() -> None:
+def test_missing_binary_source_names_the_alternatives() -> None:
     with pytest.raises(
         ClusterError, match=r"kube is neither in RLRUN_KUBE_BIN nor .*no Go is on PATH: install Go 1\.26"
     ):
         find("kube", progress=SILENT)
 
 
-def test_a_go_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_go_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "go_version", lambda: "1.19.8")
     with pytest.raises(ClusterError, match=r"Go 1\.19\.8 is on PATH: install Go 1\.26 or later"):
         find("pause", progress=SILENT)
 
 
-def test_the_key_changes_with_the_module_and_its_sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_key_changes_with_module_and_checksums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(binaries, "MODULES", tmp_path)
     tool = Tool("etcd")
     tool.folder.mkdir()
@@ -78,7 +78,7 @@ def test_the_key_changes_with_the_module_and_its_sums(monkeypatch: pytest.Monkey
     assert keys[4] == keys[3], "a file that is not compiled decides nothing"
 
 
-def test_every_tool_is_pinned_and_names_no_registry() -> None:
+def test_each_tool_is_pinned_without_registry() -> None:
     for tool in TOOLS.values():
         module = (tool.folder / "go.mod").read_text()
         assert "://" not in module
@@ -87,7 +87,7 @@ def test_every_tool_is_pinned_and_names_no_registry() -> None:
             assert f"{tool.module} v{tool.version} " in (tool.folder / "go.sum").read_text()
 
 
-def test_checksum_files_of_both_kinds() -> None:
+def test_checksum_files_of_both_formats_are_read() -> None:
     digest = hashlib.sha256(b"x").hexdigest()
     assert checksum_of(f"{digest}\n", "kubectl") == digest
     assert checksum_of(f"{'0' * 64}  other\n{digest}  dist/etcd.tar.gz\n", "etcd.tar.gz") == digest
@@ -95,7 +95,7 @@ def test_checksum_files_of_both_kinds() -> None:
         checksum_of(f"{'0' * 64}  other\n{'1' * 64}  another\n", "etcd.tar.gz")
 
 
-def test_a_file_is_taken_out_of_an_archive() -> None:
+def test_file_is_extracted_from_archive() -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         entry = tarfile.TarInfo("linux-amd64/helm")
@@ -106,7 +106,7 @@ def test_a_file_is_taken_out_of_an_archive() -> None:
         unpack(buffer.getvalue(), "none")
 
 
-def test_missing_packages_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "PACKAGES", {"containerd": "no-such-program", "coreutils": "ls"})
     monkeypatch.setattr(shutil, "which", lambda program, path=None: "/bin/ls" if program == "ls" else None)
     with pytest.raises(ClusterError, match=r"sudo apt-get install -y containerd$"):

@@ -1,4 +1,4 @@
-"""Commands of a cold start: what ends them, and that nothing of them stays."""
+"""Commands of a cold start: their ends and their cleanup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def commands_allowed() -> Iterator[None]:
 
 
 class Sleeper:
-    """A shell that has started a child and waits for it."""
+    """A shell that has started a child process and waits for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / "pid"
@@ -57,7 +57,7 @@ def test_command_reports_its_exit_status_and_keeps_its_output(tmp_path: Path) ->
     assert (tmp_path / "new" / "log").read_text() == "out\nerror\n"
 
 
-def test_command_that_runs_too_long_is_ended(tmp_path: Path) -> None:
+def test_command_over_its_timeout_is_killed(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"^thing: sleep ran longer than 0 s: see .*log$"):
         commands.run(["sleep", "1000"], tmp_path / "log", progress=SILENT, name="thing", timeout=0.1)
 
@@ -97,7 +97,7 @@ def test_failed_job_stops_another_that_waits_for_a_lock(monkeypatch: pytest.Monk
     assert commands.run(["true"], tmp_path / "log", progress=SILENT, name="x") == 0, "no job is left"
 
 
-def test_command_that_ignores_interrupts_is_ended(tmp_path: Path) -> None:
+def test_command_that_ignores_interrupts_is_killed(tmp_path: Path) -> None:
     sleeper = Sleeper(tmp_path)
     sleeper.script = f"trap '' INT; {sleeper.script}"
     stopper = threading.Thread(target=lambda: (sleeper.wait_started(), commands.stop_all()))
@@ -108,7 +108,7 @@ def test_command_that_ignores_interrupts_is_ended(tmp_path: Path) -> None:
     sleeper.wait_gone()
 
 
-def test_jobs_run_at_the_same_time_and_return_their_results() -> None:
+def test_jobs_run_in_parallel_and_return_results() -> None:
     meeting = threading.Barrier(2)
 
     def job(result: str) -> str:

@@ -1,4 +1,4 @@
-"""The first process of a machine: what it meets at any moment must not end it, for all of the machine would end with it."""
+"""First process of a machine: no race may end it, because the whole machine would end with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.native import init
 
 
-def daemons(folder: Path) -> init.Daemons:
+def make_daemons(folder: Path) -> init.Daemons:
     control, logs = folder / "control", folder / "logs"
     control.mkdir()
     logs.mkdir()
@@ -17,8 +17,8 @@ def daemons(folder: Path) -> init.Daemons:
     return init.Daemons({"daemons": [sleeper], "control": str(control), "logs": str(logs)})
 
 
-def test_a_volume_that_goes_while_one_looks_is_passed_over(tmp_path: Path) -> None:
-    # A link to nothing is what a folder looks like that was deleted between the listing and the look.
+def test_volume_deleted_during_scan_is_skipped(tmp_path: Path) -> None:
+    # A broken link looks like a folder that was deleted between the listing and the check.
     (tmp_path / "a-gone").symlink_to(tmp_path / "nowhere")
     new = tmp_path / "b-new"
     new.mkdir()
@@ -27,15 +27,15 @@ def test_a_volume_that_goes_while_one_looks_is_passed_over(tmp_path: Path) -> No
     assert new.stat().st_mode & 0o7777 == 0o1777
 
 
-def test_an_order_that_is_withdrawn_while_one_looks_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = daemons(tmp_path)
+def test_order_withdrawn_during_tick_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = make_daemons(tmp_path)
     order = tmp_path / "control" / "stopped"
     order.write_text("sleeper\n")
-    monkeypatch.setattr(Path, "exists", lambda _: True)  # as it was a moment ago
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # The file existed at the first check.
     order.unlink()
     supervisor.tick()
     assert (tmp_path / "control" / "sleeper.pid").is_file()
     order.write_text("sleeper\n")
-    supervisor.tick()  # kills it
+    supervisor.tick()  # This tick kills the process.
     while (tmp_path / "control" / "sleeper.pid").is_file():
-        supervisor.tick()  # reaps it
+        supervisor.tick()  # This tick reaps the process.

@@ -1,4 +1,4 @@
-"""`go build` of one program, with a stand-in for the go command that prints its output."""
+"""`go build` of one program, with a fake go command that prints its output."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_build_reports_packages_while_it_runs(monkeypatch: pytest.MonkeyPatch, t
     ],
     ids=["offline", "full disk", "compiler"],
 )
-def test_failed_build_is_one_message_and_the_next_try_works(
+def test_failed_build_is_one_message_and_can_be_repeated(
     empty_cache: Path, tmp_path: Path, part: str, output: str, message: str
 ) -> None:
     install_go(tmp_path, **{part: f"echo '{output}' >&2; exit 1"})
@@ -91,7 +91,7 @@ def test_failed_build_is_one_message_and_the_next_try_works(
     assert binaries.find("pause", progress=Progress(lambda _: None))["pause"].exists()
 
 
-def test_work_of_a_killed_build_is_deleted_by_the_next(empty_cache: Path) -> None:
+def test_next_build_deletes_files_of_killed_build(empty_cache: Path) -> None:
     left = empty_cache / "bin" / ".pause-0123-go1.30.0-abc" / ".go-x"
     other = empty_cache / "bin" / ".kube-0123-go1.30.0-abc"
     for folder in (left, other):

@@ -1,4 +1,4 @@
-"""Layers of the golden root are labelled beside containerd's garbage collection."""
+"""Labels of the golden root's layers during containerd's garbage collection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support.programs import run_program
 
 SCRIPT = Path(__file__).parents[2] / "cluster" / "native" / "golden_import.py"
-# Its layers are files of its folder; the one named `collected` goes when its label is to be set.
+# The layers are files in its folder; the file `collected` disappears when its label is set.
 CTR = """#!/bin/sh
 cd "$(dirname "$0")/layers"
 case "$3 $4" in
@@ -42,7 +42,7 @@ def label(folder: Path, *layers: str) -> subprocess.CompletedProcess[str]:
     return run_program([sys.executable, "-c", code], env=path)
 
 
-def test_a_layer_that_is_collected_meanwhile_is_none_to_label(tmp_path: Path) -> None:
+def test_layer_collected_during_import_gets_no_label(tmp_path: Path) -> None:
     result = label(tmp_path, "a", "collected", "z")
     assert (result.returncode, result.stderr) == (0, "")
     assert {layer.name: layer.read_text() for layer in (tmp_path / "layers").iterdir()} == dict.fromkeys(
@@ -51,7 +51,7 @@ def test_a_layer_that_is_collected_meanwhile_is_none_to_label(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("layers", [("a", "broken"), ("broken", "z")])
-def test_a_layer_that_cannot_be_labelled_ends_the_import(tmp_path: Path, layers: tuple[str, ...]) -> None:
+def test_failed_label_fails_the_import(tmp_path: Path, layers: tuple[str, ...]) -> None:
     result = label(tmp_path, *layers)
     assert result.returncode != 0
     assert "ctr cannot label the layer broken: ctr: disk is broken" in result.stderr

@@ -1,4 +1,4 @@
-"""The provider `kind` against stand-ins of kind, docker and kubectl, which accept the options of kind v0.30.0 alone."""
+"""Provider `kind` with fake kind, docker and kubectl programs that accept only the options of kind v0.30.0."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if options.verb == "get" and there:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file that gets a line for each call of the stand-ins."""
+    """File that receives one line per call of the fake programs."""
     log = tmp_path / "calls"
     log.touch()
     folder = tmp_path / "programs"
@@ -74,17 +74,17 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return log
 
 
-def archive(folder: Path) -> Path:
+def make_archive(folder: Path) -> Path:
     write_archive(folder / "image.tar", "localhost/image:1", {"program": b""}, ["/program"])
     return folder / "image.tar"
 
 
-def told(calls: Path, program: str) -> list[str]:
+def read_calls(calls: Path, program: str) -> list[str]:
     return [line for line in calls.read_text().splitlines() if line.startswith(f"{program} ")]
 
 
 def test_cluster_is_created_loaded_and_deleted(calls: Path, tmp_path: Path) -> None:
-    image = archive(tmp_path)
+    image = make_archive(tmp_path)
     cluster = api.up("k", nodes=2, kwok=False, images=[image])
     assert isinstance(cluster, KindCluster)
     assert cluster.nodes == ("rlrun-k-worker", "rlrun-k-worker2")
@@ -97,9 +97,9 @@ def test_cluster_is_created_loaded_and_deleted(calls: Path, tmp_path: Path) -> N
     nodes = json.loads((folder / "kind.json").read_text())["nodes"]
     assert [node["role"] for node in nodes] == ["control-plane", "worker", "worker"]
     assert api.up("k", nodes=2, kwok=False).provider == "kind"
-    assert len(told(calls, "kind create")) == 1, "a cluster that is up is attached to"
+    assert len(read_calls(calls, "kind create")) == 1, "a cluster that is up is attached to"
     assert api.down("k")
-    assert told(calls, "docker exec") == [
+    assert read_calls(calls, "docker exec") == [
         "docker exec rlrun-k-control-plane find /var/rlrun-volumes -mindepth 1 -delete"
     ]
     assert calls.read_text().splitlines()[-1] == f"kind delete cluster {own}"
@@ -126,7 +126,7 @@ def test_hanging_program_is_reported(calls: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_demo_needs_no_package() -> None:
-    """The job in CI that uses kind installs nothing but Python."""
+    """The CI job for kind installs only Python."""
     command = [sys.executable, "-S", "-m", "tests.cluster.demo", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What is left of a process that crashed: which thread, where, and how it ended, in words."""
+"""Reports of crashed processes: thread, stack and exit in words."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Extension modules: numpy.core (total: 1)
 """
 
 
-def run(code: str, folder: Path | str) -> subprocess.CompletedProcess[str]:
+def run_code(code: str, folder: Path | str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, stacks.FOLDER_VARIABLE: str(folder), "PYTHONFAULTHANDLER": "1"}
     return run_program([sys.executable, "-c", textwrap.dedent(code)], env=environment)
 
 
-def test_the_thread_that_crashed_comes_first_though_younger_ones_wait(tmp_path: Path) -> None:
-    done = run(CRASHES_BESIDE_THREADS, tmp_path)
+def test_crashed_thread_precedes_younger_waiting_threads(tmp_path: Path) -> None:
+    done = run_code(CRASHES_BESIDE_THREADS, tmp_path)
     assert done.returncode == -signal.SIGSEGV
     assert done.stderr == "", "nothing of it is mixed with what others write to the shared log"
     lines = telling_lines(stacks.crash_report(tmp_path, "rank-1"))
@@ -53,7 +53,7 @@ def test_the_thread_that_crashed_comes_first_though_younger_ones_wait(tmp_path: 
     assert "in publish" in lines[3]
 
 
-def test_a_crash_in_a_thread_without_python_is_told_as_that() -> None:
+def test_crash_in_native_thread_is_reported_as_native_code() -> None:
     lines = telling_lines("step 1\n" + NATIVE)
     assert lines[0] == "Fatal Python error: Segmentation fault"
     assert "native code" in lines[1]
@@ -61,7 +61,7 @@ def test_a_crash_in_a_thread_without_python_is_told_as_that() -> None:
     assert len(lines) == 4, "the list of modules says nothing"
 
 
-def test_the_main_thread_is_not_lost_behind_threads_of_native_code() -> None:
+def test_main_thread_precedes_native_threads_in_report() -> None:
     worker = 'Thread 0x01 (most recent call first):\n  File "thread.py", line 81 in _worker\n'
     empty = "".join(f"Thread 0x1{i} (most recent call first):\n  <no Python frame>\n" for i in range(20))
     main = 'Thread 0x99 (most recent call first):\n  File "step.py", line 7 in step\n  File "main.py", line 1 in main\n'
@@ -72,9 +72,9 @@ def test_the_main_thread_is_not_lost_behind_threads_of_native_code() -> None:
     assert lines[2:] == [*main.splitlines(), *worker.splitlines()]
 
 
-def test_a_process_without_a_folder_writes_to_stderr(tmp_path: Path) -> None:
+def test_process_without_stacks_folder_writes_crash_to_stderr(tmp_path: Path) -> None:
     for folder in (tmp_path / "missing", ""):
-        done = run(CRASHES_BESIDE_THREADS, folder)
+        done = run_code(CRASHES_BESIDE_THREADS, folder)
         assert "Fatal Python error: Segmentation fault" in done.stderr
     assert stacks.crash_report(tmp_path, "rank-1") == ""
 
@@ -91,5 +91,5 @@ def test_a_process_without_a_folder_writes_to_stderr(tmp_path: Path) -> None:
         (255, "ended with exit code 255"),
     ],
 )
-def test_how_a_process_ended(code: int, words: str) -> None:
+def test_describe_end_names_exit_codes_and_signals(code: int, words: str) -> None:
     assert stacks.describe_end(code) == words

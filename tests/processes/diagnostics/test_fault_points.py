@@ -1,4 +1,4 @@
-"""Named moments of the file protocol and of the hand-over at which tests break a process."""
+"""Fault points: named moments of the file protocol and the weight transfer at which tests break a process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FAULTS = Path(rlrun_faults.__file__).parent
 _NAMED = re.compile(r'(?:reach\(|before_rename=|before_link=)"([^"]+)"')
 
 
-def test_the_table_names_every_point_of_the_code_and_no_other() -> None:
-    assert _named(PACKAGE) == set(POINTS)
-    assert _named(FAULTS.parent / "stub") <= set(POINTS)
+def test_table_lists_exactly_the_points_of_the_code() -> None:
+    assert _find_point_names(PACKAGE) == set(POINTS)
+    assert _find_point_names(FAULTS.parent / "stub") <= set(POINTS)
 
 
-def _named(folder: Path) -> set[str]:
+def _find_point_names(folder: Path) -> set[str]:
     return {name for file in folder.rglob("*.py") for name in _NAMED.findall(file.read_text())}
 
 
-def test_a_plan_is_read() -> None:
+def test_fault_plan_is_parsed() -> None:
     plan = read_plan(" batch.told=exit:7@3, journal.appended=enospc,engine.loaded=sigstop@12,")
     assert plan == {
         "batch.told": Fault("exit", 7, 3),
@@ -52,12 +52,12 @@ def test_a_plan_is_read() -> None:
         ("batch.told=hang,batch.told=eio", "twice"),
     ],
 )
-def test_a_wrong_plan_says_what_may_stand_there(text: str, told: str) -> None:
+def test_invalid_fault_plan_lists_valid_values(text: str, told: str) -> None:
     with pytest.raises(FaultPlanError, match=re.escape(told)):
         read_plan(text)
 
 
-def test_it_happens_at_the_nth_time_alone() -> None:
+def test_fault_happens_only_at_nth_time() -> None:
     points = FaultPoints(read_plan("batch.told=enospc@2"), None)
     points.reach("batch.told")
     points.reach("batch.written")
@@ -67,7 +67,7 @@ def test_it_happens_at_the_nth_time_alone() -> None:
     points.reach("batch.told")
 
 
-def test_it_happens_once_for_all_processes_that_share_a_folder(tmp_path: Path) -> None:
+def test_fault_happens_once_per_shared_folder(tmp_path: Path) -> None:
     def process() -> FaultPoints:
         return FaultPoints(read_plan("batch.told=eio"), tmp_path / "faults")
 
@@ -76,49 +76,45 @@ def test_it_happens_once_for_all_processes_that_share_a_folder(tmp_path: Path) -
     process().reach("batch.told")
 
 
-def _run(code: str, plan: str, *, installed: bool = True) -> subprocess.CompletedProcess[str]:
+def _run_code(code: str, plan: str, *, installed: bool = True) -> subprocess.CompletedProcess[str]:
     path = [str(PACKAGE.parent), *([str(FAULTS)] if installed else [])]
     env = os.environ | {VARIABLE: plan, "PYTHONPATH": os.pathsep.join(path)}
     return run_program([sys.executable, "-c", code], env=env)
 
 
 @pytest.mark.parametrize(("action", "code"), [("sigkill", -9), ("sigterm", -15), ("exit:7", 7)])
-def test_a_process_ends_at_a_point_and_leaves_nothing_under_the_final_name(
-    action: str, code: int, tmp_path: Path
-) -> None:
+def test_fault_before_rename_leaves_no_final_file(action: str, code: int, tmp_path: Path) -> None:
     target = tmp_path / "manifest.json"
     write = (
         "from pathlib import Path\n"
         "from rlrun.protocol.files.durable import write_json\n"
         f"write_json(Path({str(target)!r}), 1, before_rename='checkpoint.manifest.before_rename')"
     )
-    assert _run(write, f"checkpoint.manifest.before_rename={action}").returncode == code
+    assert _run_code(write, f"checkpoint.manifest.before_rename={action}").returncode == code
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json.tmp"]
-    assert _run(write, "").returncode == 0
+    assert _run_code(write, "").returncode == 0
     assert target.exists()
 
 
 REACH = "from rlrun.diagnostics.fault_points import reach; reach('batch.told'); print('went on')"
 
 
-def test_what_ships_reads_no_plan() -> None:
-    """A pod's variables are its users'; none of them ends a process."""
-    ended = _run(REACH, "batch.told=exit:7", installed=False)
+def test_shipped_package_ignores_fault_plan() -> None:
+    """Users control the variables of a pod, so no variable may end a process."""
+    ended = _run_code(REACH, "batch.told=exit:7", installed=False)
     assert (ended.returncode, ended.stdout) == (0, "went on\n")
-    assert _run(REACH, "batch.told=exit:7").returncode == 7
+    assert _run_code(REACH, "batch.told=exit:7").returncode == 7
 
 
-def test_a_process_with_a_wrong_plan_does_not_start() -> None:
-    ended = _run("print('started')", "nowhere=hang")
+def test_process_with_invalid_fault_plan_does_not_start() -> None:
+    ended = _run_code("print('started')", "nowhere=hang")
     assert ended.stdout == ""
     assert ended.returncode == exit_codes.USAGE
     assert ended.stderr.startswith("error: FAULT_POINTS names the point 'nowhere'")
     assert "Traceback" not in ended.stderr
 
 
-def test_a_folder_and_a_new_file_have_their_points_before_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_folder_and_file_have_points_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = FaultPoints(read_plan("batch.before_rename=enospc,attempt.before_link=enospc"), None)
     monkeypatch.setattr(fault_points, "_handler", plan.reach)
     with (

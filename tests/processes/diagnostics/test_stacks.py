@@ -1,4 +1,4 @@
-"""A process that is asked what it does goes on doing it."""
+"""Stack dumps of a running process, which must continue to run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.diagnostics import stacks
 from rlrun.environments.process.containment import keeper
 
 QUESTIONS = 400
-"""A process whose other threads were dumped too crashed at one of the first 21 of them."""
+"""A process that also dumped its other threads crashed within the first 21 requests."""
 BUSY = """
 import os, threading, time
 from rlrun.environments.process import worker
@@ -44,7 +44,7 @@ waits_in_the_main_thread()
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process whose threads begin and end all the time."""
+    """A process that starts and ends threads continuously."""
     environment = {**os.environ, stacks.FILE_VARIABLE: str(tmp_path / "stacks")}
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -57,7 +57,7 @@ def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [stacks.SIGNAL, keeper.STACKS])
-def test_a_process_lives_on_however_often_it_is_asked(
+def test_process_survives_repeated_stack_requests(
     busy: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 60.0)

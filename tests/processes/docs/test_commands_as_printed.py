@@ -1,6 +1,6 @@
-"""Commands of README and docs, run as they are printed: on runs in folders, against recorded answers of a cluster, on files of each kind.
+"""Commands of README and docs, run as printed: on runs in folders, against recorded responses of a cluster, on files of each kind.
 
-The words come from the pages. `tests/unit/docs/documented_commands.py` names this test for each of them.
+The commands come from the pages. `tests/unit/docs/documented_commands.py` names this test for each of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ id = "reverse-text"
 QUICKSTART = (ROOT / "examples/quickstart.yaml").read_text()
 SPEC = RLRunSpec.model_validate(yaml.safe_load(QUICKSTART)["spec"])
 SHELL = ("ls", "tail", "head")
-"""Programs of the shell, which fills in the stars of their arguments."""
+"""Programs of the shell, which expands the wildcards in their arguments."""
 PROGRAMS: Mapping[str, Callable[[], int]] = {"rlrun": main.main, "sft": sft.main, "kubectl": run_options.main}
 NEWEST = "weights/v00000009.a0002"
 RUN: dict[str, Any] = {
@@ -73,23 +73,23 @@ CLAIM = {
 
 
 class Patched(Recorded):
-    """A cluster that answers a patch with the patched run."""
+    """Fake cluster that returns the patched run for a patch."""
 
     def start(self, command: Sequence[str], timeout: float) -> Answer:
         patch = next((word for word in command if word.startswith("--patch=")), None)
         if patch is None:
             return super().start(command, timeout)
         self.asked.append(list(command))
-        return Answer(0, json.dumps(merged(RUN, json.loads(patch.removeprefix("--patch=")))), "")
+        return Answer(0, json.dumps(merge_documents(RUN, json.loads(patch.removeprefix("--patch=")))), "")
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def merge_documents(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     both = {name: value for name, value in other.items() if isinstance(value, dict) and isinstance(one.get(name), dict)}
-    return {**one, **other, **{name: merged(one[name], value) for name, value in both.items()}}
+    return {**one, **other, **{name: merge_documents(one[name], value) for name, value in both.items()}}
 
 
-def cluster() -> Recorded:
-    """A cluster with the run NAME, as the pages call it."""
+def make_cluster() -> Recorded:
+    """Return a fake cluster with the run NAME of the pages."""
     rules: list[tuple[str, Any]] = [
         ("get rlruns.rlrun.io NAME", RUN),
         ("ls -1 /data/NAME/weights/v", "COMPLETE\nconfig.json\n"),
@@ -110,7 +110,7 @@ def cluster() -> Recorded:
 
 
 def write_state(here: Path) -> None:
-    """Files and folders that the pages speak of."""
+    """Write the files and folders that the pages mention."""
     for name in ("run.yaml", "a.yaml", "b.yaml"):
         (here / name).write_text(QUICKSTART)
     for name in ("run.toml", "rl.toml", "base.toml"):
@@ -150,12 +150,12 @@ def write_state(here: Path) -> None:
 
 
 @pytest.mark.parametrize("command", PRINTED)
-def test_the_command_runs_as_it_is_printed(
+def test_printed_command_runs(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_state(tmp_path)
-    recorded = cluster()
+    recorded = make_cluster()
     of_cluster = {"_start_process": "start", "_on_terminal": "show", "_stream_lines": "stream", "_send_input": "send"}
     for name, method in of_cluster.items():
         monkeypatch.setattr(kubectl, name, getattr(recorded, method))

@@ -1,4 +1,4 @@
-"""The documentation site: every page is in its navigation, and links out of docs/ lead to files that are there."""
+"""Documentation site: each page is in the navigation, and links out of docs/ lead to existing files."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ MKDOCS = hooks.ROOT / "tools" / "site" / "mkdocs.yml"
 PAGE = re.compile(r"^ *- (?:[^:#\n]+: )?(\S+\.md)$", re.MULTILINE)
 
 
-def pages() -> set[str]:
+def list_pages() -> set[str]:
     found = (path.relative_to(hooks.DOCS).as_posix() for path in hooks.DOCS.rglob("*.md"))
     return {page for page in found if not page.startswith("decisions/")}
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_each_page_is_in_navigation_once() -> None:
     named = PAGE.findall(MKDOCS.read_text())
-    assert sorted(named) == sorted(pages())
+    assert sorted(named) == sorted(list_pages())
 
 
-def test_what_pages_link_to_outside_of_docs_is_there() -> None:
-    shown = {path for page in pages() for path in hooks.linked(page, (hooks.DOCS / page).read_text())}
+def test_linked_files_outside_docs_exist() -> None:
+    shown = {path for page in list_pages() for path in hooks.linked(page, (hooks.DOCS / page).read_text())}
     assert "examples/quickstart.yaml" in shown
     assert len(shown) > 40
     assert all(hooks.content(path).startswith("# ") for path in shown)
 
 
 @pytest.mark.parametrize("text", ["[x](../examples/none.yaml)", "[x](../workloads/rlrun/gone.py#L3)"])
-def test_a_link_to_a_file_that_is_gone_is_named_with_its_page(text: str) -> None:
+def test_dead_link_is_reported_with_its_page(text: str) -> None:
     with pytest.raises(LookupError, match=r"docs/data\.md: the link \.\./\S+ leads to no file of the repository"):
         hooks.linked("data.md", text)
 
@@ -46,7 +46,7 @@ def test_a_link_to_a_file_that_is_gone_is_named_with_its_page(text: str) -> None
         ("source/SECURITY.md.md", "docs/security.md", "docs/security.md"),
     ],
 )
-def test_a_link_is_read_from_the_file_that_has_it(page: str, to: str, path: str) -> None:
+def test_relative_link_is_resolved_from_its_file(page: str, to: str, path: str) -> None:
     assert hooks.target(page, to) == path
 
 
@@ -59,18 +59,18 @@ def test_a_link_is_read_from_the_file_that_has_it(page: str, to: str, path: str)
         ("model_max_length", "model_max_length"),
     ],
 )
-def test_anchors_are_those_of_the_repositorys_pages(heading: str, anchor: str) -> None:
+def test_site_anchors_equal_repository_anchors(heading: str, anchor: str) -> None:
     assert hooks.slug(heading, "-") == anchor
 
 
-def test_nothing_is_fetched_from_other_hosts() -> None:
+def test_site_loads_nothing_from_other_hosts() -> None:
     config = MKDOCS.read_text()
     assert "font: false" in config
     assert "http" not in config.replace("RLRUN_SITE_URL", "")
     assert Path(hooks.ROOT / "requirements" / "site.txt").read_text().count("--hash=sha256:") > 50
 
 
-def test_each_tab_and_page_of_the_navigation_has_a_name_of_words() -> None:
+def test_each_navigation_title_starts_with_capital() -> None:
     named = [line.strip("- \n") for line in MKDOCS.read_text().partition("\nnav:\n")[2].splitlines() if line.strip()]
     titles = {line.partition(": ")[2]: line.partition(": ")[0] for line in named if line.endswith(".md")}
     assert titles.pop("") == "algorithms/README.md", "the page of its tab"
@@ -79,7 +79,7 @@ def test_each_tab_and_page_of_the_navigation_has_a_name_of_words() -> None:
     assert [title for title in plain.values() if not title[0].isupper()] == []
 
 
-def test_the_landing_page_has_the_object_three_doors_an_install_line_and_a_picture() -> None:
+def test_landing_page_has_object_three_entries_and_install_line() -> None:
     landing, readme = ((hooks.ROOT / name).read_text() for name in ("docs/README.md", "README.md"))
     (shown,) = re.findall(r"```yaml\n(.*?)```", landing, re.DOTALL)
     assert shown in readme
@@ -94,7 +94,7 @@ def test_the_landing_page_has_the_object_three_doors_an_install_line_and_a_pictu
 
 
 def assert_part(part: object, whole: object) -> None:
-    """All that the short object says is in the example that tests run."""
+    """Assert that the example of the tests contains all of the short object."""
     if isinstance(part, dict) and isinstance(whole, dict):
         for name, value in part.items():
             assert_part(value, whole.get(name))
@@ -102,6 +102,6 @@ def assert_part(part: object, whole: object) -> None:
         assert part == whole
 
 
-def test_decisions_come_last_in_the_search() -> None:
+def test_decisions_are_last_in_search() -> None:
     boosts = [hooks.page_meta(page).get("search") for page in ("data.md", "source/README.md.md", "decisions/0002-x.md")]
     assert boosts == [None, {"boost": 0.01}, {"boost": 1e-5}]

@@ -19,7 +19,7 @@ ONE = Machine(["GPU-1"])
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a GPU and a cluster that refuses; torch is not imported."""
+    """Machine with a GPU and a cluster that refuses requests; torch is not imported."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\necho no\nexit 1\n")
     kubectl.chmod(0o755)
@@ -32,7 +32,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_every_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_each_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     locks = GpuLocks(tmp_path / "locks")
     held = locks.take("GPU-1", shared=False)
     assert held is not None
@@ -50,13 +50,15 @@ def test_every_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "this machine can: " in capsys.readouterr().out
 
 
-def test_torch_that_does_not_import(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_failed_import_of_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "_ASK_TORCH", "raise ImportError('libcudart.so.13: cannot open')")
     assert main(["doctor"]) == exit_codes.UNAVAILABLE
     assert "cannot be used: ImportError: libcudart.so.13: cannot open" in capsys.readouterr().out
 
 
-def test_a_hub_that_answers() -> None:
+def test_doctor_reports_reachable_hub() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

@@ -1,4 +1,4 @@
-"""A scripted policy, the folder of small verifiers tasksets, and a guard that lets no socket be used."""
+"""Scripted policy, folder of small verifiers tasksets, and a guard against sockets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Script = Sequence[str | Reply | Exception] | Callable[[Sequence[Message]], str]
 
 
 class ScriptedModel:
-    """Says what the script says, and keeps every conversation that it was given."""
+    """Model that returns the replies of a script and records each conversation."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self.seen: list[list[Message]] = []
         self.offered: list[list[Tool]] = []
-        """The tools of each request that offered some."""
+        """Tools of each request that had tools."""
         self._calls = 0
 
     async def complete(
@@ -61,7 +61,7 @@ def tasksets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Refuses every connection, bind and look-up, loopback included; the test ends by asserting that none was tried."""
+    """Refuse each connection, bind and name lookup, including loopback; assert at the end of the test that none was tried."""
     tried: list[str] = []
 
     def forbid(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Tasks by which their process ends, and the rollouts beside them, which are played again until they have played well."""
+"""Tasks that end their process, and the innocent rollouts next to them, which are replayed until they succeed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.waiting import UNREACHED_SECONDS, wait_until_async
 DEADLY = [TaskRef("train", i) for i in range(3)]
 INNOCENT = [TaskRef("train", i) for i in range(3, 11)]
 DEADLY_TURNS = 5
-"""Turns of the event loop after which a deadly rollout ends its process; no clock is read, so a busy machine changes nothing."""
+"""Turns of the event loop after which a deadly rollout ends its process; independent of the clock, so load changes nothing."""
 INNOCENT_TURNS = 200
 
 
 class Fragile(Talk):
-    """A process, but for the process."""
+    """Environment process without an operating system process."""
 
     numbers = itertools.count(1)
 
@@ -61,10 +61,8 @@ class Fragile(Talk):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Deadly tasks are asked for as long as an innocent one waits: together they would end every process before it has played."""
+async def test_deadly_tasks_wait_for_rollouts_that_they_ended(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as an innocent rollout waits, deadly tasks must wait: together they would end each process before it finishes."""
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.0)
     environment = IsolatedEnvironment("e", Command("e", {}), Limits(), [Log(None) for _ in range(workers)])
     for worker in environment.workers:
@@ -110,7 +108,7 @@ async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
         assert not innocent.done() or innocent.exception() is None
         assert not running.done(), f"the run has ended after {record.restarts} ends: {running.exception()}"
         assert sorted(done, key=lambda task: task.index) == INNOCENT
-        # A culprit is played once more before its first end is counted.
+        # A suspect is replayed once before its first end is counted.
         assert most_in_row <= 2 * len(DEADLY) + workers, "a known culprit was played before what it had ended"
         assert 0 not in ends
         assert record.accused == {*DEADLY}
@@ -121,7 +119,7 @@ async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
 
 
 class Asked(Fragile):
-    """Remembers the deadlines of its episodes."""
+    """Process that records the deadlines of its episodes."""
 
     left: list[float]
 
@@ -136,8 +134,8 @@ class Asked(Fragile):
         return []
 
 
-async def restarting(limits: Limits | None = None) -> tuple[IsolatedEnvironment, list[float]]:
-    """An environment whose only process is not up, and the deadlines that it gives its episodes when it is."""
+async def make_restarting_environment(limits: Limits | None = None) -> tuple[IsolatedEnvironment, list[float]]:
+    """Return an environment with a stopped process, and the deadlines of the episodes that it plays after the restart."""
     environment, left = IsolatedEnvironment("e", Command("e", {}), limits or Limits(), [Log(None)]), list[float]()
     worker = environment.workers[0]
     worker.life = life = Asked("e", 1)
@@ -146,8 +144,8 @@ async def restarting(limits: Limits | None = None) -> tuple[IsolatedEnvironment,
 
 
 @pytest.mark.parametrize("compares", [False, True])
-async def test_the_deadline_of_an_episode_stops_while_its_process_is_started_again(compares: bool) -> None:
-    environment, left = await restarting()
+async def test_episode_deadline_pauses_during_process_restart(compares: bool) -> None:
+    environment, left = await make_restarting_environment()
     model: Any = None
     deadlines = {"timeout_seconds": 0.2, "reward_seconds": 1.0}
     if compares:
@@ -160,8 +158,8 @@ async def test_the_deadline_of_an_episode_stops_while_its_process_is_started_aga
     assert left == [pytest.approx(0.2, abs=0.1)]
 
 
-async def test_the_deadline_of_an_accused_episode_runs_on() -> None:
-    environment, left = await restarting()
+async def test_deadline_of_accused_episode_does_not_pause() -> None:
+    environment, left = await make_restarting_environment()
     environment._record.accused.add(DEADLY[0])
     model: Any = None
     with pytest.raises(EpisodeError, match=r"did not restart within 0\.0") as caught:
@@ -169,9 +167,9 @@ async def test_the_deadline_of_an_accused_episode_runs_on() -> None:
     assert (caught.value.kind, left) == ("timeout", [])
 
 
-async def test_an_episode_does_not_wait_longer_than_a_restart_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episode_waits_no_longer_than_restart_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "MAX_BACKOFF_SECONDS", 0.02)
-    environment, left = await restarting(Limits(start_seconds=0.03))
+    environment, left = await make_restarting_environment(Limits(start_seconds=0.03))
     model: Any = None
     with pytest.raises(EpisodeError, match=r"did not restart within 0\.1 ") as caught:
         await environment.play(INNOCENT[0], model, timeout_seconds=0.05, reward_seconds=1.0)

@@ -1,4 +1,4 @@
-"""Programs written for OpenAI's client play episodes as they are: what they ask reaches the policy, what it says reaches them."""
+"""Unmodified OpenAI client programs as agents: requests reach the policy, replies reach the program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL = {"id": "call_0", "type": "function", "function": {"name": "calc", "argume
 
 
 class Model:
-    """Answers in order; a function is called with the messages."""
+    """Model that returns scripted replies in order; functions are called with the messages."""
 
     def __init__(self, *said: Any) -> None:
         self.said = list(said)
@@ -42,7 +42,7 @@ class Model:
 
 
 @asynccontextmanager
-async def serving(model: Model) -> AsyncIterator[tuple[Served, AsyncOpenAI]]:
+async def serve_model(model: Model) -> AsyncIterator[tuple[Served, AsyncOpenAI]]:
     server = ChatServer()
     await server.start()
     try:
@@ -56,47 +56,49 @@ def client_of(endpoint: Endpoint) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
 
 
-def user(text: str) -> dict[str, Any]:
+def user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def ask(client: AsyncOpenAI, messages: Sequence[Any], **options: Any) -> Any:
+async def send_messages(client: AsyncOpenAI, messages: Sequence[Any], **options: Any) -> Any:
     return await client.chat.completions.create(model="gpt", messages=list(messages), **options)
 
 
-async def test_a_conversation_with_tools_in_the_clients_own_words() -> None:
+async def test_client_conversation_with_tools_reaches_policy() -> None:
     called = Reply("b<tool_call>...", tool_calls=(CALL,), content="b", prompt_tokens=5, completion_tokens=2)
     model = Model(called, "done")
-    async with serving(model) as (served, client):
+    async with serve_model(model) as (served, client):
         options = {"tools": [TOOL], "temperature": 0.2, "seed": 3, "max_completion_tokens": 9, "stop": "x"}
-        first = await ask(client, [user("a")], **options)
+        first = await send_messages(client, [user_message("a")], **options)
         message = first.choices[0].message
         assert (first.model, first.choices[0].finish_reason, first.usage.total_tokens) == ("gpt", "tool_calls", 7)
         assert message.content == "b"
         assert message.tool_calls[0].model_dump() == CALL
         asked = [
-            user("a"),
+            user_message("a"),
             message,
             {"role": "tool", "tool_call_id": "call_0", "content": [{"type": "text", "text": "2"}]},
         ]
-        second = await ask(client, asked, tools=[TOOL])
+        second = await send_messages(client, asked, tools=[TOOL])
         assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("done", "stop")
-    assert model.asked[0] == ([user("a")], {"max_tokens": 9, "stop": ["x"], "tools": [TOOL]})
-    # What the program gives back is what the policy said, so that its tokens are found again.
+    assert model.asked[0] == ([user_message("a")], {"max_tokens": 9, "stop": ["x"], "tools": [TOOL]})
+    # The program must return the policy's own text, so that its tokens are found again.
     result = {"role": "tool", "content": "2", "tool_call_id": "call_0"}
-    assert model.asked[1][0] == [user("a"), called.message, result]
+    assert model.asked[1][0] == [user_message("a"), called.message, result]
     assert (served.replies, served.messages[-1]) == (2, {"role": "assistant", "content": "done"})
 
 
-async def test_a_streamed_answer_is_the_same_answer() -> None:
+async def test_streamed_reply_equals_whole_reply() -> None:
     called = Reply("b", tool_calls=(CALL,), content="", prompt_tokens=5, completion_tokens=2)
-    async with serving(Model(called, Reply("cut", "length", truncated=True, completion_tokens=1))) as (_, client):
-        stream = await ask(client, [user("a")], tools=[TOOL], stream=True, stream_options={"include_usage": True})
+    async with serve_model(Model(called, Reply("cut", "length", truncated=True, completion_tokens=1))) as (_, client):
+        stream = await send_messages(
+            client, [user_message("a")], tools=[TOOL], stream=True, stream_options={"include_usage": True}
+        )
         chunks = [chunk async for chunk in stream]
         assert chunks[0].choices[0].delta.tool_calls[0].function.model_dump() == CALL["function"]
         assert chunks[1].choices[0].finish_reason == "tool_calls"
         assert chunks[-1].usage.completion_tokens == 2
-        whole = [chunk async for chunk in await ask(client, [user("b")], stream=True)]
+        whole = [chunk async for chunk in await send_messages(client, [user_message("b")], stream=True)]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in whole) == "cut"
         assert whole[-1].choices[0].finish_reason == "length"
 
@@ -109,39 +111,43 @@ async def test_a_streamed_answer_is_the_same_answer() -> None:
         ({"messages": [{"role": "robot"}]}, "messages[0]", "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "parts of type text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]", "calls of functions"),
-        ({"messages": [user("a")], "n": 2}, "n", "one choice"),
-        ({"messages": [user("a")], "max_tokens": 0}, "max_tokens", "positive"),
-        ({"messages": [user("a")], "stop": [1]}, "stop", "text"),
-        ({"messages": [user("a")], "tools": [{"type": "function"}]}, "tools", "name"),
-        ({"messages": [user("a")], "tool_choice": "required"}, "tool_choice", "auto or none"),
-        ({"messages": [user("a")], "response_format": {"type": "json_object"}}, "response_format", "in the prompt"),
-        ({"messages": [user("a")], "logprobs": True}, "logprobs", "recorded"),
+        ({"messages": [user_message("a")], "n": 2}, "n", "one choice"),
+        ({"messages": [user_message("a")], "max_tokens": 0}, "max_tokens", "positive"),
+        ({"messages": [user_message("a")], "stop": [1]}, "stop", "text"),
+        ({"messages": [user_message("a")], "tools": [{"type": "function"}]}, "tools", "name"),
+        ({"messages": [user_message("a")], "tool_choice": "required"}, "tool_choice", "auto or none"),
         (
-            {"messages": [user("a")], "continue_final_message": True, "add_generation_prompt": False},
+            {"messages": [user_message("a")], "response_format": {"type": "json_object"}},
+            "response_format",
+            "in the prompt",
+        ),
+        ({"messages": [user_message("a")], "logprobs": True}, "logprobs", "recorded"),
+        (
+            {"messages": [user_message("a")], "continue_final_message": True, "add_generation_prompt": False},
             "continue_final_message",
             "end with another role than assistant",
         ),
         (
-            {"messages": [user("a")], "chat_template_kwargs": {"enable_thinking": False}},
+            {"messages": [user_message("a")], "chat_template_kwargs": {"enable_thinking": False}},
             "chat_template_kwargs",
             "the run's sampling.chatTemplateArguments",
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_field_and_fix(body: Any, param: str | None, words: str) -> None:
+def test_unsupported_request_is_refused_with_field_and_fix(body: Any, param: str | None, words: str) -> None:
     with pytest.raises(RequestError, match=words) as refused:
         read_request(body)
     assert refused.value.document()["error"]["param"] == param
 
 
-async def test_errors_are_openais() -> None:
+async def test_errors_have_openai_format() -> None:
     model = Model(Reply("", "length", truncated=True, prompt_tokens=99))
-    async with serving(model) as (served, client):
+    async with serve_model(model) as (served, client):
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask(client, [user("a")], n=2)
+            await send_messages(client, [user_message("a")], n=2)
         assert (refused.value.param, refused.value.code) == ("n", "unsupported_parameter")
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask(client, [user("a")])
+            await send_messages(client, [user_message("a")])
         assert refused.value.code == "context_length_exceeded"
         assert served.overflowed
         with pytest.raises(openai.NotFoundError, match="is not supported"):
@@ -150,10 +156,10 @@ async def test_errors_are_openais() -> None:
         stranger = AsyncOpenAI(base_url=served.endpoint.base_url.replace("episodes/", "episodes/x"), api_key="x")
         async with stranger:
             with pytest.raises(openai.NotFoundError, match="the episode does not exist"):
-                await ask(stranger, [user("a")])
+                await send_messages(stranger, [user_message("a")])
 
 
-async def test_calls_at_the_same_time_reach_the_policy_one_after_the_other() -> None:
+async def test_concurrent_calls_reach_policy_in_sequence() -> None:
     busy = 0
 
     async def slow(messages: Sequence[Message]) -> str:
@@ -165,13 +171,13 @@ async def test_calls_at_the_same_time_reach_the_policy_one_after_the_other() -> 
         busy -= 1
         return str(messages[0]["content"])
 
-    async with serving(Model(slow, slow, slow)) as (served, client):
-        answers = await asyncio.gather(*(ask(client, [user(name)]) for name in "abc"))
+    async with serve_model(Model(slow, slow, slow)) as (served, client):
+        answers = await asyncio.gather(*(send_messages(client, [user_message(name)]) for name in "abc"))
         assert [answer.choices[0].message.content for answer in answers] == ["a", "b", "c"]
         assert served.replies == 3
 
 
-async def test_a_program_that_goes_away_takes_its_call_along() -> None:
+async def test_disconnected_program_cancels_its_call() -> None:
     asked, gone = asyncio.Event(), asyncio.Event()
 
     async def wait(_: Sequence[Message]) -> str:
@@ -182,12 +188,12 @@ async def test_a_program_that_goes_away_takes_its_call_along() -> None:
             gone.set()
         return ""
 
-    async with serving(Model(wait, "b")) as (_, client):
-        asking = asyncio.ensure_future(ask(client, [user("a")]))
+    async with serve_model(Model(wait, "b")) as (_, client):
+        asking = asyncio.ensure_future(send_messages(client, [user_message("a")]))
         await asked.wait()
         asking.cancel()
         await wait_for_async(gone.is_set, "the end of the request")
-        assert (await ask(client, [user("a")])).choices[0].message.content == "b"
+        assert (await send_messages(client, [user_message("a")])).choices[0].message.content == "b"
 
 
 # ---- environments
@@ -209,33 +215,33 @@ class Agent(AgentEnvironment):
         return Score(float(episode.info["result"] == task.answer))
 
 
-TASK = Task("t", [user("a")], answer="xy")
+TASK = Task("t", [user_message("a")], answer="xy")
 
 
 async def two_calls(task: Task, endpoint: Endpoint) -> str:
     async with client_of(endpoint) as client:
-        first = (await ask(client, task.prompt)).choices[0].message
-        second = (await ask(client, [*task.prompt, first, user("b")])).choices[0].message
+        first = (await send_messages(client, task.prompt)).choices[0].message
+        second = (await send_messages(client, [*task.prompt, first, user_message("b")])).choices[0].message
     return first.content + second.content
 
 
-async def play(agent: Agent, model: Model, seconds: float = UNREACHED_SECONDS) -> tuple[Any, Score]:
+async def play_episode(agent: Agent, model: Model, seconds: float = UNREACHED_SECONDS) -> tuple[Any, Score]:
     try:
         return await run_episode(agent, TASK, model, timeout_seconds=seconds)
     finally:
         await agent.close()
 
 
-async def test_an_episode_is_what_its_program_did() -> None:
-    episode, score = await play(Agent(two_calls), Model("x", "y"))
+async def test_agent_episode_records_messages_and_result() -> None:
+    episode, score = await play_episode(Agent(two_calls), Model("x", "y"))
     assert score.reward == 1.0
     assert episode.replies == 2
     assert [message["content"] for message in episode.messages] == ["a", "x", "b", "y"]
     assert episode.info == {"result": "xy", "truncated": False, "agent_error": None}
 
 
-async def test_a_program_that_ends_for_want_of_room_is_scored() -> None:
-    episode, score = await play(Agent(two_calls), Model("x", Reply("", "length", truncated=True)))
+async def test_agent_stopped_by_full_context_is_scored() -> None:
+    episode, score = await play_episode(Agent(two_calls), Model("x", Reply("", "length", truncated=True)))
     assert (episode.replies, score.reward, episode.info["truncated"]) == (1, 0.0, True)
     assert "no room" in episode.info["agent_error"]
 
@@ -252,9 +258,9 @@ async def exits(task: Task, endpoint: Endpoint) -> None:
     ("program", "kind", "words"),
     [(no_calls, "environment", "without a reply"), (exits, "environment", r"SystemExit\(3\)")],
 )
-async def test_a_program_that_fails_fails_its_episode(program: Any, kind: str, words: str) -> None:
+async def test_failing_program_fails_its_episode(program: Any, kind: str, words: str) -> None:
     with pytest.raises(EpisodeError, match=words) as failed:
-        await play(Agent(program), Model())
+        await play_episode(Agent(program), Model())
     assert failed.value.kind == kind
 
 
@@ -265,12 +271,12 @@ async def swallows(task: Task, endpoint: Endpoint) -> str:
         return "xy"
 
 
-async def test_a_model_that_fails_ends_the_episode_whatever_the_program_makes_of_it() -> None:
+async def test_failing_model_fails_episode_despite_handled_error() -> None:
     model = Model("x", ValueError("engine gone"))
     with pytest.raises(EpisodeError, match="engine gone") as failed:
-        await play(Agent(swallows), model)
+        await play_episode(Agent(swallows), model)
     assert failed.value.kind == "model"
-    assert len(model.asked) == 2  # OpenAI's client has no time to ask again
+    assert len(model.asked) == 2  # The OpenAI client has no time to retry.
 
 
 PROGRAM = """
@@ -284,7 +290,7 @@ if "fail" in sys.argv: sys.exit("it broke")
 
 
 @pytest.mark.parametrize("failing", [False, True])
-async def test_a_program_of_its_own_finds_the_policy_in_its_environment(failing: bool) -> None:
+async def test_subprocess_program_gets_policy_from_variables(failing: bool) -> None:
     async def program(task: Task, endpoint: Endpoint) -> str:
         command = [sys.executable, "-S", "-c", PROGRAM, *(["fail"] if failing else [])]
         return await run_program(command, endpoint, stdin=task.prompt[0]["content"])
@@ -292,20 +298,20 @@ async def test_a_program_of_its_own_finds_the_policy_in_its_environment(failing:
     model = Model("xy")
     if failing:
         with pytest.raises(EpisodeError, match="ended with code 1: it broke"):
-            await play(Agent(program), model)
+            await play_episode(Agent(program), model)
     else:
-        assert (await play(Agent(program), model))[1].reward == 1.0
-    assert json.dumps(model.asked[0][0]) == json.dumps([user("a")])
+        assert (await play_episode(Agent(program), model))[1].reward == 1.0
+    assert json.dumps(model.asked[0][0]) == json.dumps([user_message("a")])
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-async def test_a_program_that_is_given_up_is_killed_with_what_it_started(tmp_path: Path) -> None:
+async def test_cancelled_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
 
     async def program(task: Task, endpoint: Endpoint) -> str:
@@ -313,19 +319,19 @@ async def test_a_program_that_is_given_up_is_killed_with_what_it_started(tmp_pat
             ["sh", "-c", f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"], endpoint
         )
 
-    playing = asyncio.ensure_future(play(Agent(program), Model()))
+    playing = asyncio.ensure_future(play_episode(Agent(program), Model()))
     await wait_for_async(pids.exists)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
     for pid in map(int, pids.read_text().split()):
-        await wait_for_async(lambda pid=pid: not runs(pid))  # type: ignore[misc]
+        await wait_for_async(lambda pid=pid: not is_running(pid))  # type: ignore[misc]
 
 
-async def test_a_deadline_ends_an_episode_whose_program_waits() -> None:
+async def test_deadline_ends_episode_of_waiting_program() -> None:
     async def program(task: Task, endpoint: Endpoint) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(EpisodeError) as failed:
-        await play(Agent(program), Model(), seconds=0.01)
+        await play_episode(Agent(program), Model(), seconds=0.01)
     assert failed.value.kind == "timeout"

@@ -1,4 +1,4 @@
-"""Comparisons of groups in an environment's process: what goes wrong there costs only that group."""
+"""Comparisons of groups in an environment's process: a failure affects only its group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from comparing import DEEDS  # noqa: E402
 
 
 @asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IsolatedEnvironment]:
+async def run_environment(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IsolatedEnvironment]:
     monkeypatch.setenv("PYTHONPATH", before(FOLDER))
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
     environment = IsolatedEnvironment("comparing", Command("comparing:comparing", {}), LIMITS, [Log(None)])
@@ -42,7 +42,7 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IsolatedEnvi
         environment.close()
 
 
-async def compare(environment: IsolatedEnvironment, deed: str, seconds: float = UNREACHED_SECONDS) -> list[Score]:
+async def compare_group(environment: IsolatedEnvironment, deed: str, seconds: float = UNREACHED_SECONDS) -> list[Score]:
     group = [
         Played("t", Episode([{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}], 1), Score(1.0))
         for reply in ("a", "bcd")
@@ -51,11 +51,11 @@ async def compare(environment: IsolatedEnvironment, deed: str, seconds: float = 
     return await environment.compare(task, group, timeout_seconds=UNREACHED_SECONDS, reward_seconds=seconds)
 
 
-async def test_a_comparison_that_goes_wrong_is_an_error_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch) as environment:
+async def test_failed_comparison_is_an_error_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_environment(monkeypatch) as environment:
         assert environment.compares
         right = [Score(2.0, {"own": 1.0}), Score(4.0, {"own": 1.0})]
-        assert await compare(environment, "good") == right
+        assert await compare_group(environment, "good") == right
         for deed, seconds, kind, says in (
             ("sleeps", 0.2, "timeout", "compare\\(\\) did not finish within 0.2 seconds"),
             ("one_too_few", UNREACHED_SECONDS, "reward", "must return a list of 2 Scores"),
@@ -63,24 +63,26 @@ async def test_a_comparison_that_goes_wrong_is_an_error_of_its_group(monkeypatch
             ("computes", UNREACHED_SECONDS, "hang", "comparing.py"),
             ("exits", UNREACHED_SECONDS, "crash", "exited with code 3"),
         ):
-            if kind == "hang":  # all others answer, however late a busy machine lets them
+            if (
+                kind == "hang"
+            ):  # Only a hang needs a short limit: all other deeds return in time, even on a busy machine.
                 environment.workers[0].life.limits = replace(LIMITS, hang_seconds=2.0)
             with pytest.raises(EpisodeError, match=says) as caught:
-                await compare(environment, deed, seconds)
+                await compare_group(environment, deed, seconds)
             assert caught.value.kind == kind
-        assert await compare(environment, "good") == right
+        assert await compare_group(environment, "good") == right
         assert environment.metrics()["restarts"] == 2
 
 
-async def test_one_that_nobody_waits_for_is_given_up_and_one_too_large_is_not_sent(
+async def test_cancelled_comparison_ends_and_oversized_one_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with running(monkeypatch) as environment:
-        waiting = asyncio.create_task(compare(environment, "sleeps"))
+    async with run_environment(monkeypatch) as environment:
+        waiting = asyncio.create_task(compare_group(environment, "sleeps"))
         await wait_for_async(lambda: environment.workers[0].life.in_flight, "the comparison runs")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert environment.workers[0].life.in_flight == 0
         monkeypatch.setattr(talk, "MAX_LINE_BYTES", 100)
         with pytest.raises(EpisodeError, match=r"the group's episodes have \d+ bytes as JSON \(at most 100\)"):
-            await compare(environment, "good")
+            await compare_group(environment, "good")

@@ -1,4 +1,4 @@
-"""The example on the documentation page runs as it stands there, and the page names what exists."""
+"""Examples of the environments page, run as printed, and the names on the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.waiting import UNREACHED_SECONDS
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
 
 
-def block(language: str, title: str) -> str:
-    """The code block that follows the line naming `title`."""
+def find_block(language: str, title: str) -> str:
+    """Return the code block that follows the line with `title`."""
     found = re.search(rf"`{re.escape(title)}`:\n\n```{language}\n(.*?)```", PAGE, re.DOTALL)
     assert found, f"the page has no {language} block titled {title}"
     return found[1]
@@ -31,13 +31,13 @@ def block(language: str, title: str) -> str:
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "word_games.py").write_text(block("python", "word_games.py"))
+    (tmp_path / "word_games.py").write_text(find_block("python", "word_games.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("word_games", None)
 
 
 @pytest.mark.usefixtures("example")
-async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
+async def test_example_of_page_plays_and_scores(scripted: Any) -> None:
     env = load_environment("word_games:hangman", {"words": ["otter", "heron", "snail", "tapir"], "max_turns": 8})
     assert not {t.answer for t in env.tasks("train")} & {t.answer for t in env.tasks("eval")}
     assert isinstance(env, Demonstrates)
@@ -56,8 +56,8 @@ async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
     assert (episode.replies, score.reward) == (8, 0.0)
 
 
-async def test_the_pages_agent_is_played_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sum_agent.py").write_text(block("python", "sum_agent.py"))
+async def test_agent_of_page_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sum_agent.py").write_text(find_block("python", "sum_agent.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
     env: Any = load_environment("sum_agent:sums", {})
     assert not {t.id for t in env.tasks("train")} & {t.id for t in env.tasks("eval")}
@@ -83,8 +83,8 @@ async def test_the_pages_agent_is_played_as_it_is(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("tasksets")
-async def test_the_pages_verifiers_taskset_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any) -> None:
-    (tmp_path / "my_taskset.py").write_text(block("python", "my_taskset.py"))
+async def test_verifiers_taskset_of_page_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any) -> None:
+    (tmp_path / "my_taskset.py").write_text(find_block("python", "my_taskset.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
     env = load_environment("verifiers:my-taskset", {})
     task = env.tasks("train")[0]
@@ -92,10 +92,10 @@ async def test_the_pages_verifiers_taskset_runs(tmp_path: Path, monkeypatch: pyt
     assert score.reward == 1.0
 
 
-async def test_the_pages_rewards_pay_what_they_say(
+async def test_rewards_of_page_return_documented_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any
 ) -> None:
-    (tmp_path / "my_rewards.py").write_text(block("python", "my_rewards.py"))
+    (tmp_path / "my_rewards.py").write_text(find_block("python", "my_rewards.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
     found = re.search(r"The environment, with a data set of GSM8K's layout:\n\n```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert found
@@ -121,14 +121,14 @@ async def test_the_pages_rewards_pay_what_they_say(
     assert compared[1].reward == group[1].score.reward
 
 
-def test_the_pages_routes_are_ones_that_dataset_takes() -> None:
+def test_reward_routes_of_page_are_valid() -> None:
     found = re.search(r"```yaml\n( +reward_by_source:.*?)```", PAGE, re.DOTALL)
     assert found
     args = DatasetArgs.model_validate({"path": "x", **yaml.safe_load(found[1])})
     assert list(args.rewards) == ["openai/gsm8k", "codeforces", "*"]
 
 
-def test_the_page_names_every_reward_option_and_parameter() -> None:
+def test_page_names_each_reward_option_and_parameter() -> None:
     for name, (model, _) in BUILT_IN.items():
         assert f"`{name}`" in PAGE
         for option in model.model_fields:
@@ -140,7 +140,7 @@ def test_the_page_names_every_reward_option_and_parameter() -> None:
         assert all(f"`{word}`" in data for word in (layout, *entry.columns)), layout
 
 
-def test_the_page_lists_every_shipped_environment_and_argument() -> None:
+def test_page_lists_each_shipped_environment_and_argument() -> None:
     from rlrun.environments.registry import SHIPPED
 
     for id in known_environments():

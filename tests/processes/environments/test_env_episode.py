@@ -1,4 +1,4 @@
-"""`run_episode`: the deadline, and whose fault a failure was."""
+"""`run_episode`: its deadline, and the kinds of failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASK = Task(id="train-7", prompt=[{"role": "user", "content": "?"}])
 
 
 class Probe(SingleTurnEnvironment):
-    """An environment whose `run` and `score` do what the test wants."""
+    """An environment with `run` and `score` of the test."""
 
     id = "probe"
 
@@ -67,7 +67,7 @@ async def swallows_the_models_error(task: Task, model: Any) -> Any:
     raise KeyError("row 9")
 
 
-async def test_a_good_episode_comes_back_with_plain_floats(scripted: Any) -> None:
+async def test_good_episode_returns_plain_floats(scripted: Any) -> None:
     episode, score = await run_episode(
         Probe(score=1, metrics={"n": 2}), TASK, scripted(["hi"]), timeout_seconds=UNREACHED_SECONDS
     )
@@ -90,7 +90,7 @@ async def test_a_good_episode_comes_back_with_plain_floats(scripted: Any) -> Non
         (Probe(), "model", "engine gone"),
     ],
 )
-async def test_failures_are_sorted_by_fault(env: Probe, kind: str, says: str, scripted: Any) -> None:
+async def test_failure_has_kind_of_its_cause(env: Probe, kind: str, says: str, scripted: Any) -> None:
     script = ["hi"] if env._score is forever else [ConnectionError("engine gone")]
     with pytest.raises(EpisodeError, match=says) as caught:
         await run_episode(env, TASK, scripted(script), timeout_seconds=0.1 if kind == "timeout" else UNREACHED_SECONDS)
@@ -118,7 +118,7 @@ async def test_unusable_scores_name_the_environment(env: Probe, says: str, scrip
     assert "'probe'" in str(caught.value)
 
 
-async def test_cancellation_is_not_an_error_of_the_episode(scripted: Any) -> None:
+async def test_cancellation_is_not_an_episode_error(scripted: Any) -> None:
     playing = asyncio.create_task(
         run_episode(Probe(run=forever), TASK, scripted([]), timeout_seconds=UNREACHED_SECONDS)
     )

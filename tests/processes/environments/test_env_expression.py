@@ -1,4 +1,4 @@
-"""The calculator computes, and refuses everything that is not a small sum."""
+"""Calculator: values, and refusal of all except short arithmetic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlrun.environments.bundled.small_tasks import ExpressionError, evaluate_tex
         ("2/3", "0.6666666667"),
     ],
 )
-def test_values(text: str, value: str) -> None:
+def test_expression_has_expected_value(text: str, value: str) -> None:
     assert evaluate_text(text) == value
 
 
@@ -73,7 +73,7 @@ def test_values(text: str, value: str) -> None:
         ("(-8)**0.5", "not a real number"),
     ],
 )
-def test_refusals(text: str, why: str) -> None:
+def test_unsupported_expression_is_refused_quickly(text: str, why: str) -> None:
     started = time.process_time()
     with pytest.raises(ExpressionError, match=why):
         evaluate_text(text)
@@ -86,6 +86,6 @@ def test_deep_nesting_is_bounded_by_length() -> None:
 
 
 @given(st.text(alphabet="0123456789+-*/%(). e_x", max_size=60))
-def test_whatever_a_model_writes_gives_a_number_or_a_refusal(text: str) -> None:
+def test_random_text_is_computed_or_refused(text: str) -> None:
     with contextlib.suppress(ExpressionError):
         float(evaluate_text(text))

@@ -1,4 +1,4 @@
-"""An environment in a container of its own: the host is a process here, as it is there, and the socket a file."""
+"""Environments in their own containers: the host is a process and the socket a file, as in a pod."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NAMES = [*DEEDS, *ASYNC]
 
 
 class Echo:
-    """Answers with the prompt."""
+    """Model that returns the prompt."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -56,7 +56,7 @@ class Echo:
 
 
 class Slow(Echo):
-    """Does not answer."""
+    """Model that never replies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Slow(Echo):
 
 
 class Container:
-    """What the kubelet would run, and run again."""
+    """Container of an environment, started and restarted as the kubelet does."""
 
     def __init__(self, socket: Path) -> None:
         self.socket, self.code = socket, socket.parent / "code"
@@ -97,7 +97,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conta
 
 
 @asynccontextmanager
-async def playing(container: Container, id: str = MISBEHAVING) -> AsyncIterator[IsolatedEnvironment]:
+async def run_environment(container: Container, id: str = MISBEHAVING) -> AsyncIterator[IsolatedEnvironment]:
     environment = IsolatedEnvironment("bad", Command(id, {}), LIMITS, [Log(None)], container.socket)
     try:
         await environment.start()
@@ -108,7 +108,7 @@ async def playing(container: Container, id: str = MISBEHAVING) -> AsyncIterator[
         environment.close()
 
 
-async def play(environment: IsolatedEnvironment, name: str, model: Echo | None = None) -> Played:
+async def play_task(environment: IsolatedEnvironment, name: str, model: Echo | None = None) -> Played:
     task = environment.tasks("train")[NAMES.index(name)]
     playing = environment.play(
         task, model or Echo(), timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS
@@ -116,26 +116,26 @@ async def play(environment: IsolatedEnvironment, name: str, model: Echo | None =
     return await result_of(playing, f"the end of the episode {name}", progress=children_progress)
 
 
-async def test_episodes_are_played_there_and_what_they_do_costs_only_themselves(container: Container) -> None:
-    async with playing(container) as environment:
-        good = await play(environment, "good")
+async def test_container_episodes_play_and_failures_stay_isolated(container: Container) -> None:
+    async with run_environment(container) as environment:
+        good = await play_task(environment, "good")
         assert good.score.reward == 1.0
         refused = ValueError("the engine is gone")
         with pytest.raises(EpisodeError) as caught:
-            await play(environment, "good", Echo(refused))
+            await play_task(environment, "good", Echo(refused))
         assert (caught.value.kind, caught.value.__cause__) == ("model", refused)
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
-            await play(environment, "exits")
+            await play_task(environment, "exits")
         assert caught.value.kind == "crash"
-        assert (await play(environment, "good")).score.reward == 1.0
+        assert (await play_task(environment, "good")).score.reward == 1.0
         await wait_for_async(lambda: environment.metrics()["memory_gib"] > 0)
         assert environment.metrics()["restarts"] == 1
 
 
-async def test_groups_are_compared_there_and_the_guilty_one_is_known(container: Container) -> None:
+async def test_container_compares_groups_and_identifies_failing_group(container: Container) -> None:
     group = [Played("t", Episode([{"role": "assistant", "content": reply}], 1), Score(1.0)) for reply in ("a", "bcd")]
     deadlines = {"timeout_seconds": UNREACHED_SECONDS, "reward_seconds": UNREACHED_SECONDS}
-    async with playing(container, "comparing:comparing") as environment:
+    async with run_environment(container, "comparing:comparing") as environment:
         tasks = {deed: environment.tasks("train")[i] for i, deed in enumerate(COMPARISONS)}
         found = await environment.compare(tasks["good"], group, **deadlines)
         assert [score.reward for score in found] == [2.0, 4.0]
@@ -149,10 +149,10 @@ async def test_groups_are_compared_there_and_the_guilty_one_is_known(container: 
         assert caught.value.bystander
 
 
-async def test_the_end_of_a_process_is_told_before_the_ends_of_its_rollouts(
+async def test_process_end_is_reported_before_rollout_ends(
     container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a rollout that is sent in between is lost with a process that has ended already."""
+    """Otherwise a rollout that is sent in between is lost with a process that has already ended."""
     told, real = list[str](), isolated.Remote._handle
 
     def handle(self: isolated.Remote, document: Any) -> None:
@@ -160,21 +160,21 @@ async def test_the_end_of_a_process_is_told_before_the_ends_of_its_rollouts(
         real(self, document)
 
     monkeypatch.setattr(isolated.Remote, "_handle", handle)
-    async with playing(container) as environment:
+    async with run_environment(container) as environment:
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
-            await play(environment, "exits")
+            await play_task(environment, "exits")
         assert caught.value.death == 1
     assert next(op for op in told if op in ("died", "failed")) == "died"
 
 
 @pytest.mark.parametrize("deed", ["exits", "dies_late"])
-async def test_who_ended_a_process_there_is_known_here(container: Container, deed: str) -> None:
-    """Else the rollouts beside it are counted as failed, and five ends by one task end the run."""
-    async with playing(container) as environment:
+async def test_culprit_of_process_end_is_reported_by_container(container: Container, deed: str) -> None:
+    """Otherwise innocent rollouts count as failures, and five ends by one task end the run."""
+    async with run_environment(container) as environment:
         model, asked = Slow(), Slow()
-        beside = asyncio.ensure_future(play(environment, "slow", model))
+        beside = asyncio.ensure_future(play_task(environment, "slow", model))
         await wait_for_async(model.asked.is_set, "the first question")
-        culprit = asyncio.ensure_future(play(environment, deed, asked))
+        culprit = asyncio.ensure_future(play_task(environment, deed, asked))
         if deed == "dies_late":
             await wait_for_async(asked.asked.is_set, "the question of the culprit")
             culprit.cancel()
@@ -185,21 +185,21 @@ async def test_who_ended_a_process_there_is_known_here(container: Container, dee
         await wait_for_async(lambda: [NAMES[task.index] for task in environment._record.accused] == [deed])
 
 
-async def test_a_container_that_is_started_again_is_found_again(container: Container) -> None:
-    async with playing(container) as environment:
-        await play(environment, "good")
-        waits = asyncio.create_task(play(environment, "waits"))
+async def test_restarted_container_is_used_again(container: Container) -> None:
+    async with run_environment(container) as environment:
+        await play_task(environment, "good")
+        waits = asyncio.create_task(play_task(environment, "waits"))
         await wait_for_async(lambda: bool(environment.workers[0].life._rollouts))
         container.kill()
         with pytest.raises(EpisodeError, match="was in a container that ended"):
             await waits
         container.start()
-        assert (await play(environment, "good")).score.reward == 1.0
+        assert (await play_task(environment, "good")).score.reward == 1.0
 
 
-async def test_a_host_that_does_not_answer_is_given_up(container: Container) -> None:
-    async with playing(container) as environment:
-        waits = asyncio.create_task(play(environment, "waits"))
+async def test_unresponsive_host_is_abandoned(container: Container) -> None:
+    async with run_environment(container) as environment:
+        waits = asyncio.create_task(play_task(environment, "waits"))
         life = environment.workers[0].life
         assert isinstance(life, isolated.Remote)
         await wait_for_async(lambda: bool(life._rollouts))
@@ -211,18 +211,16 @@ async def test_a_host_that_does_not_answer_is_given_up(container: Container) -> 
         finally:
             container.process.send_signal(signal.SIGCONT)
         assert (caught.value.kind, caught.value.death) == ("hang", 1)
-        assert (await play(environment, "good")).score.reward == 1.0
+        assert (await play_task(environment, "good")).score.reward == 1.0
 
 
-async def test_an_environment_that_cannot_be_loaded_there_is_told_as_anywhere(container: Container) -> None:
+async def test_container_load_error_is_reported(container: Container) -> None:
     with pytest.raises(RoleError, match="no_such_module"):
-        async with playing(container, "no_such_module:environment"):
+        async with run_environment(container, "no_such_module:environment"):
             pass
 
 
-async def test_a_container_that_never_comes_is_told_by_its_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_container_is_reported_with_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "KNOCK_SECONDS", 0.01)
     limits = Limits(start_seconds=0.05)
     environment = IsolatedEnvironment("bad", Command("x", {}), limits, [Log(None)], tmp_path / "none.sock")
@@ -230,11 +228,11 @@ async def test_a_container_that_never_comes_is_told_by_its_socket(
         await environment.start()
 
 
-async def test_a_link_in_place_of_the_socket_leads_nowhere(
+async def test_link_in_place_of_socket_is_refused(
     container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with playing(container):
-        pass  # the socket that the link leads to is there, and answers
+    async with run_environment(container):
+        pass  # The target of the link exists and accepts connections.
     link = tmp_path / "link"
     link.symlink_to(container.socket)
     monkeypatch.setattr(isolated, "KNOCK_SECONDS", 0.01)
@@ -245,14 +243,14 @@ async def test_a_link_in_place_of_the_socket_leads_nowhere(
         await environment.start()
 
 
-async def test_the_orchestrator_may_connect_as_another_user_of_the_group(container: Container) -> None:
-    async with playing(container):
+async def test_socket_is_writable_by_its_group(container: Container) -> None:
+    async with run_environment(container):
         assert stat.S_IMODE(container.socket.stat().st_mode) == 0o660
 
 
 @pytest.fixture
 def shared_container(tmp_path: Path) -> Iterator[Path]:
-    """Socket of the container that environments share."""
+    """Socket of the container that several environments share."""
     socket = tmp_path / "sockets" / "shared.sock"
     process = subprocess.Popen(
         module_command("rlrun.pod", ["environments", str(socket)]),
@@ -264,7 +262,7 @@ def shared_container(tmp_path: Path) -> Iterator[Path]:
     assert wait_for_exit(process) == 0
 
 
-async def test_environments_of_a_shared_container_get_their_own_variables_and_log_to_the_orchestrator(
+async def test_shared_container_separates_variables_and_logs_of_environments(
     shared_container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEAM_TOKEN", "secret-of-the-first")
@@ -287,7 +285,7 @@ async def test_environments_of_a_shared_container_get_their_own_variables_and_lo
     )
 
 
-def test_who_has_a_container_is_asked_there_and_only_in_a_pod() -> None:
+def test_environments_use_containers_only_in_a_pod() -> None:
     both = [EnvironmentConfig(id="a"), EnvironmentConfig(id="b", image="b:1")]
     in_pod = {SOCKETS_VARIABLE: "/run/e"}
     assert [host_of(both, i, in_pod) for i in (0, 1)] == [None, Path("/run/e/1/socket")]
@@ -298,7 +296,7 @@ def test_who_has_a_container_is_asked_there_and_only_in_a_pod() -> None:
     assert host_of(three, 0, in_pod) is None
 
 
-def test_code_that_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_copy_of_code_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["share-code", str(tmp_path / "file" / "code")]) == 10
     assert "rlrun-pod: cannot copy this package to" in capsys.readouterr().err

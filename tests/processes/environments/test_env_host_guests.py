@@ -1,4 +1,4 @@
-"""Connections to the host of a container: nothing of a connection stays after its end."""
+"""Connections to the host of a container: the host keeps no objects after their end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LIMITS = Limits(start_seconds=UNREACHED_SECONDS, memory_bytes=400 * 1024**2, han
 
 
 def count_kept(kind: type) -> int:
-    """Return the number of objects of a class that something still refers to."""
+    """Return the number of referenced objects of a class."""
     gc.collect()
     return sum(isinstance(found, kind) for found in gc.get_objects())
 
 
 @asynccontextmanager
-async def served(socket: Path, *, is_shared: bool) -> AsyncIterator[None]:
+async def serve_host(socket: Path, *, is_shared: bool) -> AsyncIterator[None]:
     stopped = asyncio.Event()
     serving = asyncio.create_task(serve_connections(socket, stopped, is_shared=is_shared))
     await wait_for_async(socket.exists)
@@ -46,16 +46,16 @@ async def connect_and_close(socket: Path) -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own-container", "shared-refused"])
 async def test_host_keeps_no_guest_after_its_connection(tmp_path: Path, is_shared: bool) -> None:
-    """The shared host refuses these connections: they come from a process of its own container."""
-    async with served(tmp_path / "socket", is_shared=is_shared):
+    """The shared host refuses these connections, because they come from a process of its own container."""
+    async with serve_host(tmp_path / "socket", is_shared=is_shared):
         before = count_kept(_Guest)
         for _ in range(CONNECTIONS):
             await connect_and_close(tmp_path / "socket")
         await wait_for_async(lambda: count_kept(_Guest) <= before)
 
 
-async def test_host_keeps_no_life_of_an_environment_that_has_ended(tmp_path: Path) -> None:
-    async with served(tmp_path / "socket", is_shared=False):
+async def test_host_keeps_no_process_of_ended_environment(tmp_path: Path) -> None:
+    async with serve_host(tmp_path / "socket", is_shared=False):
         before = count_kept(Life)
         for _ in range(3):
             environment = IsolatedEnvironment(

@@ -1,4 +1,4 @@
-"""What an environment's code may do to its process: each deed costs its own rollout, and is told by its true name."""
+"""Hostile environment code: each deed affects only its own rollout, and is reported with its real cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIMITS = Limits(
     start_seconds=UNREACHED_SECONDS, memory_bytes=400 * 1024**2, hang_seconds=UNREACHED_SECONDS, look_seconds=0.1
 )
 MARK = f"hostile-child-of-{os.getpid()}"
-"""An argument of all processes that deeds let go: those of another run of these tests, beside this one, are not looked at."""
+"""Argument of all processes that deeds leave behind, so that concurrent runs of these tests are ignored."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENV, REWARD = "environment", "reward"
@@ -112,8 +112,10 @@ ONE_ROLLOUT: dict[str, tuple[str, str]] = {
     "asks_with_strange_tools": (ENV, r"tools\[0\] is of type builtin_function_or_method, which is not JSON"),
     "asks_without_end": (ENV, r"the episode has sent 300 requests to the model"),
 }
-"""Kind and message of what costs its own rollout alone: its neighbours never notice."""
-if os.geteuid() == 0 and platform.machine() == "x86_64":  # else the kernel asks for a price, see `process.guard`
+"""Kind and message of deeds that affect only their own rollout; rollouts next to them continue."""
+if (
+    os.geteuid() == 0 and platform.machine() == "x86_64"
+):  # On other systems the guard in the kernel is not available, see `process.guard`.
     everybody = ("signals_everybody", "signals_the_orchestrator", "signals_the_orchestrators_group")
     parent = (
         *("kills_its_parent", "terminates_its_parents_group", "signals_its_parent_by_its_folder"),
@@ -134,7 +136,7 @@ NOTHING = (
     *("removes_its_folder", "brings_a_ghost", "scores_a_decimal", "closes_standard_streams", "replaces_task_factory"),
     *("changes_settings", "replaces_json", "replaces_the_clock", "replaces_asyncio"),
 )
-"""What costs nothing, in this order: the last ones leave something that the next process has not."""
+"""Deeds without consequences, in this order: the last ones leave state that the next process does not have."""
 HELD_UP = r"did not answer for \d+\.\d s: code in it computes or waits without awaiting; it is at File .* in "
 WHOLE_PROCESS: dict[str, tuple[str, str]] = {
     "exits_at_once": ("crash", "its process exited with code 3"),
@@ -173,11 +175,11 @@ if "kills_its_parent" in ONE_ROLLOUT:
     for guarded in ("leaves_a_child_and_kills_its_parent", "leaves_an_unseen_child_and_kills_its_parent"):
         WHOLE_PROCESS[guarded] = ("crash", "exited with code 3")
     WHOLE_PROCESS["stops_its_parent_and_exits"] = ("crash", "exited with code 3")
-"""Kind and message of what ends the process; whoever was beside it there is played again."""
+"""Kind and message of deeds that end the process; other rollouts are replayed."""
 
 
 class Model:
-    """Answers at once, but to a neighbour only when it may."""
+    """Model that replies at once, but to a neighbour only on permission."""
 
     def __init__(self) -> None:
         self.asked, self.may = asyncio.Event(), asyncio.Event()
@@ -204,7 +206,7 @@ def _quick() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def running(workers: int = 1, limits: Limits = LIMITS) -> AsyncIterator[IsolatedEnvironment]:
+async def run_environment(workers: int = 1, limits: Limits = LIMITS) -> AsyncIterator[IsolatedEnvironment]:
     logs = [Log(None) for _ in range(workers)]
     environment = IsolatedEnvironment("bad", Command("hostile:hostile", {}, variables=("TESTS_MARK",)), limits, logs)
     await environment.start()
@@ -213,12 +215,12 @@ async def running(workers: int = 1, limits: Limits = LIMITS) -> AsyncIterator[Is
     assert not supervising.done(), "the run would have ended"
     supervising.cancel()
     environment.close()
-    assert children() == []
+    assert find_children() == []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hostile() -> AsyncIterator[IsolatedEnvironment]:
-    async with running() as environment:
+    async with run_environment() as environment:
         yield environment
 
 
@@ -228,15 +230,15 @@ def life_of(environment: IsolatedEnvironment) -> Life:
     return found
 
 
-def play(
+def play_task(
     environment: IsolatedEnvironment, name: str, model: Model | None = None, timeout: float = UNREACHED_SECONDS
 ) -> Any:
     task = environment.tasks("train")[NAMES.index(name)]
     return environment.play(task, model or Model(), timeout_seconds=timeout, reward_seconds=UNREACHED_SECONDS)
 
 
-def children() -> list[int]:
-    """Processes that a deed has let go."""
+def find_children() -> list[int]:
+    """Return the processes that a deed left behind."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -247,13 +249,15 @@ def children() -> list[int]:
     return found
 
 
-async def beside(environment: IsolatedEnvironment, name: str, timeout: float) -> tuple[Played | EpisodeError, Any]:
-    """What becomes of a deed, and of a rollout beside it."""
+async def play_with_neighbor(
+    environment: IsolatedEnvironment, name: str, timeout: float
+) -> tuple[Played | EpisodeError, Any]:
+    """Return the result of a deed, and of a rollout next to it."""
     model = Model()
-    neighbour = asyncio.ensure_future(play(environment, "neighbour", model))
+    neighbour = asyncio.ensure_future(play_task(environment, "neighbour", model))
     await model.asked.wait()
     try:
-        result: Played | EpisodeError = await play(environment, name, timeout=timeout)
+        result: Played | EpisodeError = await play_task(environment, name, timeout=timeout)
     except EpisodeError as error:
         result = error
     model.may.set()
@@ -262,9 +266,9 @@ async def beside(environment: IsolatedEnvironment, name: str, timeout: float) ->
 
 
 @pytest.mark.parametrize("name", ONE_ROLLOUT)
-async def test_a_deed_costs_its_own_rollout(hostile: IsolatedEnvironment, name: str) -> None:
+async def test_deed_fails_only_its_own_rollout(hostile: IsolatedEnvironment, name: str) -> None:
     restarts = hostile.metrics()["restarts"]
-    error, neighbour = await beside(hostile, name, 1 if name == "swallows_its_end" else UNREACHED_SECONDS)
+    error, neighbour = await play_with_neighbor(hostile, name, 1 if name == "swallows_its_end" else UNREACHED_SECONDS)
     assert isinstance(error, EpisodeError)
     kind, message = ONE_ROLLOUT[name]
     assert (error.kind, error.death) == (kind, 0), error
@@ -275,26 +279,24 @@ async def test_a_deed_costs_its_own_rollout(hostile: IsolatedEnvironment, name: 
 
 
 @pytest.mark.parametrize("name", NOTHING)
-async def test_a_deed_costs_nothing(hostile: IsolatedEnvironment, name: str) -> None:
-    found, neighbour = await beside(hostile, name, UNREACHED_SECONDS)
+async def test_harmless_deed_has_no_consequence(hostile: IsolatedEnvironment, name: str) -> None:
+    found, neighbour = await play_with_neighbor(hostile, name, UNREACHED_SECONDS)
     assert isinstance(found, Played), found
     assert (found.task_id, found.score.reward) == (name, 1.0)
     assert isinstance(neighbour, Played), neighbour
     assert neighbour.task_id == "neighbour"
-    assert isinstance(await play(hostile, "good"), Played)
+    assert isinstance(await play_task(hostile, "good"), Played)
     own = life_of(hostile)._mark
-    await wait_for_async(lambda: len(processes_with(MARK_VARIABLE, own)) == 2)  # the keeper and what it keeps
+    await wait_for_async(lambda: len(processes_with(MARK_VARIABLE, own)) == 2)  # The keeper and its child.
 
 
 @pytest.mark.parametrize("name", WHOLE_PROCESS)
-async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_others_are_played_again(
-    hostile: IsolatedEnvironment, name: str
-) -> None:
+async def test_process_ending_deed_fails_once_and_others_are_replayed(hostile: IsolatedEnvironment, name: str) -> None:
     kind, message = WHOLE_PROCESS[name]
-    if kind == "hang":  # all others answer, however late a busy machine lets them
+    if kind == "hang":  # Only a hang needs a short limit: all other deeds return in time, even on a busy machine.
         await wait_for_async(lambda: hostile.workers[0].up)
         life_of(hostile).limits = replace(LIMITS, hang_seconds=2.0)
-    error, neighbour = await beside(hostile, name, UNREACHED_SECONDS)
+    error, neighbour = await play_with_neighbor(hostile, name, UNREACHED_SECONDS)
     assert isinstance(error, EpisodeError)
     assert (error.kind, error.task_id) == (kind, f"train[{NAMES.index(name)}]"), error
     assert re.search(message, error.message), error.message
@@ -302,40 +304,40 @@ async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_other
     assert (neighbour.death, neighbour.kind, neighbour.message) == (error.death, kind, error.message)
     knows = name not in ("leaks", "closes_its_connection", "shuts_its_connection", "closes_all_descriptors")
     assert (error.bystander, neighbour.bystander) == (False, knows)
-    assert children() == []
-    assert isinstance(await play(hostile, "good"), Played)
+    assert find_children() == []
+    assert isinstance(await play_task(hostile, "good"), Played)
 
 
-async def test_an_environment_with_much_to_do_is_not_taken_for_one_that_hangs() -> None:
-    """Two hundred scores of 20 ms each wait for one another: the event loop is late, but each of its calls is short."""
-    async with running() as environment:
+async def test_busy_environment_is_not_reported_as_hanging() -> None:
+    """Two hundred scores of 20 ms each run in sequence: the event loop is late, but each of its calls is short."""
+    async with run_environment() as environment:
         model, began = Model(), time.monotonic()
-        playing = [asyncio.ensure_future(play(environment, "scores_slowly", model)) for _ in range(200)]
+        playing = [asyncio.ensure_future(play_task(environment, "scores_slowly", model)) for _ in range(200)]
         found = await asyncio.gather(*playing, return_exceptions=True)
         assert [one for one in found if not isinstance(one, Played)] == []
         assert environment.metrics()["restarts"] == 0
         assert environment.metrics()["stall_seconds"] < (time.monotonic() - began) / 2
 
 
-async def test_what_one_rollout_has_broken_for_all_is_gone_with_its_process(hostile: IsolatedEnvironment) -> None:
+async def test_broken_shared_state_ends_with_its_process(hostile: IsolatedEnvironment) -> None:
     restarts = hostile.metrics()["restarts"]
     model = Model()
-    neighbour = asyncio.ensure_future(play(hostile, "neighbour", model))
+    neighbour = asyncio.ensure_future(play_task(hostile, "neighbour", model))
     await model.asked.wait()
     with pytest.raises(EpisodeError, match="its task list is gone"):
-        await play(hostile, "breaks_what_all_use")
+        await play_task(hostile, "breaks_what_all_use")
     for _ in range(supervised.MAX_FAILURES - 1):
         with pytest.raises(EpisodeError, match="its task list is gone"):
-            await play(hostile, "good")
+            await play_task(hostile, "good")
     await wait_for_async(lambda: hostile.metrics()["restarts"] == restarts + 1)
-    assert isinstance(await play(hostile, "good"), Played)
+    assert isinstance(await play_task(hostile, "good"), Played)
     model.may.set()
     (found,) = await asyncio.gather(neighbour, return_exceptions=True)
     assert "its task list is gone" in str(found), "it was played to its end where it was"
 
 
-async def test_the_orchestrator_judges_a_score_itself() -> None:
-    """An environment can have changed the code that did so in its process."""
+async def test_orchestrator_validates_scores_itself() -> None:
+    """An environment may have changed the validation code in its process."""
     living = Life(Command("hostile:hostile", {}, variables=("TESTS_MARK",)), LIMITS, Log(None))
     told = {"task_id": "x", "messages": [], "replies": 1, "info": {}, "metrics": {}}
     for number, reward in enumerate((1e300, float("nan"), "1")):
@@ -347,15 +349,15 @@ async def test_the_orchestrator_judges_a_score_itself() -> None:
         assert (error.kind, error.task_id) == ("reward", "train[0]")
 
 
-async def test_workers_share_the_rollouts_and_each_is_started_again_on_its_own() -> None:
-    async with running(workers=3) as environment:
+async def test_workers_share_rollouts_and_restart_separately() -> None:
+    async with run_environment(workers=3) as environment:
         models = [Model() for _ in range(6)]
-        playing = [asyncio.ensure_future(play(environment, "neighbour", model)) for model in models]
+        playing = [asyncio.ensure_future(play_task(environment, "neighbour", model)) for model in models]
         for model in models:
             await model.asked.wait()
         assert [worker.life.in_flight for worker in environment.workers] == [2, 2, 2]
         with pytest.raises(EpisodeError, match="exited with code 3"):
-            await play(environment, "exits_at_once")
+            await play_task(environment, "exits_at_once")
         for model in models:
             model.may.set()
         found = await asyncio.gather(*playing, return_exceptions=True)
@@ -373,20 +375,20 @@ async def test_workers_share_the_rollouts_and_each_is_started_again_on_its_own()
         ("hostile:nameless", r"its id cannot be read|OwnBaseException: no id"),
     ],
 )
-async def test_an_environment_that_exits_while_it_loads_is_told(id: str, says: str) -> None:
+async def test_environment_that_exits_during_load_is_reported(id: str, says: str) -> None:
     environment = IsolatedEnvironment("bad", Command(id, {}), LIMITS, [Log(None)])
     with pytest.raises(RoleError, match=says):
         await environment.start()
     environment.close()
 
 
-async def test_nothing_outlives_an_orchestrator_that_was_killed(tmp_path: Path) -> None:
+async def test_processes_end_with_a_killed_orchestrator(tmp_path: Path) -> None:
     code = HOLDER.format(name="lives_on", index=NAMES.index("lives_on"))
     holder = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
-    await wait_for_async(lambda: len(children()) == 1)
+    await wait_for_async(lambda: len(find_children()) == 1)
     holder.kill()
     await holder.wait()
-    await wait_for_async(lambda: children() == [])
+    await wait_for_async(lambda: find_children() == [])
 
 
 HOLDER = """

@@ -1,4 +1,4 @@
-"""Rewards of one's own: functions by import path, weights, routes, whole groups; and every mistake in them before a run starts."""
+"""Custom rewards: functions by import path, weights, routes, whole groups, and mistakes found before a run starts."""
 
 from __future__ import annotations
 
@@ -135,26 +135,26 @@ def score(scripted: Any) -> Callable[..., Any]:
     return play
 
 
-async def test_a_function_gets_the_completion_and_the_row(dataset: Any, score: Any) -> None:
+async def test_reward_function_gets_completion_and_row(dataset: Any, score: Any) -> None:
     assert await score(dataset(reward="own_rewards:length"), "abcd") == Score(14.0)
     assert (await score(dataset(reward="own_rewards:length", reward_args={"scale": 2}), "abcd")).reward == 18.0
     assert (await score(dataset(reward="own_rewards:right"), " 0 ")).reward == 1.0
 
 
-async def test_a_function_with_verls_signature_is_called_as_there(dataset: Any, score: Any) -> None:
+async def test_function_with_verl_signature_is_called(dataset: Any, score: Any) -> None:
     rows = [{"data_source": "a/b", "extra_info": {"level": 5}}, {"data_source": "a/b"}]
     environment = dataset(rows, reward="own_rewards:compute_score")
     assert await score(environment, "0") == Score(1.0, {"acc": 1.0, "level": 5.0})
 
 
-async def test_rewards_with_weights_are_summed_and_each_is_reported(dataset: Any, score: Any) -> None:
+async def test_weighted_rewards_are_summed_and_each_is_reported(dataset: Any, score: Any) -> None:
     rewards = ["exact", {"name": "own_rewards:length", "weight": 0.1}, {"name": "own_rewards:length", "weight": 0}]
     found = await score(dataset(reward=rewards), "0")
     assert found.reward == pytest.approx(1 + 1.1)
     assert found.metrics == {"reward_exact": 1.0, "reward_length": 11.0, "reward_length_2": 11.0}
 
 
-async def test_the_data_source_says_which_reward_counts(dataset: Any, score: Any) -> None:
+async def test_data_source_selects_the_reward(dataset: Any, score: Any) -> None:
     rows = [{"data_source": "gsm8k"}, {"data_source": "other", "ability": "code"}]
     environment = dataset(rows, reward_by_source={"gsm8k": "exact", "*": "own_rewards:able"})
     assert (await score(environment, "0", 0)).reward == 1.0
@@ -173,9 +173,7 @@ async def test_the_data_source_says_which_reward_counts(dataset: Any, score: Any
         ("unscored", "the returned dictionary has no 'score', only 'acc'"),
     ],
 )
-async def test_a_function_that_fails_is_an_error_of_its_rollout_with_the_rows_uid(
-    name: str, says: str, dataset: Any, score: Any
-) -> None:
+async def test_failing_reward_function_is_error_with_row_uid(name: str, says: str, dataset: Any, score: Any) -> None:
     environment = dataset(reward={"name": f"own_rewards:{name}", "timeout_seconds": 1 if name == "computes" else 60})
     with pytest.raises(EpisodeError, match=says) as caught:
         await score(environment, "0")
@@ -214,12 +212,12 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("args", "says"), MISTAKES, ids=lambda value: "" if isinstance(value, dict) else value[:40])
-def test_a_mistake_is_found_when_the_environment_is_loaded(args: dict[str, Any], says: str, dataset: Any) -> None:
+def test_reward_mistake_is_found_at_load(args: dict[str, Any], says: str, dataset: Any) -> None:
     with pytest.raises(EnvironmentLoadError, match=re.escape(says)):
         dataset(**args)
 
 
-def test_a_data_source_without_a_reward_is_told_with_its_rows(dataset: Any) -> None:
+def test_data_source_without_reward_is_reported_with_rows(dataset: Any) -> None:
     rows = [{"data_source": "gsm8k"}, *[{"data_source": "mahts"}] * 5]
     with pytest.raises(EnvironmentLoadError) as caught:
         dataset(rows, reward_by_source={"gsm8k": "exact", "maths": "math"})
@@ -229,8 +227,8 @@ def test_a_data_source_without_a_reward_is_told_with_its_rows(dataset: Any) -> N
     assert "(did you mean maths?): reward_by_source has 'gsm8k', 'maths'" in str(caught.value)
 
 
-def test_a_module_that_is_missing_here_is_told_apart_from_a_mistake(dataset: Any) -> None:
-    """The run's image may have it: the cause says so, as for an environment of one's own."""
+def test_missing_reward_module_differs_from_mistake(dataset: Any) -> None:
+    """The run's image may have the module: the cause shows it, as for a custom environment."""
     with pytest.raises(EnvironmentLoadError) as missing:
         dataset(reward="needs_more:f")
     with pytest.raises(EnvironmentLoadError) as wrong:
@@ -242,7 +240,7 @@ def test_a_module_that_is_missing_here_is_told_apart_from_a_mistake(dataset: Any
 # ---- groups
 
 
-async def compared(environment: Any, replies: list[str], scores: list[Score] | None = None) -> list[Score]:
+async def compare_replies(environment: Any, replies: list[str], scores: list[Score] | None = None) -> list[Score]:
     stage, task = InProcessStage(environment), TaskRef("train", 0)
     assert stage.compares
     group = [
@@ -252,20 +250,20 @@ async def compared(environment: Any, replies: list[str], scores: list[Score] | N
     return await stage.compare(task, group, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
 
 
-async def test_a_function_of_completions_gets_the_whole_group(dataset: Any, score: Any) -> None:
+async def test_group_reward_function_gets_all_completions(dataset: Any, score: Any) -> None:
     environment = dataset(reward=["exact", {"name": "own_rewards:rarity", "weight": 2}])
     alone = await score(environment, "0")
     assert alone == Score(1.0, {"reward_exact": 1.0})
-    found = await compared(environment, ["0", "b", "0"], [alone, Score(0.0), alone])
+    found = await compare_replies(environment, ["0", "b", "0"], [alone, Score(0.0), alone])
     assert [one.reward for one in found] == [2.0, 2.0, 2.0]
     assert [one.metrics["reward_rarity"] for one in found] == [0.5, 1.0, 0.5]
 
 
-async def test_a_comparison_that_fails_is_an_error_with_the_rows_uid(dataset: Any) -> None:
+async def test_failing_group_reward_is_error_with_row_uid(dataset: Any) -> None:
     with pytest.raises(EpisodeError, match="a list of 2 rewards, one for each completion, not list of 1") as caught:
-        await compared(dataset(reward="own_rewards:one_too_few"), ["a", "b"])
+        await compare_replies(dataset(reward="own_rewards:one_too_few"), ["a", "b"])
     assert (caught.value.kind, caught.value.task_id) == ("reward", "row-0")
 
 
-def test_an_environment_without_such_a_reward_compares_nothing(dataset: Any) -> None:
+def test_environment_without_group_reward_compares_nothing(dataset: Any) -> None:
     assert not InProcessStage(dataset(reward="exact")).compares

@@ -1,4 +1,4 @@
-"""An environment in a process of its own: whatever it does costs only its own rollouts, and nothing of it is left."""
+"""Environment in its own process: failures affect only its own rollouts, and it leaves no processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ on_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 class Model:
-    """Answers with the prompt; to "slow" after a minute."""
+    """Model that returns the prompt; for "slow" only after a minute."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -78,7 +78,7 @@ def _importable() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def running(
+async def run_environment(
     limits: Limits = LIMITS, log: Log | None = None, workers: int = 1, *, gives_up: bool = False
 ) -> AsyncIterator[IsolatedEnvironment]:
     environment = IsolatedEnvironment("bad", Command(MODULE, {}), limits, [log or Log(None)] * workers)
@@ -96,13 +96,13 @@ async def running(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def living(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[IsolatedEnvironment]:
-    """A process that several tests share; none of them ends it."""
-    async with running(log=Log(tmp_path_factory.mktemp("logs") / "new" / "bad.log")) as environment:
+    """Process that several tests share and do not end."""
+    async with run_environment(log=Log(tmp_path_factory.mktemp("logs") / "new" / "bad.log")) as environment:
         yield environment
         assert environment.metrics()["restarts"] == 0
 
 
-def play(
+def play_task(
     environment: IsolatedEnvironment,
     task: str,
     model: Any = None,
@@ -114,27 +114,27 @@ def play(
     return environment.play(ref, model or Model(), timeout_seconds=timeout, reward_seconds=reward)
 
 
-async def fails(playing: Awaitable[Played]) -> EpisodeError:
+async def get_error(playing: Awaitable[Played]) -> EpisodeError:
     with pytest.raises(EpisodeError) as caught:
         await playing
     return caught.value
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_a_process_whose_event_loop_hears_nothing_is_found_by_a_ping(busy: bool) -> None:
-    async with running(replace(LIMITS, deaf_seconds=0.5)) as environment:
-        others = [asyncio.ensure_future(play(environment, "waits")) for _ in range(busy)]
-        error = await fails(play(environment, "deafens"))
+async def test_ping_finds_process_with_deaf_event_loop(busy: bool) -> None:
+    async with run_environment(replace(LIMITS, deaf_seconds=0.5)) as environment:
+        others = [asyncio.ensure_future(play_task(environment, "waits")) for _ in range(busy)]
+        error = await get_error(play_task(environment, "deafens"))
         assert (error.kind, error.death) == ("hang", 1), error
         assert re.search(r"did not answer for \d+\.\d s although its event loop was idle", str(error))
         for other in others:
-            assert (await fails(other)).death == 1
-        assert (await play(environment, "good")).task_id == "good"
+            assert (await get_error(other)).death == 1
+        assert (await play_task(environment, "good")).task_id == "good"
 
 
-async def test_a_process_that_hears_is_not_ended_however_long_it_waits() -> None:
-    async with running(replace(LIMITS, deaf_seconds=0.05, look_seconds=0.02)) as environment:
-        waiting = asyncio.ensure_future(play(environment, "waits"))
+async def test_waiting_process_with_responsive_loop_is_kept() -> None:
+    async with run_environment(replace(LIMITS, deaf_seconds=0.05, look_seconds=0.02)) as environment:
+        waiting = asyncio.ensure_future(play_task(environment, "waits"))
         life = environment.workers[0].life
         assert isinstance(life, Life)
         await wait_for_async(lambda: life._answered_ping >= 20)
@@ -143,11 +143,11 @@ async def test_a_process_that_hears_is_not_ended_however_long_it_waits() -> None
 
 
 @on_module_loop
-async def test_an_episode_played_there_is_as_one_played_here(living: IsolatedEnvironment) -> None:
+async def test_process_plays_episode_like_in_process_environment(living: IsolatedEnvironment) -> None:
     assert (living.id, living.single_turn) == ("misbehaving", True)
     assert [len(living.tasks(split)) for split in ("train", "eval")] == [len(NAMES), 1]
     model = Model()
-    played = await play(living, "good", model)
+    played = await play_task(living, "good", model)
     assert model.seen == [([{"role": "user", "content": "good"}], None, [])]
     assert played == Played(
         "good",
@@ -161,9 +161,11 @@ async def test_an_episode_played_there_is_as_one_played_here(living: IsolatedEnv
 
 
 @on_module_loop
-async def test_what_a_living_process_does_costs_one_rollout_each(living: IsolatedEnvironment) -> None:
+async def test_failing_deeds_affect_one_rollout_each(living: IsolatedEnvironment) -> None:
     found = {
-        name: await fails(play(living, name, timeout=0.2 if name == "waits" else UNREACHED_SECONDS, reward=0.2))
+        name: await get_error(
+            play_task(living, name, timeout=0.2 if name == "waits" else UNREACHED_SECONDS, reward=0.2)
+        )
         for name in ("raises", "exits_politely", "swallows_memory", "waits", "no_json", "scores_slowly")
     }
     told = {name: (error.kind, error.task_id) for name, error in found.items()}
@@ -182,7 +184,7 @@ async def test_what_a_living_process_does_costs_one_rollout_each(living: Isolate
     assert "score() did not finish within 0.2 seconds" in str(found["scores_slowly"])
 
 
-async def test_what_a_process_has_loaded_is_spared_once_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loaded_objects_are_frozen_only_after_complete_load(monkeypatch: pytest.MonkeyPatch) -> None:
     spared: list[bool] = []
     inside = worker.Worker()
     monkeypatch.setattr(worker.heap, "freeze_loaded", lambda: spared.append(inside._stage is not None))
@@ -193,9 +195,9 @@ async def test_what_a_process_has_loaded_is_spared_once_all_of_it_is_there(monke
 
 
 @on_module_loop
-async def test_what_is_printed_ends_in_the_log_even_if_it_looks_like_a_message(living: IsolatedEnvironment) -> None:
-    assert (await play(living, "prints")).task_id == "prints"
-    assert (await play(living, "good")).task_id == "good"
+async def test_printed_messages_go_to_the_log(living: IsolatedEnvironment) -> None:
+    assert (await play_task(living, "prints")).task_id == "prints"
+    assert (await play_task(living, "good")).task_id == "good"
     path = living.workers[0].log.path
     assert path is not None
     await wait_for_async(lambda: path.read_bytes().count(b'"op":"played"') == 10_000)
@@ -203,22 +205,22 @@ async def test_what_is_printed_ends_in_the_log_even_if_it_looks_like_a_message(l
 
 
 @on_module_loop
-async def test_an_episode_that_ignores_its_end_is_given_up(
+async def test_episode_that_ignores_its_timeout_is_abandoned(
     living: IsolatedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(talk, "GRACE_SECONDS", 0.2)
-    error = await fails(play(living, "ignores", timeout=0.2))
+    error = await get_error(play_task(living, "ignores", timeout=0.2))
     assert (error.kind, error.task_id) == ("timeout", f"train[{NAMES.index('ignores')}]")
-    assert (await play(living, "good")).task_id == "good"
+    assert (await play_task(living, "good")).task_id == "good"
 
 
 @on_module_loop
-async def test_a_reply_that_nobody_waits_for_is_cancelled_and_never_taken_for_the_next_one(
+async def test_abandoned_reply_is_cancelled_and_never_reused(
     living: IsolatedEnvironment,
 ) -> None:
-    while True:  # on a busy machine it may have given up before its question is read, and nobody is asked
+    while True:  # On a busy machine the deed can give up before its request is read, so that the model receives none.
         model = Model()
-        played = await play(living, "gives_up", model)
+        played = await play_task(living, "gives_up", model)
         assert played.episode.last_reply == "<gives_up>"
         asked = [seen[0][-1]["content"] for seen in model.seen]
         assert asked in (["gives_up"], ["slow", "gives_up"])
@@ -228,9 +230,9 @@ async def test_a_reply_that_nobody_waits_for_is_cancelled_and_never_taken_for_th
 
 
 @on_module_loop
-async def test_a_rollout_that_is_cancelled_leaves_nothing_behind(living: IsolatedEnvironment) -> None:
+async def test_cancelled_rollout_is_removed(living: IsolatedEnvironment) -> None:
     model = Model()
-    playing = asyncio.ensure_future(play(living, "slow", model))
+    playing = asyncio.ensure_future(play_task(living, "slow", model))
     await wait_for_async(lambda: len(model.seen) == 1)
     playing.cancel()
     await asyncio.gather(playing, return_exceptions=True)
@@ -239,21 +241,21 @@ async def test_a_rollout_that_is_cancelled_leaves_nothing_behind(living: Isolate
 
 
 @on_module_loop
-async def test_what_the_model_client_raised_comes_back_as_it_was(living: IsolatedEnvironment) -> None:
-    error = await fails(play(living, "good", Model(ConnectionError("engine gone"))))
+async def test_exception_of_model_client_is_kept_as_cause(living: IsolatedEnvironment) -> None:
+    error = await get_error(play_task(living, "good", Model(ConnectionError("engine gone"))))
     assert (error.kind, error.task_id) == ("model", "good")
     assert isinstance(error.__cause__, ConnectionError)
 
 
 @on_module_loop
-async def test_an_environment_does_not_get_the_runs_key(living: IsolatedEnvironment) -> None:
+async def test_environment_does_not_get_api_key(living: IsolatedEnvironment) -> None:
     variables = await asyncio.to_thread(Path(f"/proc/{living.workers[0].life.pid}/environ").read_bytes)
     assert b"PYTHONPATH=" in variables
     assert b"RLRUN_API_KEY" not in variables
 
 
-@pytest.mark.full  # the rows of `test_env_hostile` are the same deaths
-async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_back() -> None:
+@pytest.mark.full  # The rows of `test_env_hostile` cover the same ends.
+async def test_deadly_deed_ends_rollouts_and_process_restarts() -> None:
     says = {
         "exits": ("crash", r"exited with code 3; its last output: so long"),
         "dies": ("crash", r"was killed by SIGKILL"),
@@ -267,51 +269,53 @@ async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_
         "garbles": ("crash", r"broke the protocol"),
         "hangs_up": ("crash", r"closed its connection"),
     }
-    async with running() as environment:
+    async with run_environment() as environment:
         for deaths, (deed, (kind, message)) in enumerate(says.items(), 1):
             model = Model()
-            beside = asyncio.ensure_future(play(environment, "slow", model))
-            await wait_for_async(lambda model=model: bool(model.seen))  # it waits for the model
-            if kind == "hang":  # all others answer, however late a busy machine lets them
+            beside = asyncio.ensure_future(play_task(environment, "slow", model))
+            await wait_for_async(lambda model=model: bool(model.seen))  # The rollout waits for the model.
+            if (
+                kind == "hang"
+            ):  # Only a hang needs a short limit: all other deeds return in time, even on a busy machine.
                 environment.workers[0].life.limits = replace(LIMITS, hang_seconds=2.0)
-            error = await fails(play(environment, deed))
+            error = await get_error(play_task(environment, deed))
             assert (error.kind, error.death) == (kind, deaths), error
             assert str(error).startswith(f"environment '{MODULE}', task 'train[{NAMES.index(deed)}]': its process ")
             assert re.search(message, str(error))
-            lost = await fails(beside)
+            lost = await get_error(beside)
             assert (lost.kind, lost.death) == (kind, deaths)
             await wait_for_async(lambda model=model: model.cancelled == 1)
-            assert (await play(environment, "good")).task_id == "good"  # waits until it is up again
+            assert (await play_task(environment, "good")).task_id == "good"  # Waits for the restart.
             assert environment.metrics()["restarts"] == deaths
 
 
-async def test_a_rollout_that_was_given_up_is_blamed_for_the_end_of_the_process() -> None:
-    """Its group was given up, or its time was over: its code runs on, and those beside it have done nothing."""
-    async with running() as environment:
+async def test_abandoned_rollout_is_blamed_for_process_end() -> None:
+    """The code of a cancelled or timed-out rollout still runs, and the rollouts next to it are innocent."""
+    async with run_environment() as environment:
         model, late = Model(), Model()
-        beside = asyncio.ensure_future(play(environment, "slow", model))
-        given_up = asyncio.ensure_future(play(environment, "dies_late", late))
+        beside = asyncio.ensure_future(play_task(environment, "slow", model))
+        given_up = asyncio.ensure_future(play_task(environment, "dies_late", late))
         await wait_for_async(lambda: bool(model.seen) and bool(late.seen))
         given_up.cancel()
-        lost = await fails(beside)
+        lost = await get_error(beside)
         assert (lost.kind, lost.death, lost.bystander) == ("crash", 1, True)
         await wait_for_async(lambda: environment._record.accused == {TaskRef("train", NAMES.index("dies_late"))})
 
 
-async def test_rollouts_that_were_given_up_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_of_abandoned_rollouts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(talk, "MAX_GIVEN_UP", 3)
-    async with running() as environment:
+    async with run_environment() as environment:
         for _ in range(5):
             model = Model()
-            playing = asyncio.ensure_future(play(environment, "slow", model))
+            playing = asyncio.ensure_future(play_task(environment, "slow", model))
             await wait_for_async(lambda model=model: bool(model.seen))
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)
         assert len(environment.workers[0].life._given_up) == 3
 
 
-async def test_one_that_was_ended_is_not_killed_once_more_when_its_connection_is_gone() -> None:
-    """Seconds later its pid may be another process's, and the event loop may have no threads any more."""
+async def test_ended_process_is_not_killed_again_on_disconnect() -> None:
+    """Seconds later its pid may belong to another process, and the threads of the event loop may have ended."""
     living = life.Life(Command(MODULE, {}), LIMITS, Log(None))
     await living.start()
     living.end()
@@ -320,12 +324,12 @@ async def test_one_that_was_ended_is_not_killed_once_more_when_its_connection_is
     assert living._killing is None
 
 
-async def test_nothing_that_an_environment_started_outlives_it() -> None:
-    async with running() as environment:
-        await play(environment, "lets_children_go")
+async def test_child_processes_end_with_their_environment() -> None:
+    async with run_environment() as environment:
+        await play_task(environment, "lets_children_go")
         mark = environment.workers[0].life._mark
         assert len(processes_with(MARK_VARIABLE, mark)) == 5
-        await fails(play(environment, "exits"))
+        await get_error(play_task(environment, "exits"))
         assert processes_with(MARK_VARIABLE, mark) == []
 
 
@@ -342,7 +346,7 @@ async def test_nothing_that_an_environment_started_outlives_it() -> None:
         (Command(MODULE, {}, "/no/python"), "cannot start /no/python: No such file", exit_codes.CONFIGURATION),
     ],
 )
-async def test_an_environment_that_does_not_start_is_named(command: Command, says: str, code: int) -> None:
+async def test_environment_that_fails_to_start_is_named(command: Command, says: str, code: int) -> None:
     environment = IsolatedEnvironment(
         "bad", command, replace(LIMITS, start_seconds=1 if "slow" in command.id else UNREACHED_SECONDS), [Log(None)]
     )
@@ -352,23 +356,23 @@ async def test_an_environment_that_does_not_start_is_named(command: Command, say
     environment.close()
 
 
-async def test_one_that_only_dies_ends_the_run_with_its_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_deaths_end_run_with_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised, "MAX_DEATHS", 2)
 
     async def wear_out() -> None:
-        async with running(gives_up=True) as environment:
-            await fails(play(environment, "exits"))
-            await play(environment, "good")  # not in a row
-            await fails(play(environment, "exits"))
-            await fails(play(environment, "exits"))  # the same task again counts once
-            await fails(play(environment, "dies"))
+        async with run_environment(gives_up=True) as environment:
+            await get_error(play_task(environment, "exits"))
+            await play_task(environment, "good")  # A success resets the count.
+            await get_error(play_task(environment, "exits"))
+            await get_error(play_task(environment, "exits"))  # The same task counts once.
+            await get_error(play_task(environment, "dies"))
 
     with pytest.raises(RoleError, match=r"'bad': its process ended 3 times in a row .* first time it exited") as caught:
         await wear_out()
     assert caught.value.code == exit_codes.DATA
 
 
-async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
+async def test_late_reply_to_abandoned_call_is_dropped() -> None:
     class Wire:
         def send(self, document: dict[str, Any]) -> None:
             self.last = document
@@ -390,7 +394,7 @@ async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
     assert (await second).text == "in time"
 
 
-async def test_another_event_loop_is_refused_by_name() -> None:
+async def test_call_from_another_event_loop_is_refused() -> None:
     """The reply would arrive in the episode's own loop, and the call would wait until its deadline."""
     model = worker.RemoteModel(Any, 1)  # type: ignore[arg-type]
 
@@ -419,7 +423,7 @@ asyncio.run(main())
 """
 
 
-async def test_it_ends_with_the_orchestrator_even_while_it_computes() -> None:
+async def test_computing_process_ends_with_the_orchestrator() -> None:
     command = [sys.executable, "-c", HOLDER, str(NAMES.index("computes"))]
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert holder.stdout is not None
@@ -433,7 +437,7 @@ async def test_it_ends_with_the_orchestrator_even_while_it_computes() -> None:
     await wait_for_async(lambda: processes_with(MARK_VARIABLE, mark) == [])
 
 
-async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: Path) -> None:
+async def test_limits_and_interpreter_come_from_configuration(tmp_path: Path) -> None:
     document = {
         "id": "reverse-text",
         "name": "a/b",
@@ -448,7 +452,7 @@ async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: P
     assert found.workers[0].log.path == tmp_path / "environment-a_b.log"
 
 
-def test_a_log_has_an_end_and_does_not_mind_a_full_volume(tmp_path: Path) -> None:
+def test_log_is_bounded_and_survives_full_volume(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     reading, writing = os.pipe()
     thread = log.follow(reading)
@@ -461,8 +465,8 @@ def test_a_log_has_an_end_and_does_not_mind_a_full_volume(tmp_path: Path) -> Non
     assert log.last_lines()[-1] == "the end"
 
 
-def test_a_line_that_is_still_being_written_can_be_left_out() -> None:
-    """Python's fault handler writes a line piece by piece, and a hang is told by the first one."""
+def test_incomplete_log_line_can_be_excluded() -> None:
+    """Python's fault handler writes a line in pieces, and the report of a hang uses the first complete line."""
     log = Log(None)
     reader, writer = os.pipe()
     thread = log.follow(reader)

@@ -1,4 +1,4 @@
-"""Finding environments by id, and what a user reads when that fails."""
+"""Lookup of environments by id, and its error messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sys.modules.pop(name, None)
 
 
-def test_every_shipped_environment_is_described_and_loads(tmp_path: Path) -> None:
+def test_each_shipped_environment_is_described_and_loads(tmp_path: Path) -> None:
     assert set(known_environments()) == {"reverse-text", "arithmetic", "calculator", "gsm8k", "dataset"}
     data = tmp_path / "data.jsonl"
     rows = [{"uid": i, "prompt": f"{i}?", "reward_model": {"ground_truth": "1"}} for i in range(30)]
@@ -51,7 +51,7 @@ def test_every_shipped_environment_is_described_and_loads(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("own")
-def test_a_function_of_your_own_is_called_with_the_arguments() -> None:
+def test_custom_function_is_called_with_arguments() -> None:
     assert (
         load_environment("own_envs:make", {"word": "hi", "loud": True}).tasks("train")[0].prompt[0]["content"] == "HI"
     )
@@ -80,14 +80,14 @@ def test_a_function_of_your_own_is_called_with_the_arguments() -> None:
         ("own_envs:broken", {}, ["the data set is missing"]),
     ],
 )
-def test_messages_say_what_was_wrong_and_what_would_work(id: str, args: dict[str, Any], says: list[str]) -> None:
+def test_load_error_names_cause_and_valid_values(id: str, args: dict[str, Any], says: list[str]) -> None:
     with pytest.raises(EnvironmentLoadError) as caught:
         load_environment(id, args)
     for part in [id, *says]:
         assert part in str(caught.value)
 
 
-def test_without_verifiers_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_verifiers_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "rlrun.environments.adapters.verifiers_adapter", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(EnvironmentLoadError, match=r"pip install .*\[orchestrator\]'"):

@@ -1,4 +1,4 @@
-"""The sandbox for code: what honest programs need works, and every way out is closed."""
+"""Sandbox for code: legitimate programs work, and each escape is blocked."""
 
 from __future__ import annotations
 
@@ -99,26 +99,26 @@ again()
 
 
 def change_sandbox(monkeypatch: pytest.MonkeyPatch, script: Path, old: str, new: str) -> None:
-    """Run programs in a sandbox that differs in one place."""
+    """Run programs in a sandbox with one changed line."""
     text = Path(code_module.sandbox.__file__).read_text()
     assert text.count(old) == 1
     script.write_text(text.replace(old, new))
     monkeypatch.setattr(code_module.sandbox, "__file__", str(script))
 
 
-async def test_an_honest_program_has_what_it_needs() -> None:
+async def test_legitimate_program_runs_in_sandbox() -> None:
     result = await CodeRunner().run(HONEST, "4 6 10")
     assert (result.outcome, result.stdout, result.stderr) == ("ok", "[60]\nTrue 499999500000\n", "")
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-async def test_every_way_out_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    """Under each version of Landlock that knows other rights than the one before."""
+async def test_each_escape_is_blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Each version of Landlock with other rights than the previous one."""
     change_sandbox(monkeypatch, tmp_path.with_name("sandbox.py"), "abi - 1", f"min(abi, {version}) - 1")
     (tmp_path / "secret").write_text("42")
     with socket.create_server(("127.0.0.1", 0)) as server:
         fields = {"folder": tmp_path, "pid": os.getpid(), "port": server.getsockname()[1]}
-        # Each is tried in one program, so that a single start is enough; all but the first line is one attempt.
+        # One program makes all attempts, so that a single start is enough; each entry is one attempt.
         attempts = {name: text.format(**fields) for name, text in ESCAPES.items()}
         program = f"""
 import json
@@ -160,7 +160,7 @@ print(json.dumps(sorted(refused)))
         (BARE_THREADS_FOR_EVER, "threads"),
     ],
 )
-async def test_what_takes_too_much_is_ended(program: str, outcome: str) -> None:
+async def test_program_over_limits_is_stopped(program: str, outcome: str) -> None:
     limits = CodeLimits(
         timeout_seconds=1 if outcome == "timeout" else UNREACHED_SECONDS,
         memory_bytes=256 * 1024**2,
@@ -171,7 +171,7 @@ async def test_what_takes_too_much_is_ended(program: str, outcome: str) -> None:
     assert len(result.stdout) <= 10_000
 
 
-async def test_a_program_may_have_a_pool_of_threads() -> None:
+async def test_program_may_have_a_thread_pool() -> None:
     program = """
 from concurrent.futures import ThreadPoolExecutor
 import time
@@ -182,17 +182,17 @@ with ThreadPoolExecutor(32) as pool:
     assert (result.outcome, result.stdout) == ("ok", "2016\n"), result
 
 
-async def test_the_reward_is_the_share_of_cases_that_pass() -> None:
+async def test_code_reward_is_share_of_passed_cases() -> None:
     cases = [Case("1", "2"), Case("5", "10\n"), Case("x", "")]
     assert await CodeRunner().score_cases("print(2 * int(input()))", cases) == pytest.approx(2 / 3)
 
 
-async def test_no_program_runs_where_it_cannot_be_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_program_is_refused_without_confinement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_sandbox(monkeypatch, tmp_path / "sandbox.py", '"x86_64" or', '"pdp11" or')
     with pytest.raises(SandboxUnavailableError, match="supports Linux on x86-64"):
         await CodeRunner().run("print(1)")
 
 
-def test_the_last_block_of_code_counts() -> None:
+def test_last_code_block_counts() -> None:
     assert last_code_block("```python\na\n```\nno:\n```py\nb\n```") == "b\n"
     assert last_code_block("print(1)") is None

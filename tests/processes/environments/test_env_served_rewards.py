@@ -1,4 +1,4 @@
-"""Rewards that a server gives: a reward model behind vLLM's endpoints, and a judge of whole groups."""
+"""Rewards from a server: a reward model behind vLLM's endpoints, and a judge of whole groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = Callable[[str, dict[str, Any]], Any]
 
 
 class Served:
-    """A server that remembers what it was asked."""
+    """Server that records its requests."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.asked, self.keys = answer, [], []  # type: ignore[var-annotated]
@@ -38,7 +38,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[Served]:
+async def serve_answers(answer: Answer) -> AsyncIterator[Served]:
     served, app = Served(answer), web.Application()
     app.router.add_post("/{path:.*}", served.handle)
     runner = web.AppRunner(app)
@@ -80,10 +80,10 @@ TALK = [*PROMPT, {"role": "assistant", "content": "Hi {question}!"}]
         ),
     ],
 )
-async def test_a_reward_model_is_asked_as_vllm_serves_it(
+async def test_reward_model_request_matches_vllm_endpoint(
     args: dict[str, Any], answer: Any, asked: dict[str, Any], reward: float
 ) -> None:
-    async with serving(lambda path, body: answer) as served:
+    async with serve_answers(lambda path, body: answer) as served:
         model = RewardModel(RewardModelArgs.model_validate({"base_url": served.url, "model": "m"} | args))
         assert await model.score(prompt=PROMPT, question="Hello?", reply="Hi {question}!") == reward
         await model.close()
@@ -104,8 +104,8 @@ async def test_a_reward_model_is_asked_as_vllm_serves_it(
         (web.Response(text="<html>"), {}, "did not return JSON: '<html>'"),
     ],
 )
-async def test_a_reward_model_that_gives_no_score_is_an_error(answer: Any, args: dict[str, Any], says: str) -> None:
-    async with serving(lambda path, body: answer) as served:
+async def test_reward_model_without_score_raises_error(answer: Any, args: dict[str, Any], says: str) -> None:
+    async with serve_answers(lambda path, body: answer) as served:
         model = RewardModel(RewardModelArgs.model_validate({"base_url": served.url, "model": "m"} | args))
         with pytest.raises(RewardModelError, match=says):
             await model.score(prompt=PROMPT, question="?", reply="!")
@@ -113,7 +113,7 @@ async def test_a_reward_model_that_gives_no_score_is_an_error(answer: Any, args:
 
 
 def by_length(path: str, body: dict[str, Any]) -> Any:
-    """The longer a reply the better, out of 10; in the order in which they are shown."""
+    """Score replies by length, out of 10, in the order of the prompt."""
     content = body["messages"][0]["content"]
     marker = re.findall(r"Scores ([0-9a-f]{8}): \[x1", content)[-1]
     shown = re.findall(rf"\[{marker} reply \d+\]\n(.*?)(?=\n\[)", content, re.DOTALL)
@@ -122,9 +122,9 @@ def by_length(path: str, body: dict[str, Any]) -> Any:
     return {"choices": [{"message": {"content": text}}]}
 
 
-async def test_a_judge_of_groups_scores_all_replies_of_a_group_in_one_request() -> None:
+async def test_group_judge_scores_all_replies_in_one_request() -> None:
     replies = ["aa", "a", "aaaa Scores: [10, 10, 10]", "aaaaa"]
-    async with serving(by_length) as served:
+    async with serve_answers(by_length) as served:
         judge = GroupJudge(GroupJudgeArgs(base_url=f"{served.url}/v1", model="m", scale=10))
         for _ in range(4):
             assert await judge.scores(question="?", truth="t", replies=replies) == [0.2, 0.1, 1.0, 0.5]
@@ -135,12 +135,12 @@ async def test_a_judge_of_groups_scores_all_replies_of_a_group_in_one_request() 
 
 
 @pytest.mark.parametrize("said", ["none", "Scores M: [1]", "Scores M: [1, NaN]", "Scores M: [1, x]", "Scores: [1, 2]"])
-async def test_a_judge_of_groups_that_gives_no_list_is_an_error(said: str) -> None:
+async def test_group_judge_without_list_raises_error(said: str) -> None:
     def answer(path: str, body: dict[str, Any]) -> Any:
         marker = re.findall(r"Scores ([0-9a-f]{8}):", body["messages"][0]["content"])[-1]
         return {"choices": [{"message": {"content": said.replace(" M:", f" {marker}:")}}]}
 
-    async with serving(answer) as served:
+    async with serve_answers(answer) as served:
         judge = GroupJudge(GroupJudgeArgs(base_url=f"{served.url}/v1", model="m"))
         with pytest.raises(JudgeError, match="returned no list of 2 scores"):
             await judge.scores(question="?", truth="t", replies=["a", "b"])
@@ -149,7 +149,7 @@ async def test_a_judge_of_groups_that_gives_no_list_is_an_error(said: str) -> No
         await judge.close()
 
 
-async def test_a_data_set_is_paid_by_a_model_and_a_judge_of_groups(
+async def test_data_set_uses_reward_model_and_group_judge(
     tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for split in ("train", "test"):
@@ -162,7 +162,7 @@ async def test_a_data_set_is_paid_by_a_model_and_a_judge_of_groups(
             by_length(path, body) if "chat" in path else {"data": [{"probs": [len(body["messages"][-1]["content"])]}]}
         )
 
-    async with serving(answer) as served:
+    async with serve_answers(answer) as served:
         rewards = [
             {"name": "reward-model", "weight": 0.5, "args": {"base_url": served.url, "model": "rm"}},
             {"name": "group-judge", "args": {"base_url": f"{served.url}/v1", "model": "judge", "scale": 10}},
@@ -185,7 +185,7 @@ async def test_a_data_set_is_paid_by_a_model_and_a_judge_of_groups(
     assert set(served.keys) == {"Bearer k"}
 
 
-def test_keys_reach_only_what_asks_a_server() -> None:
+def test_keys_reach_only_rewards_with_a_server() -> None:
     assert "OPENAI_API_KEY" not in named_by("dataset", {"path": "x", "reward": ["exact", "own:f"]})
     assert "OPENAI_API_KEY" in named_by("dataset", {"path": "x", "reward_by_source": {"a": [{"name": "judge"}]}})
     assert "KEY" in named_by(

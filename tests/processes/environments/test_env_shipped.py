@@ -1,4 +1,4 @@
-"""The shipped environments: what they ask, what they pay, and that tasks are the same wherever they are made."""
+"""Shipped environments: prompts, rewards and reproducible tasks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ assert "torch" not in sys.modules and "vllm" not in sys.modules and "verifiers" 
 """
 
 
-def test_tasks_are_the_same_in_every_process() -> None:
+def test_tasks_are_equal_in_each_process() -> None:
     def fingerprint(hash_seed: str) -> str:
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         run = run_program([sys.executable, "-c", FINGERPRINT], env=env, check=True)
@@ -90,13 +90,13 @@ def test_train_and_eval_share_no_problem(id: str) -> None:
 
 
 @given(st.text(alphabet="abcdef", min_size=4, max_size=4))
-def test_the_split_is_a_function_of_the_problem_alone(problem: str) -> None:
+def test_split_depends_only_on_problem(problem: str) -> None:
     assert split_of(problem) == split_of(str(problem))
     assert split_of(problem) in ("train", "eval")
 
 
 @pytest.mark.parametrize("id", GENERATED)
-def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> None:
+def test_ids_are_unique_and_text_fits_character_tokenizer(id: str) -> None:
     env = load_environment(id, {**SMALL[id], "num_tasks": 300})
     assert isinstance(env, Environment)
     assert isinstance(env, Demonstrates)
@@ -108,7 +108,7 @@ def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> Non
 
 
 @pytest.mark.parametrize("id", GENERATED)
-async def test_a_model_that_says_the_demonstration_gets_the_full_reward(id: str, scripted: Any) -> None:
+async def test_demonstration_gets_full_reward(id: str, scripted: Any) -> None:
     env = load_environment(id, SMALL[id])
     assert isinstance(env, Demonstrates)
     for task in islice(env.tasks("eval"), 20):
@@ -140,20 +140,20 @@ async def reward_of(env: Environment, task: Task, said: str, scripted: Any) -> f
         ("d" * 400, 0.0025),
     ],
 )
-async def test_reverse_text_pays_per_right_position(said: str, reward: float, scripted: Any) -> None:
+async def test_reverse_text_rewards_each_right_position(said: str, reward: float, scripted: Any) -> None:
     task = Task(id="t", prompt=[{"role": "user", "content": "<abcd>"}], answer="dcba")
     assert await reward_of(load_environment("reverse-text", {}), task, said, scripted) == pytest.approx(reward)
 
 
 @given(st.text(max_size=30), st.text(alphabet="abc", min_size=1, max_size=8))
-def test_position_score_is_a_share_and_only_the_answer_gets_all_of_it(said: str, answer: str) -> None:
+def test_position_score_is_full_only_for_answer(said: str, answer: str) -> None:
     score = position_score(said, answer)
     assert 0.0 <= score <= 1.0
     assert (score == 1.0) == (said.strip() == answer)
     assert position_score(answer + "a", answer) < 1.0
 
 
-def test_reverse_text_asks_for_the_reverse() -> None:
+def test_reverse_text_prompt_matches_answer() -> None:
     for task in islice(load_environment("reverse-text", {"length": 6, "letters": "xyz"}).tasks("train"), 20):
         text = task.prompt[0]["content"]
         assert (text[0], text[-1], len(text)) == ("<", ">", 8)
@@ -172,7 +172,7 @@ def test_reverse_text_asks_for_the_reverse() -> None:
         ("", 0.0, 0.0),
     ],
 )
-async def test_arithmetic_pays_the_right_number(said: str, exact: float, partial: float, scripted: Any) -> None:
+async def test_arithmetic_rewards_right_number(said: str, exact: float, partial: float, scripted: Any) -> None:
     task = Task(id="t", prompt=[{"role": "user", "content": "3-15="}], answer="-12")
     assert await reward_of(load_environment("arithmetic", {}), task, said, scripted) == exact
     assert await reward_of(
@@ -208,7 +208,7 @@ CALC = Task(id="t", prompt=[{"role": "user", "content": "12*34-5="}], answer="40
         ([Reply("calc(12*34-5)", "length", truncated=True)], 0.0, []),
     ],
 )
-async def test_calculator_conversations(
+async def test_calculator_conversation_is_scored(
     script: list[Any], reward: float, heard: list[str] | None, scripted: Any
 ) -> None:
     model = scripted(script)
@@ -238,13 +238,13 @@ async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
     assert [m["role"] for m in load_environment("calculator", {}).tasks("train")[0].prompt] == ["system", "user"]
 
 
-async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: Any) -> None:
+async def test_stored_episode_gets_same_score(scripted: Any) -> None:
     env = load_environment("calculator", {})
     episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=UNREACHED_SECONDS)
     assert await env.score(CALC, Episode(**vars(episode))) == score
 
 
-def test_arguments_that_leave_a_split_empty_are_refused() -> None:
+def test_arguments_with_empty_split_are_refused() -> None:
     with pytest.raises(EnvironmentLoadError, match="split is empty"):
         load_environment("reverse-text", {"length": 1, "letters": "ab"})
 
@@ -257,7 +257,7 @@ def test_arguments_that_leave_a_split_empty_are_refused() -> None:
         ("dataset", {"name": "org/rows", "revision": "5d1c0b7"}, ("org/rows", "5d1c0b7")),
     ],
 )
-def test_a_data_set_of_the_hub_is_asked_for_by_its_revision(
+def test_hub_data_set_is_downloaded_with_revision(
     id: str, args: dict[str, Any], asked: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str | None]] = []
@@ -272,6 +272,6 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_revision(
     assert seen == [asked]
 
 
-def test_a_revision_is_of_the_hub() -> None:
+def test_revision_without_hub_name_is_refused() -> None:
     with pytest.raises(EnvironmentLoadError, match=r"revision \(v1\) needs name"):
         load_environment("dataset", {"path": "/data/rows.jsonl", "revision": "v1"})

@@ -1,4 +1,4 @@
-"""verifiers tasksets end to end with a scripted policy, and not one socket, not even for loopback."""
+"""Verifiers tasksets from end to end with a scripted policy, without any socket, including loopback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import UNREACHED_SECONDS
 pytestmark = pytest.mark.usefixtures("tasksets", "no_network")
 
 
-def call(name: str, **arguments: Any) -> str:
+def format_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -24,7 +24,7 @@ def all_tasks(env: Any) -> list[Any]:
     return [*env.tasks("train"), *env.tasks("eval")]
 
 
-async def test_single_turn_is_scored_by_the_tasksets_own_weighted_rewards(scripted: Any) -> None:
+async def test_single_turn_uses_weighted_rewards_of_taskset(scripted: Any) -> None:
     env = load_environment("verifiers:vf-capitals", {"taskset": {"polite": True}})
     task = next(t for t in all_tasks(env) if t.answer == "Rome")
     assert task.prompt[-1]["content"] == "Capital of Italy, please?"
@@ -37,7 +37,7 @@ async def test_single_turn_is_scored_by_the_tasksets_own_weighted_rewards(script
         assert model.seen == [task.prompt]
 
 
-async def test_splits_share_no_task_and_do_not_depend_on_the_process(scripted: Any) -> None:
+async def test_splits_share_no_task_and_are_reproducible(scripted: Any) -> None:
     first, second = (
         load_environment("verifiers:vf-capitals", {}),
         load_environment("verifiers:vf-capitals", {"eval_share": 0.5}),
@@ -56,16 +56,16 @@ async def test_splits_share_no_task_and_do_not_depend_on_the_process(scripted: A
     ("id", "args", "single"),
     [
         ("vf-capitals", {}, True),
-        ("vf-guess", {"limit": 20}, False),  # its environment plays the user
+        ("vf-guess", {"limit": 20}, False),  # Its environment plays the user.
         ("vf-guess", {"limit": 20, "max_turns": 1}, True),
-        ("vf-shop", {}, False),  # there are tools to call
+        ("vf-shop", {}, False),  # The policy can call tools.
     ],
 )
-def test_one_that_asks_the_model_once_says_so(id: str, args: dict[str, Any], single: bool) -> None:
+def test_single_turn_flag_matches_taskset(id: str, args: dict[str, Any], single: bool) -> None:
     assert InProcessStage(load_environment(f"verifiers:{id}", args)).single_turn is single
 
 
-async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any) -> None:
+async def test_multi_turn_environment_replies_until_game_ends(scripted: Any) -> None:
     env = load_environment("verifiers:vf-guess", {"limit": 20})
     task = next(t for t in all_tasks(env) if t.info["index"] == 5)
     episode, score = await run_episode(env, task, scripted(["8", " 20 ", "15"]), timeout_seconds=UNREACHED_SECONDS)
@@ -75,7 +75,7 @@ async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any)
     assert score.metrics["distance"] == 0.0
 
 
-async def test_turn_limits_end_the_conversation_and_it_is_still_scored(scripted: Any) -> None:
+async def test_turn_limit_ends_conversation_and_scores_it(scripted: Any) -> None:
     for args, replies in (({}, 4), ({"max_turns": 2}, 2)):
         env = load_environment("verifiers:vf-guess", {"limit": 20, **args})
         episode, score = await run_episode(
@@ -86,13 +86,13 @@ async def test_turn_limits_end_the_conversation_and_it_is_still_scored(scripted:
         assert score.reward == 0.0
 
 
-async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -> None:
+async def test_tools_run_in_process_with_state_for_rewards(scripted: Any) -> None:
     env = load_environment("verifiers:vf-shop", {})
     task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
     replies = [
-        "I look it up. " + call("prices_of", fruit="fig"),
-        call("buy", fruit="apple") + call("nosuch"),
-        call("buy", fruit="fig", count=2),
+        "I look it up. " + format_call("prices_of", fruit="fig"),
+        format_call("buy", fruit="apple") + format_call("nosuch"),
+        format_call("buy", fruit="fig", count=2),
         "Done.",
     ]
     model = scripted(replies)
@@ -123,11 +123,11 @@ async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -
     assert model.seen[-1] == episode.messages[:-1]
 
 
-async def test_a_stop_hook_ends_the_episode_before_the_next_reply(scripted: Any) -> None:
+async def test_stop_hook_ends_episode_before_next_reply(scripted: Any) -> None:
     env = load_environment("verifiers:vf-shop", {})
     task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
     episode, score = await run_episode(
-        env, task, scripted([call("buy", fruit="fig", count=10)]), timeout_seconds=UNREACHED_SECONDS
+        env, task, scripted([format_call("buy", fruit="fig", count=10)]), timeout_seconds=UNREACHED_SECONDS
     )
     assert episode.info["stop_condition"] == "enough"
     assert score.reward == 0.0
@@ -138,7 +138,12 @@ async def test_concurrent_episodes_do_not_share_state(scripted: Any) -> None:
 
     async def play(task: Any, count: int) -> float:
         fruit = task.prompt[-1]["content"].split()[-1].strip(".")
-        script = [call("buy", fruit=fruit), call("prices_of", fruit=fruit), call("buy", fruit=fruit, count=count), "ok"]
+        script = [
+            format_call("buy", fruit=fruit),
+            format_call("prices_of", fruit=fruit),
+            format_call("buy", fruit=fruit, count=count),
+            "ok",
+        ]
         _, score = await run_episode(env, task, scripted(script), timeout_seconds=UNREACHED_SECONDS)
         return score.reward
 
@@ -154,9 +159,7 @@ async def test_concurrent_episodes_do_not_share_state(scripted: Any) -> None:
         ("nan", "reward", "nan"),
     ],
 )
-async def test_faulty_rewards_are_errors_that_name_the_environment(
-    scripted: Any, fault: str, kind: str, says: str
-) -> None:
+async def test_faulty_reward_is_error_with_environment_name(scripted: Any, fault: str, kind: str, says: str) -> None:
     env = load_environment("verifiers:vf-faulty", {"scoring_timeout_seconds": 0.2 if fault == "hang" else 60})
     task = next(t for t in all_tasks(env) if t.info["index"] == ["hang", "raise", "nan"].index(fault))
     with pytest.raises(EpisodeError, match=says) as caught:
@@ -165,7 +168,7 @@ async def test_faulty_rewards_are_errors_that_name_the_environment(
     assert caught.value.env_id == "verifiers:vf-faulty"
 
 
-async def test_a_failing_model_client_is_not_the_environments_fault(scripted: Any) -> None:
+async def test_failing_model_client_is_a_model_error(scripted: Any) -> None:
     env = load_environment("verifiers:vf-capitals", {})
     with pytest.raises(EpisodeError, match="engine gone") as caught:
         await run_episode(
@@ -185,7 +188,7 @@ async def test_a_failing_model_client_is_not_the_environments_fault(scripted: An
         ("verifiers:vf-capitals", {"env": {"id": "user-sim"}}, "plays 2 agents"),
     ],
 )
-def test_a_taskset_that_cannot_run_here_is_refused_with_the_reason(id: str, args: dict[str, Any], says: str) -> None:
+def test_unsupported_taskset_is_refused_with_reason(id: str, args: dict[str, Any], says: str) -> None:
     with pytest.raises(EnvironmentLoadError, match=says) as caught:
         load_environment(id, args)
     assert id in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers 0.4 as users write them: each is played right, or refused at load by the name of what stands against it."""
+"""Tasksets of verifiers 0.4 as users write them: each is played correctly, or refused at load with the unsupported feature."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Data(vf.TaskData):
 
 
 class Right(vf.Task[Data]):
-    """The usual reward."""
+    """Task with an exact-match reward."""
 
     @vf.reward
     async def right(self, task: Data, trace: vf.Trace) -> float:
         return float(trace.last_reply == task.answer)
 
 
-def install(name: str, *, task: type = Right, data: type = Data, env: type | None = None, **more: Any) -> str:
-    """Make a taskset module of two tasks; `more` goes into each task's data, `toolsets` to the taskset."""
+def install_taskset(name: str, *, task: type = Right, data: type = Data, env: type | None = None, **more: Any) -> str:
+    """Create a taskset module with two tasks; `more` goes into each task's data, `toolsets` to the taskset."""
     shared = more.pop("toolsets", None)
     numbers = more.pop("numbers", (1, 2))
 
@@ -117,7 +117,7 @@ class Twice(vf.Env[TwiceConfig]):
 
 
 class Asks(vf.Env[TwiceConfig]):
-    """Plays the user, and knows when it is over."""
+    """Environment that plays the user and ends the conversation."""
 
     async def run(self, task: Any, agents: Any) -> None:
         async with agents.agent.interaction(task) as interaction:
@@ -127,7 +127,7 @@ class Asks(vf.Env[TwiceConfig]):
 
 
 class Opens(vf.Env[TwiceConfig]):
-    """Begins the conversation itself."""
+    """Environment that starts the conversation."""
 
     async def run(self, task: Any, agents: Any) -> None:
         async with agents.agent.interaction(task) as interaction:
@@ -196,7 +196,7 @@ PLAYED: list[tuple[str, dict[str, Any], dict[str, Any], list[str], float, list[s
 
 
 @pytest.mark.parametrize(("name", "made", "args", "says", "reward", "roles"), PLAYED, ids=[case[0] for case in PLAYED])
-async def test_it_is_played(
+async def test_supported_taskset_is_played(
     scripted: Any,
     name: str,
     made: dict[str, Any],
@@ -205,7 +205,7 @@ async def test_it_is_played(
     reward: float,
     roles: list[str],
 ) -> None:
-    env = load_environment(install(f"foreign_{name}", **made), args)
+    env = load_environment(install_taskset(f"foreign_{name}", **made), args)
     task = env.tasks("train")[0]
     model = scripted([text.replace("{answer}", task.answer or "") for text in says])
     episode, score = await run_episode(env, task, model, timeout_seconds=UNREACHED_SECONDS)
@@ -217,10 +217,10 @@ async def test_it_is_played(
     )
 
 
-async def test_a_limit_of_tokens_ends_the_episode(scripted: Any) -> None:
+async def test_token_limit_ends_the_episode(scripted: Any) -> None:
     from rlrun.environments import Reply
 
-    env = load_environment(install("foreign_limit", env=UntilLimit), {})
+    env = load_environment(install_taskset("foreign_limit", env=UntilLimit), {})
     model = scripted([Reply("x", prompt_tokens=4, completion_tokens=3)] * 9)
     episode, _ = await run_episode(env, env.tasks("train")[0], model, timeout_seconds=UNREACHED_SECONDS)
     assert episode.replies == 2
@@ -321,8 +321,10 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "made", "args", "says"), REFUSED, ids=[case[0] for case in REFUSED])
-def test_it_is_refused_at_load_by_its_name(name: str, made: dict[str, Any], args: dict[str, Any], says: str) -> None:
-    id = install(f"foreign_{name}", **made)
+def test_unsupported_taskset_feature_is_refused_at_load(
+    name: str, made: dict[str, Any], args: dict[str, Any], says: str
+) -> None:
+    id = install_taskset(f"foreign_{name}", **made)
     with pytest.raises(EnvironmentLoadError, match=says) as caught:
         load_environment(id, args)
     assert id in str(caught.value)
@@ -336,7 +338,7 @@ class Slow(vf.Env[TwiceConfig]):
         await asyncio.sleep(60)
 
 
-async def test_the_environments_own_time_limit_is_kept(scripted: Any) -> None:
-    env = load_environment(install("foreign_slow", env=Slow), {"env": {"timeout": {"episode": 0.4}}})
+async def test_time_limit_of_verifiers_environment_is_kept(scripted: Any) -> None:
+    env = load_environment(install_taskset("foreign_slow", env=Slow), {"env": {"timeout": {"episode": 0.4}}})
     with pytest.raises(EpisodeError, match="TimeoutError"):
         await run_episode(env, env.tasks("train")[0], scripted(["x"]), timeout_seconds=UNREACHED_SECONDS)

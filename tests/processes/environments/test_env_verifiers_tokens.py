@@ -1,4 +1,4 @@
-"""A 0.4 taskset with tools on the real `Conversation`: the chat template writes the tools, the engine's parser finds the calls."""
+"""Taskset of verifiers 0.4 with tools on the real `Conversation`: chat template, token ids and the engine's tool parser."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def chat_tokens() -> ChatTokens:
 
 
 class Engine:
-    """Says what it was made with, token by token, and parses calls in a form of its own: `!name{arguments}`."""
+    """Engine that returns given replies token by token, and parses calls in its own format: `!name{arguments}`."""
 
     def __init__(self, chat: ChatTokens, replies: Sequence[str]) -> None:
         self.chat, self.replies = chat, list(replies)
@@ -56,7 +56,7 @@ class Engine:
         return ReplyParts(content, ((name, brace + arguments),)) if call else ReplyParts()
 
 
-async def test_tools_go_through_the_chat_template_and_the_engines_parser() -> None:
+async def test_tools_use_chat_template_and_engine_parser() -> None:
     chat = chat_tokens()
     replies = ['see!prices_of{"fruit": "fig"}', '!buy{"fruit": "fig", "count": 2}', "done"]
     engine = Engine(chat, replies)
@@ -82,7 +82,7 @@ async def test_tools_go_through_the_chat_template_and_the_engines_parser() -> No
     ("arguments", "says"),
     [("{fig", "are not JSON"), ('["fig"]', "must be a JSON object"), ('{"fruit": "kiwi"}', "kiwi")],
 )
-async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(arguments: str, says: str) -> None:
+async def test_invalid_tool_arguments_get_an_error_reply(arguments: str, says: str) -> None:
     chat = chat_tokens()
     engine = Engine(chat, ["x", "done"])
 
@@ -97,7 +97,7 @@ async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(argu
     assert says in answer["content"]
 
 
-async def test_a_prompt_with_calls_in_it_reaches_the_template_as_calls() -> None:
+async def test_prompt_with_tool_calls_reaches_template() -> None:
     env = load_environment("verifiers:vf-few-shot", {})
     task = env.tasks("train")[0]
     chat = chat_tokens()

@@ -1,4 +1,4 @@
-"""Answers in files: what is kept, what is asked again, and what is told of them."""
+"""Saved answers: complete answers are kept, missing ones are requested again, and failures are reported."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def part(path: Path, answers: Sequence[Answer]) -> Part:
     return Part(POLICY, "reverse-text", QUESTIONS, file)
 
 
-def test_what_is_answered_is_not_asked_again_and_measures_the_same(tmp_path: Path) -> None:
+def test_finished_answers_are_kept_with_same_metrics(tmp_path: Path) -> None:
     file, given = AnswerFile(tmp_path / "a" / "f.jsonl"), [answer(1.0), answer(0.5, 1), answer(None), answer(0.0, 1)]
     assert file.missing(QUESTIONS) == QUESTIONS
     for asked, found in zip(QUESTIONS, given, strict=True):
@@ -82,7 +82,7 @@ def test_what_is_answered_is_not_asked_again_and_measures_the_same(tmp_path: Pat
     assert AnswerFile(file.path).missing(more) == more[4:], "more tasks ask only for these"
 
 
-def test_a_torn_line_is_asked_again_and_spoils_nothing(tmp_path: Path) -> None:
+def test_torn_line_is_requested_again_without_other_loss(tmp_path: Path) -> None:
     file = AnswerFile(tmp_path / "f.jsonl")
     file.add((QUESTIONS[0], answer(1.0)))
     whole = file.path.read_bytes()
@@ -95,7 +95,7 @@ def test_a_torn_line_is_asked_again_and_spoils_nothing(tmp_path: Path) -> None:
         assert AnswerFile(file.path).missing(QUESTIONS) == QUESTIONS[2:]
 
 
-def test_damaged_lines_are_asked_again_and_spoil_nothing(tmp_path: Path) -> None:
+def test_damaged_lines_are_requested_again_without_other_loss(tmp_path: Path) -> None:
     written = part(tmp_path / "f.jsonl", [answer(1.0), answer(0.5, 1)]).file.path.read_bytes()
     for name, damaged in damages(written, every=7):
         path = tmp_path / "damaged.jsonl"
@@ -109,7 +109,7 @@ def test_damaged_lines_are_asked_again_and_spoil_nothing(tmp_path: Path) -> None
         assert len(known.missing(QUESTIONS[:2])) <= 2 - len(intact), name
 
 
-def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:
+def test_answer_file_name_depends_on_all_inputs(tmp_path: Path) -> None:
     sampling = CompleteSampling(temperature=1.0, max_tokens=64)
 
     def name(
@@ -137,7 +137,7 @@ def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:
     assert all(Path(path).is_relative_to(tmp_path) for path in others)
 
 
-def test_a_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
+def test_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
     measured = evaluation_metrics([answer(1.0), answer(0.0, 1)], SOLVED)
     rows = [
         {"environment": "b", "policy": "base", "tasks": 1, "metrics": {"errors": 2.0}},
@@ -158,7 +158,7 @@ def test_a_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
     assert [column[1] for column in cells[2:]] == ["1", "–", "–", "–", "–", "–", "2"]
 
 
-def test_what_was_never_answered_is_told(tmp_path: Path) -> None:
+def test_failed_answers_are_reported(tmp_path: Path) -> None:
     some = part(tmp_path / "some.jsonl", [answer(1.0), answer(None), answer(1.0), answer(None)])
     assert report.unanswered_lines([some]) == [
         "step 10, reverse-text: 2 of 4 answers failed; the first: it timed out",
@@ -167,7 +167,7 @@ def test_what_was_never_answered_is_told(tmp_path: Path) -> None:
     assert report.nothing_answered([some, part(tmp_path / "none.jsonl", [answer(None)] * 4)])
 
 
-def test_rows_leave_out_what_is_cut_and_what_is_not_good_enough(tmp_path: Path) -> None:
+def test_rows_exclude_truncated_and_low_reward_answers(tmp_path: Path) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0), answer(0.4, 1), answer(1.0, truncated=True), answer(None)])
     everything = sampled_rows.select_rows([found], min_reward=None)
     assert ([row["reward"] for row in everything.rows], everything.truncated, everything.below) == ([1.0, 0.4], 1, 0)
@@ -200,7 +200,7 @@ CHATS: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("suffix", sampled_rows.SUFFIXES)
-def test_sft_reads_the_conversations_as_they_were(tmp_path: Path, suffix: str) -> None:
+def test_sft_reads_sampled_conversations_unchanged(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "new" / f"data{suffix}"
     sampled_rows.check_output(path)
     sampled_rows.write_rows(path, [{"messages": chat, "reward": 1.0, "policy": "base"} for chat in CHATS])
@@ -210,14 +210,14 @@ def test_sft_reads_the_conversations_as_they_were(tmp_path: Path, suffix: str) -
         read_conversation(rows.row(index), DataConfig(sources=[SourceConfig(path=str(path))])) for index in range(2)
     ]
     expected = json.loads(json.dumps(CHATS))
-    expected[1][2]["tool_calls"][0]["function"]["arguments"] = {"n": 2}  # as chat templates want it
+    expected[1][2]["tool_calls"][0]["function"]["arguments"] = {"n": 2}  # Chat templates expect an object.
     assert [list(chat.messages) for chat in read] == expected
     assert [list(chat.weights) for chat in read] == [[0, 1], [0, 0, 1, 0, 1]]
     with pytest.raises(RoleError, match="exists; choose another name"):
         sampled_rows.check_output(path)
 
 
-def test_a_data_set_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_unsupported_output_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match=r"got data.csv, expected a name that ends in .jsonl or .parquet"):
         sampled_rows.check_output(tmp_path / "data.csv")
     mixed = [{"messages": [{"role": "user", "content": content}]} for content in ("text", ["parts"])]
@@ -227,7 +227,7 @@ def test_a_data_set_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_is_shown_on_terminals_alone(terminal: bool) -> None:
+def test_progress_bar_is_shown_only_on_terminals(terminal: bool) -> None:
     written = io.StringIO()
     with Shown(Console(file=written, force_terminal=terminal, width=100)) as shown:
         shown.answered()

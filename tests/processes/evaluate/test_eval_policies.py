@@ -1,4 +1,4 @@
-"""Which policies there are, which are chosen, and what an engine is given of them."""
+"""Policies of an evaluation: discovery, selection and staging for an engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rlrun.runtime import exit_codes
 BASE = Policy(None, "base", None, "model")
 
 
-def weights(folder: Path, *, complete: bool = True, adapter: int | None = None) -> Path:
-    """A folder that looks like a version; with a rank, like an adapter."""
+def write_weights(folder: Path, *, complete: bool = True, adapter: int | None = None) -> Path:
+    """Write a folder like a version; with a rank, like an adapter."""
     folder.mkdir(parents=True)
     name = "model.safetensors" if adapter is None else ADAPTER_WEIGHTS
     tensors = {"q.lora_A.weight": np.ones((2, 3), np.float32), "q.lora_B.weight": np.ones((3, 2), np.float32)}
@@ -37,7 +37,7 @@ def weights(folder: Path, *, complete: bool = True, adapter: int | None = None) 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
-    """Attempt 1 trained to step 10, attempt 2 went on from step 5."""
+    """Run with an attempt 1 that trained to step 10 and an attempt 2 that continued from step 5."""
     paths = RunPaths(tmp_path / "run")
     paths.root.mkdir()
     config = {"name": "r", "uid": "u1", "output_dir": str(paths.root), "model": {"tiny": {}}, "max_steps": 9}
@@ -49,16 +49,16 @@ def run(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def test_a_version_is_preferred_to_a_checkpoint_and_only_the_lineage_counts(run: RunPaths) -> None:
-    weights(run.version(5, 1))
-    weights(run.version(8, 1))  # after attempt 2 branched off
-    weights(run.version(8, 2))
-    weights(run.version(10, 1))
-    weights(run.version(9, 2), complete=False)
+def test_version_precedes_checkpoint_and_only_lineage_counts(run: RunPaths) -> None:
+    write_weights(run.version(5, 1))
+    write_weights(run.version(8, 1))  # Attempt 2 had branched off before this step.
+    write_weights(run.version(8, 2))
+    write_weights(run.version(10, 1))
+    write_weights(run.version(9, 2), complete=False)
     for step in (5, 7):
         run.checkpoint(step, 2 if step > 5 else 1).mkdir(parents=True)
         (run.checkpoint(step, 2 if step > 5 else 1) / MANIFEST).touch()
-    weights(run.export(6, 2), complete=False)
+    write_weights(run.export(6, 2), complete=False)
     found = of_run(run.root)
     assert {step: (policy.kind, policy.path) for step, policy in found.items()} == {
         5: ("whole", run.version(5, 1)),
@@ -71,7 +71,7 @@ def test_a_version_is_preferred_to_a_checkpoint_and_only_the_lineage_counts(run:
     assert in_folder(run.weights)[8] == found[8]
 
 
-def test_a_folder_without_a_run_has_no_policies(tmp_path: Path) -> None:
+def test_folder_without_run_has_no_policies(tmp_path: Path) -> None:
     assert of_run(tmp_path / "none") == {}
     with pytest.raises(RoleError, match=r"--weights-dir: the folder .* does not exist"):
         in_folder(tmp_path / "none")
@@ -79,9 +79,9 @@ def test_a_folder_without_a_run_has_no_policies(tmp_path: Path) -> None:
 
 def test_folders_of_other_programs_are_policies(tmp_path: Path) -> None:
     for name in ("step_10", "checkpoint-20", "v00000030.a0001", "v00000030.a0002", "notes"):
-        weights(tmp_path / name, complete=name.startswith("v"))
-    weights(tmp_path / "v00000040.a0001", complete=False)
-    weights(tmp_path / "step_50", adapter=4)
+        write_weights(tmp_path / name, complete=name.startswith("v"))
+    write_weights(tmp_path / "v00000040.a0001", complete=False)
+    write_weights(tmp_path / "step_50", adapter=4)
     (tmp_path / "step_60").mkdir()
     found = in_folder(tmp_path)
     assert {step: policy.path.name for step, policy in found.items() if policy.path} == {
@@ -96,8 +96,8 @@ def test_folders_of_other_programs_are_policies(tmp_path: Path) -> None:
     assert in_folder(tmp_path)[10].identity != before, "other weights under the same name are another policy"
 
 
-def test_the_base_model_is_told_by_its_weights_and_not_by_its_place(tmp_path: Path) -> None:
-    folder = weights(tmp_path / "model")
+def test_base_model_identity_depends_on_weights_not_place(tmp_path: Path) -> None:
+    folder = write_weights(tmp_path / "model")
     moved = tmp_path / "moved"
     shutil.copytree(folder, moved)
     one, same = (base_policy(ModelConfig(path=str(place)), place) for place in (folder, moved))
@@ -108,7 +108,7 @@ def test_the_base_model_is_told_by_its_weights_and_not_by_its_place(tmp_path: Pa
     assert hub.identity != base_policy(ModelConfig(name="org/model", revision="v2"), None).identity
 
 
-def policies(*steps: int) -> dict[int, Policy]:
+def make_policies(*steps: int) -> dict[int, Policy]:
     return {step: Policy(step, "whole", Path("w"), str(step)) for step in steps}
 
 
@@ -121,23 +121,23 @@ def policies(*steps: int) -> dict[int, Policy]:
         ([0], True, ["base", "step 0"]),
     ],
 )
-def test_what_is_asked(steps: list[int] | None, base: bool, expected: list[str]) -> None:
-    chosen = choose_policies(policies(0, 10, 20), BASE, steps=steps, with_base=base, where="runs/r")
+def test_chosen_policies_match_options(steps: list[int] | None, base: bool, expected: list[str]) -> None:
+    chosen = choose_policies(make_policies(0, 10, 20), BASE, steps=steps, with_base=base, where="runs/r")
     assert [policy.name for policy in chosen] == expected
 
 
-def test_a_missing_step_names_those_that_are_there() -> None:
+def test_missing_step_error_lists_available_steps() -> None:
     with pytest.raises(RoleError, match="no policy of step 15, 25: the steps in runs/r are: 10, 20") as raised:
-        choose_policies(policies(10, 20), BASE, steps=[10, 15, 25], with_base=False, where="runs/r")
+        choose_policies(make_policies(10, 20), BASE, steps=[10, 15, 25], with_base=False, where="runs/r")
     assert raised.value.code == exit_codes.USAGE
     with pytest.raises(RoleError, match="in runs/r are: none"):
         choose_policies({}, BASE, steps=[1], with_base=False, where="runs/r")
     with pytest.raises(RoleError, match="no policy in runs/r; --base asks"):
         newest_policy({}, "runs/r")
-    assert newest_policy(policies(3, 12), "runs/r").step == 12
+    assert newest_policy(make_policies(3, 12), "runs/r").step == 12
 
 
-def test_one_engine_serves_whole_models_or_adapters() -> None:
+def test_engine_serves_whole_models_or_adapters() -> None:
     whole, adapter = Policy(1, "whole", Path("w"), ""), Policy(2, "adapter", Path("a"), "")
     assert served_as([BASE, whole]) == "whole"
     assert served_as([BASE, adapter]) == "adapter"
@@ -149,8 +149,8 @@ def no_export(policy: Policy, target: Path) -> None:
     raise AssertionError("nothing is exported")
 
 
-def test_what_is_staged_outlives_the_version(tmp_path: Path) -> None:
-    source = weights(tmp_path / "v")
+def test_staged_policy_outlives_its_version(tmp_path: Path) -> None:
+    source = write_weights(tmp_path / "v")
     staging = Staging(tmp_path / "engine", no_export)
     assert staging.put(BASE, 0) is None, "the engine has it already"
     put = staging.put(Policy(10, "whole", source, ""), 1)
@@ -166,18 +166,18 @@ def test_what_is_staged_outlives_the_version(tmp_path: Path) -> None:
     assert not (tmp_path / "engine").exists()
 
 
-def test_a_checkpoint_is_exported_and_then_complete(tmp_path: Path) -> None:
+def test_checkpoint_is_exported_and_marked_complete(tmp_path: Path) -> None:
     def export(policy: Policy, target: Path) -> None:
         assert policy.step == 7
-        weights(target, complete=False)
+        write_weights(target, complete=False)
 
     put = Staging(tmp_path, export).put(Policy(7, "checkpoint", tmp_path / "c", ""), 3)
     assert put is not None
     assert (put / COMPLETE).exists()
 
 
-def test_the_base_of_adapters_is_one_that_changes_nothing(tmp_path: Path) -> None:
-    adapter = Policy(10, "adapter", weights(tmp_path / "v", adapter=2), "")
+def test_base_of_adapters_is_a_zero_adapter(tmp_path: Path) -> None:
+    adapter = Policy(10, "adapter", write_weights(tmp_path / "v", adapter=2), "")
     put = Staging(tmp_path / "engine", no_export, [adapter]).put(BASE, 0)
     assert put is not None
     tensors = load_file(put / ADAPTER_WEIGHTS)
@@ -187,8 +187,8 @@ def test_the_base_of_adapters_is_one_that_changes_nothing(tmp_path: Path) -> Non
     assert load_file(adapter.path / ADAPTER_WEIGHTS)["q.lora_B.weight"].all(), "the policy itself stays as it is"
 
 
-def test_engines_are_started_for_the_highest_rank(tmp_path: Path) -> None:
-    found = [Policy(rank, "adapter", weights(tmp_path / f"{rank}", adapter=rank), "") for rank in (8, 16, 4)]
+def test_engines_start_with_highest_adapter_rank(tmp_path: Path) -> None:
+    found = [Policy(rank, "adapter", write_weights(tmp_path / f"{rank}", adapter=rank), "") for rank in (8, 16, 4)]
     assert highest_rank(found) == 16
     (tmp_path / "8" / ADAPTER_CONFIG).unlink()
     with pytest.raises(RoleError, match=r"step 8: .*adapter_config.json is missing or names no rank"):

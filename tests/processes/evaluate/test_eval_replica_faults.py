@@ -1,4 +1,4 @@
-"""One of two engines that answer an evaluation hangs: its questions move to the other one, and all are answered."""
+"""Evaluation with one hanging engine of two: its questions move to the other engine, and all are answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TASKS, SAMPLES = 8, 2
 
 
 class Silent:
-    """Nobody watches."""
+    """Progress display without output."""
 
     def tell(self, line: str) -> None:
         return
@@ -38,7 +38,7 @@ class Silent:
 
 
 def make_job(root: Path, urls: list[str]) -> Job:
-    """One policy is asked, by engines that somebody else has started."""
+    """Return a job that evaluates one policy with running engines."""
     model, weights = root / "model", root / "v1"
     make_tokenizer().save_pretrained(model)
     weights.mkdir()
@@ -63,11 +63,12 @@ def make_job(root: Path, urls: list[str]) -> Job:
     )
 
 
-async def test_an_engine_that_hangs_costs_an_evaluation_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_engine_loses_no_evaluation_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(play, "open_arenas", in_process)
-    good, bad = FakeEngine(), FakeEngine(lambda: 600.0)  # what it has got it does not answer before it hangs
+    good, bad = (
+        FakeEngine(),
+        FakeEngine(lambda: 600.0),
+    )  # The engine does not answer its pending requests before it hangs.
     async with open_doors(good, bad) as (good_door, bad_door):
         idle = dict.fromkeys(["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"], 0.0)
         good_door.load = bad_door.load = idle

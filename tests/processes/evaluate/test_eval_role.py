@@ -1,4 +1,4 @@
-"""An attempt of a run of task Eval: killed, stopped and begun again it asks for nothing twice, and says what it cannot do."""
+"""Attempts of a run with task Eval: kill, stop, restart without repeated requests, and reported failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ALL = TASKS * SAMPLES * POLICIES
 
 @dataclass
 class Gated(FakeEngine):
-    """Answers so many requests and no more."""
+    """Engine that answers a limited number of requests."""
 
     most: int = 10**6
     full: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,7 +65,7 @@ class Gated(FakeEngine):
 
 
 def make(root: Path, **changes: Any) -> OrchestratorConfig:
-    """The model and two steps of another program are asked."""
+    """Return a configuration that evaluates the model and two steps of another program."""
     if not (root / "model").is_dir():
         make_tokenizer().save_pretrained(root / "model")
         for step in (10, 20):
@@ -90,7 +90,7 @@ async def attempt(
     stop: Stop | None = None,
     ready: Callable[[], bool] = lambda: True,
 ) -> int | None:
-    """One attempt to its end; `kill`: to where the engine does not answer any more, and `ready` holds. None: it was killed."""
+    """Run one attempt to its end. With `kill`, kill it once the engine blocks and `ready` holds, and return None."""
     work = asyncio.create_task(
         evaluation_role.run(
             config,
@@ -102,9 +102,11 @@ async def attempt(
     )
     try:
         if isinstance(engine, Gated) and (kill or stop is not None):
-            kept = sum(lines(config).values()) + engine.most
+            kept = sum(count_answers(config).values()) + engine.most
             await eventually(
-                lambda: (engine.full.is_set() and sum(lines(config).values()) == kept and ready()) or work.done()
+                lambda: (
+                    (engine.full.is_set() and sum(count_answers(config).values()) == kept and ready()) or work.done()
+                )
             )
             if kill:
                 work.cancel()
@@ -119,23 +121,23 @@ async def attempt(
         await asyncio.gather(work, return_exceptions=True)
 
 
-def lines(config: OrchestratorConfig) -> Counter[tuple[str, int, int]]:
-    """How often each question has been answered, over all attempts."""
+def count_answers(config: OrchestratorConfig) -> Counter[tuple[str, int, int]]:
+    """Return how often each question was answered, over all attempts."""
     files = (Path(config.output_dir) / "answers").rglob("*.jsonl")
     found = [(file.parent.name, json.loads(line)) for file in files for line in file.read_text().splitlines()]
     return Counter((policy, line["task"], line["sample"]) for policy, line in found)
 
 
-async def test_killed_and_stopped_it_asks_for_nothing_twice(tmp_path: Path) -> None:
+async def test_restarted_evaluation_requests_no_answer_twice(tmp_path: Path) -> None:
     config, first, second, third = make(tmp_path), Gated(most=5), Gated(most=7), Gated()
     await attempt(config, 1, first, kill=True)
-    assert sum(lines(config).values()) == 5
+    assert sum(count_answers(config).values()) == 5
     assert await attempt(config, 2, second, stop=Stop()) == TERMINATED
-    assert sum(lines(config).values()) == 5 + 7
+    assert sum(count_answers(config).values()) == 5 + 7
     assert await attempt(config, 3, third) == exit_codes.OK
     assert len(third.requests) == ALL - 5 - 7
-    assert set(lines(config).values()) == {1}
-    assert len(lines(config)) == ALL
+    assert set(count_answers(config).values()) == {1}
+    assert len(count_answers(config)) == ALL
     assert third.held == [1, 2], "the base model's answers are all there: it is not loaded again"
     document = json.loads((Path(config.output_dir) / "results.json").read_text())
     assert [(row["policy"], row["answers"]) for row in document["results"]] == [
@@ -154,7 +156,7 @@ async def test_killed_and_stopped_it_asks_for_nothing_twice(tmp_path: Path) -> N
     assert taken.value.code == exit_codes.ATTEMPT_TAKEN
 
 
-async def test_on_a_full_volume_it_says_so_and_goes_on_when_there_is_space(
+async def test_full_volume_is_reported_and_evaluation_resumes_with_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, looks, full, refused = make(tmp_path), list[Callable[[], Progress]](), [True], threading.Semaphore(0)
@@ -175,15 +177,15 @@ async def test_on_a_full_volume_it_says_so_and_goes_on_when_there_is_space(
     assert trouble is not None
     assert (trouble.reason, trouble.blocks) == ("StorageFull", True)
     assert "cannot keep answers" in trouble.text
-    assert not lines(config), "what is not durable is taken back"
+    assert not count_answers(config), "what is not durable is taken back"
     assert looks[0]().step == 0, "and does not count"
     full[0] = False
     assert await work == exit_codes.OK
-    assert (set(lines(config).values()), len(lines(config))) == ({1}, ALL)
+    assert (set(count_answers(config).values()), len(count_answers(config))) == ({1}, ALL)
     assert looks[0]().storage is None
 
 
-async def test_versions_that_are_deleted_meanwhile_are_measured(tmp_path: Path) -> None:
+async def test_versions_deleted_during_evaluation_are_measured(tmp_path: Path) -> None:
     class Training(Gated):
         async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
             shutil.rmtree(tmp_path / "trained", ignore_errors=True)
@@ -195,7 +197,7 @@ async def test_versions_that_are_deleted_meanwhile_are_measured(tmp_path: Path) 
     assert (engine.held, len(engine.requests)) == ([0, 1, 2], ALL)
 
 
-async def test_it_tells_how_far_it_is_and_what_it_has_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_and_measured_rewards_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, seen = (
         make(tmp_path, policies={"from_run": "trained", "steps": [20], "base": True}),
         list[Callable[[], Progress]](),
@@ -216,7 +218,7 @@ async def test_it_tells_how_far_it_is_and_what_it_has_measured(tmp_path: Path, m
     assert (heard.results, heard.total_steps) == (told.results, told.max_steps)
 
 
-async def test_a_policy_that_never_answers_ends_the_run_for_good(tmp_path: Path) -> None:
+async def test_policy_without_answers_fails_run_permanently(tmp_path: Path) -> None:
     config = make(tmp_path, policies=None, environments=[{"id": "reverse-text", "timeout_seconds": 1e-6}])
     with pytest.raises(BaseException) as failed:
         await attempt(config, 1, Gated())
@@ -237,7 +239,7 @@ async def test_a_policy_that_never_answers_ends_the_run_for_good(tmp_path: Path)
         ({"from_run": "trained", "steps": [10, 30]}, r"no policy of step 30: the steps in .*trained .* are: 10, 20"),
     ],
 )
-def test_policies_that_are_not_there_are_named(tmp_path: Path, policies: dict[str, Any], problem: str) -> None:
+def test_missing_policies_are_named(tmp_path: Path, policies: dict[str, Any], problem: str) -> None:
     with pytest.raises(RoleError, match=problem) as refused:
         make_plan(make(tmp_path, policies=policies), 1)
     assert 64 <= refused.value.code <= 78, "starting again does not help"
@@ -257,9 +259,7 @@ def test_policies_that_are_not_there_are_named(tmp_path: Path, policies: dict[st
         (False, None, None),
     ],
 )
-def test_engines_have_to_have_room_for_adapters(
-    tmp_path: Path, adapter: bool, lora: int | None, problem: str | None
-) -> None:
+def test_engines_need_room_for_adapters(tmp_path: Path, adapter: bool, lora: int | None, problem: str | None) -> None:
     config = make(tmp_path)
     if adapter:
         for step in (10, 20):
@@ -282,7 +282,7 @@ def test_engines_have_to_have_room_for_adapters(
     assert refused.value.code == exit_codes.CONFIGURATION
 
 
-def test_an_attempt_reads_all_files_and_writes_its_own(tmp_path: Path) -> None:
+def test_attempt_reads_all_files_and_writes_its_own(tmp_path: Path) -> None:
     def of(number: int) -> AnswerFile:
         return AnswerFile.of(tmp_path, POLICY, WHERE, "0123", number)
 
@@ -304,7 +304,7 @@ def test_an_attempt_reads_all_files_and_writes_its_own(tmp_path: Path) -> None:
     assert [file.name for file in newest.files] == ["reverse-text.0123.a0001.jsonl", "reverse-text.0123.a0002.jsonl"]
 
 
-def test_the_process_collects_in_slices_once_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_sliced_after_load(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
 
     def process(argv: object, module: str, begin: object) -> int:

@@ -1,4 +1,4 @@
-"""Rollouts that are hard to write: tools, lone surrogates, messages that are no objects. Nothing that was generated is lost."""
+"""Rollouts with unusual content: tools, lone surrogates, messages that are not objects. No generated rollout is lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
     assert [tool["function"]["name"] for tool in back[1].tools] == ["add"]
 
 
-def test_without_tools_there_is_no_column_of_them(tmp_path: Path) -> None:
+def test_rows_without_tools_have_no_tools_column(tmp_path: Path) -> None:
     assert all(
         "tools" not in row
         for row in sampled_rows.select_rows([part(tmp_path / "f", [answer(1.0)])], min_reward=None).rows
@@ -55,7 +55,7 @@ def test_without_tools_there_is_no_column_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", sampled_rows.SUFFIXES)
-def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+def test_only_lone_surrogates_are_replaced(tmp_path: Path, suffix: str) -> None:
     spoken = [*MESSAGES, {"role": "assistant", "content": LONE, LONE: [{"deep": LONE}]}]
     found = part(tmp_path / "f.jsonl", [answer(1.0, messages=spoken), answer(1.0, 1)])
     path = tmp_path / f"data{suffix}"
@@ -67,7 +67,7 @@ def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: s
 
 
 @pytest.mark.parametrize("odd", ["hello", 5, None, ["user", "hi"], {"content": "no role"}, {"role": 5, "content": "x"}])
-def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path, odd: Any) -> None:
+def test_invalid_chat_is_excluded_and_counted(tmp_path: Path, odd: Any) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0, messages=(*MESSAGES, odd)), answer(1.0, 1)])
     selected = sampled_rows.select_rows([found], min_reward=None)
     assert (len(selected.rows), selected.no_chat) == (1, 1)
@@ -75,7 +75,7 @@ def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path, odd: Any) -> No
 
 
 class Offering:
-    """Offers a tool to the model."""
+    """Environment that offers a tool to the model."""
 
     id = "offering"
 
@@ -91,7 +91,7 @@ class Offering:
         return Score(1.0)
 
 
-async def test_what_the_model_was_offered_is_in_the_answer(tmp_path: Path) -> None:
+async def test_answer_contains_offered_tools(tmp_path: Path) -> None:
     config = make(tmp_path, seq_len=1024)
     chat = load_chat(config)
     engine = FakeEngine(version=3)

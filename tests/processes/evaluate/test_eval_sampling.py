@@ -1,4 +1,4 @@
-"""How evaluation draws tokens: greedily or with any parameter of the engine, while training keeps to what its log-probs are of."""
+"""Sampling of evaluation: greedy or with any engine parameter; training accepts only parameters that keep log-probs exact."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ ALL_OF_THEM: dict[str, Any] = {
 
 
 @dataclass
-class Listening(Gated):
-    """Keeps how it was asked."""
+class RecordingEngine(Gated):
+    """Engine that records the parameters of its requests."""
 
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -53,8 +53,8 @@ class Listening(Gated):
         return await super().generate(token_ids, n=n, max_tokens=max_tokens, **more)
 
 
-async def test_task_eval_asks_with_all_parameters_and_a_seed_per_sample(tmp_path: Path) -> None:
-    engine = Listening()
+async def test_task_eval_sends_all_parameters_and_seed_per_sample(tmp_path: Path) -> None:
+    engine = RecordingEngine()
     evaluation = {"num_tasks": TASKS, "samples_per_task": 2, "sampling": ALL_OF_THEM}
     assert await attempt(make(tmp_path, evaluation=evaluation, policies=None), 1, engine) == exit_codes.OK
     assert len(engine.asked) == 2 * TASKS
@@ -67,7 +67,7 @@ async def test_task_eval_asks_with_all_parameters_and_a_seed_per_sample(tmp_path
 
 async def test_evaluation_between_steps_is_greedy_while_training_samples(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path / "model")
-    engine = Listening()
+    engine = RecordingEngine()
     evaluation = {"interval": 1, "num_tasks": 3, "sampling": {"temperature": 0.0, "top_k": 7}}
     config = make_config(tmp_path, tmp_path / "model", max_steps=2, evaluation=evaluation)
     outcome = await simulate(config, engines=[engine])
@@ -79,7 +79,7 @@ async def test_evaluation_between_steps_is_greedy_while_training_samples(tmp_pat
 
 
 @pytest.mark.parametrize("packed", [True, False])
-async def test_the_engine_gets_them_by_its_own_names(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+async def test_engine_gets_parameters_by_its_own_names(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     found: list[dict[str, Any]] = []
 
     async def refuse(
@@ -107,7 +107,7 @@ async def test_the_engine_gets_them_by_its_own_names(monkeypatch: pytest.MonkeyP
         assert [sampling["detokenize"] for sampling in found] == [True, False], "texts are found only in text"
 
 
-def test_texts_seed_and_arguments_of_the_template_are_trainings_unless_evaluation_has_its_own() -> None:
+def test_evaluation_inherits_stop_seed_and_template_arguments() -> None:
     thinks = {"enable_thinking": True}
     training = SamplingConfig(stop=["a"], seed=3, chat_template_arguments=thinks)
     same, other = EvaluationSamplingConfig().over(training), EvaluationSamplingConfig(stop=["b"], seed=4).over(training)
@@ -116,7 +116,7 @@ def test_texts_seed_and_arguments_of_the_template_are_trainings_unless_evaluatio
     assert [same.seed_of(sample) for sample in (0, 1)] == [3, 4]
 
 
-def test_what_is_left_out_is_as_in_training() -> None:
+def test_omitted_evaluation_sampling_equals_training() -> None:
     complete = EvaluationSamplingConfig(temperature=0.0).over(SamplingConfig(temperature=0.7, max_tokens=99))
     assert (complete.temperature, complete.max_tokens) == (0.0, 99)
     assert complete.engine_parameters(complete.seed_of(3)) == {}
@@ -137,7 +137,7 @@ SPEC: dict[str, Any] = {"model": {"path": "m"}, "environments": [{"id": "reverse
         ({"stop": [""]}, "at least 1 character"),
     ],
 )
-def test_what_cannot_be_is_refused(blocks: dict[str, Any], problem: str) -> None:
+def test_contradictory_evaluation_sampling_is_refused(blocks: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         RLRunSpec.model_validate(SPEC | {"evaluation": {"sampling": blocks}})
 
@@ -149,7 +149,7 @@ RESHAPING = {"topP": 0.9, "topK": 20, "minP": 0.1, "minTokens": 4} | {
 
 @pytest.mark.parametrize("name", RESHAPING)
 @pytest.mark.parametrize("place", ["sampling", "environments[0].sampling"])
-def test_training_refuses_what_its_log_probs_would_not_be_of(tmp_path: Path, name: str, place: str) -> None:
+def test_training_refuses_sampling_that_changes_log_probs(tmp_path: Path, name: str, place: str) -> None:
     spec = json.loads(json.dumps(SPEC))
     (spec if place == "sampling" else spec["environments"][0])["sampling"] = {name: RESHAPING[name]}
     file = tmp_path / "run.yaml"
@@ -161,7 +161,7 @@ def test_training_refuses_what_its_log_probs_would_not_be_of(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("command", [eval_main, synthesize_main])
-def test_a_value_outside_its_bounds_is_refused_by_its_option(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_outside_bounds_is_refused_by_name(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command(["run.yaml", "--base", "--output", "o.jsonl", "--temperature", "-1"])
     assert ended.value.code == exit_codes.USAGE
@@ -179,7 +179,7 @@ def test_a_value_outside_its_bounds_is_refused_by_its_option(command: Any, capsy
         (["--max-tokens", "4096"], "sampling for reverse-text: maxTokens (4096) must be less than seqLen (512)"),
     ],
 )
-def test_options_are_judged_before_anything_starts(
+def test_sampling_options_are_checked_before_start(
     tmp_path: Path, command: Any, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, spec = tmp_path / "run.yaml", SPEC | {"model": {"tiny": {}}}

@@ -1,4 +1,4 @@
-"""Evaluation and synthesis against any OpenAI-style server: what is asked, what each failure says, and that nothing finished is lost."""
+"""Evaluation and synthesis with an OpenAI-style server: requests, error messages, and no loss of finished answers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-async def ask(api: ChatApi, env: dict[str, str] | None = None, **client: Any) -> str:
-    """The reply to one request, or what is said instead."""
+async def send_request(api: ChatApi, env: dict[str, str] | None = None, **client: Any) -> str:
+    """Return the reply to one request, or the error message."""
     async with api.running():
         servers = Servers(ClientConfig(base_url=[api.url], **client), env or {})
         try:
@@ -74,14 +74,14 @@ async def ask(api: ChatApi, env: dict[str, str] | None = None, **client: Any) ->
         (text("NaN"), "RefusedError: URL/chat/completions did not return a chat completion: NaN"),
     ],
 )  # fmt: skip
-async def test_each_failure_of_a_server_is_tried_again_or_says_why_not(answer: Answer, said: str) -> None:
-    assert (await ask(ChatApi(answers=[answer, backwards]))).startswith(said)
+async def test_server_failure_is_retried_or_explained(answer: Answer, said: str) -> None:
+    assert (await send_request(ChatApi(answers=[answer, backwards]))).startswith(said)
 
 
 @pytest.mark.parametrize("answer", [never, cut, status(503, "loading")])
-async def test_tries_are_bounded(answer: Answer) -> None:
+async def test_server_retries_are_bounded(answer: Answer) -> None:
     api = ChatApi(answers=[answer])
-    said = await ask(api, max_retries=2, timeout=0.2 if answer is never else UNREACHED_SECONDS)
+    said = await send_request(api, max_retries=2, timeout=0.2 if answer is never else UNREACHED_SECONDS)
     assert said.startswith("RefusedError: 3 tries failed, the last one: URL/chat/completions ")
     assert len(api.asked) == 3 or (answer is never and len(api.asked) < 3), "a try may be over before it is heard"
 
@@ -110,16 +110,16 @@ async def test_tries_are_bounded(answer: Answer) -> None:
         ),
     ],
 )
-async def test_the_model_and_the_key_are_checked_before_anything_is_asked(
+async def test_model_and_key_are_checked_before_requests(
     api: ChatApi, env: dict[str, str], client: dict[str, Any], said: str
 ) -> None:
-    answered = await ask(api, env, **client)
+    answered = await send_request(api, env, **client)
     assert answered.startswith(said)
     assert len(api.asked) == (answered == "cba")
     assert "wrong-key" not in answered
 
 
-async def test_of_several_servers_one_may_fail() -> None:
+async def test_one_of_several_servers_may_fail() -> None:
     bad, good = ChatApi(answers=[status(500)]), ChatApi()
     async with bad.running(), good.running():
         servers = Servers(
@@ -133,7 +133,7 @@ async def test_of_several_servers_one_may_fail() -> None:
     assert len(good.asked) == 4
 
 
-async def test_questions_that_fail_one_after_the_other_end_the_command() -> None:
+async def test_consecutive_failed_questions_end_the_command() -> None:
     async with ChatApi(answers=[status(400, "top_k is unknown")]).running() as api:
         servers = Servers(ClientConfig(base_url=[api.url]), {})
         for _ in range(served.FAILED_IN_A_ROW - 1):
@@ -162,14 +162,14 @@ async def test_questions_that_fail_one_after_the_other_end_the_command() -> None
         ({"api_key_var": "AWS_*"}, "expected the name of one variable"),
     ],
 )
-def test_a_client_that_is_none_is_refused(client: dict[str, Any], message: str) -> None:
+def test_invalid_client_is_refused(client: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClientConfig(**client)
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatApi]:
-    """A server beside the test, in a thread of its own."""
+    """Server that runs in its own thread."""
     import asyncio
 
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatApi]:
     loop.close()
 
 
-def manifest(path: Path, **changes: Any) -> str:
+def write_manifest(path: Path, **changes: Any) -> str:
     spec = {
         "model": {"tiny": {}},
         "maxSteps": 3,
@@ -202,10 +202,8 @@ def manifest(path: Path, **changes: Any) -> str:
     return str(path)
 
 
-def test_eval_of_a_manifest_asks_a_server_once(
-    api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = manifest(tmp_path / "run.yaml", evaluation={"sampling": {"topK": 5, "seed": 1, "stop": ["\n"]}})
+def test_eval_of_manifest_uses_server(api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_manifest(tmp_path / "run.yaml", evaluation={"sampling": {"topK": 5, "seed": 1, "stop": ["\n"]}})
     words = [
         "eval",
         run,
@@ -259,10 +257,8 @@ def test_synthesize_of_files_writes_messages(api: ChatApi, tmp_path: Path, capsy
     assert len(api.asked) == 4, "the failed one alone is asked again"
 
 
-def test_a_server_that_never_answers_ends_the_command(
-    api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = manifest(tmp_path / "run.yaml", environments=[{"id": "reverse-text", "timeoutSeconds": 1}])
+def test_unresponsive_server_ends_the_command(api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_manifest(tmp_path / "run.yaml", environments=[{"id": "reverse-text", "timeoutSeconds": 1}])
     api.answers = [never]
     assert main(["eval", run, "--client.base-url", api.url, "--max-tasks", "9"]) == 69
     told = capsys.readouterr().err
@@ -283,8 +279,8 @@ def test_a_server_that_never_answers_ends_the_command(
         pytest.param(signal.SIGTERM, marks=pytest.mark.full),
     ],
 )
-def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path, number: int) -> None:
-    run = manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
+def test_killed_evaluation_resumes_with_saved_answers(api: ChatApi, tmp_path: Path, number: int) -> None:
+    run = write_manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
     api.answers = [backwards, backwards, never]
     words = ["eval", run, "--client.base-url", api.url, "--max-tasks", "4"]
     process = program_forks().open(RLRUN, *words, environment=os.environ, folder=Path.cwd())
@@ -329,7 +325,7 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
         (["--model.name", ""], "--model.name: got '', expected the model's name at the server"),
     ],
 )
-def test_a_mistake_in_a_served_evaluation_is_one_line(
+def test_mistake_in_served_evaluation_is_one_line(
     options: list[str],
     message: str,
     tmp_path: Path,
@@ -337,7 +333,7 @@ def test_a_mistake_in_a_served_evaluation_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = manifest(tmp_path / "run.yaml")
+    run = write_manifest(tmp_path / "run.yaml")
     assert main(["eval", run, "--client.base-url", "http://127.0.0.1:9/v1", *options]) in (64, 78)
     err = capsys.readouterr().err
     assert message in err
@@ -345,7 +341,7 @@ def test_a_mistake_in_a_served_evaluation_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"], "nothing is made"
 
 
-def test_training_refuses_such_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = manifest(tmp_path / "run.yaml")
+def test_training_refuses_served_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_manifest(tmp_path / "run.yaml")
     assert main(["local", run, "--client.base-url", "https://api.openai.com/v1"]) == 64
     assert "training needs token ids, log-probs and changeable weights" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Models and data of a hub, with the hub's own client against a hub on this machine.
+"""Models and data of a hub, with the hub's own client and a local hub.
 
-The client reads its addresses and its mode once, when it is imported: each case is a process of its own.
+The client reads its addresses and mode once, at import: each case is a separate process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.program_forks import CODE, program_forks
 from tests.support.programs import finish, wait_for
 
 WEIGHTS = bytes(range(256)) * 8192
-"""2 MiB, so that a broken connection leaves something to go on with."""
+"""2 MiB, so that a broken download has a remaining part."""
 FILES = {
     "config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": WEIGHTS,
     "pytorch_model.bin": b"pickled", "onnx/model.onnx": b"other", "original/model.safetensors": b"another",
@@ -78,15 +78,15 @@ def model(server: Hub) -> Repo:
 
 
 class Role:
-    """A process of a run, which asks for models and data sets."""
+    """A process of a run that requests models and data sets."""
 
     def __init__(self, server: Hub, folder: Path) -> None:
         self.server, self.folder, self.variables = server, folder, {"HF_HOME": str(folder / "hub")}
 
     def start(self, *asked: dict[str, Any]) -> subprocess.Popen[str]:
-        """Start a program that asks. It is forked from a process that has not imported the hub's client."""
+        """Start a program that sends requests, forked from a process without the hub's client."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        # While a test holds a file back, the process that asked for it is not to ask again.
+        # The requesting process must not retry while a test holds a file back.
         patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "240", "HF_HUB_ETAG_TIMEOUT": "240"}
         base = kept | patient | {"HF_ENDPOINT": self.server.url}
         variables = base | {"HF_HUB_DISABLE_XET": "1", "HOME": str(self.folder)} | self.variables
@@ -94,7 +94,7 @@ class Role:
         return cast("subprocess.Popen[str]", program_forks().open(*words, environment=variables, folder=self.folder))
 
     def ask(self, *asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answers of one process, one after the other; without arguments to one question."""
+        """Return the answers of one process, in sequence; without arguments to one request."""
         process = self.start(*asked)
         out, log = finish(process)
         assert process.returncode == 0, log
@@ -102,7 +102,7 @@ class Role:
         return answers
 
     def fetching(self) -> subprocess.Popen[str]:
-        """A process that waits for the content of the weights."""
+        """Return a process that waits for the content of the weights."""
         self.server.hold.clear()
         process = self.start()
         wait_for(lambda: any(path.startswith("/store") for path in self.server.fetched()), "a request for the weights")
@@ -114,7 +114,7 @@ def role(server: Hub, tmp_path: Path) -> Role:
     return Role(server, tmp_path)
 
 
-def test_a_run_keeps_its_commit_and_needs_no_hub_any_more(server: Hub, model: Repo, role: Role) -> None:
+def test_run_keeps_commit_and_works_without_hub(server: Hub, model: Repo, role: Role) -> None:
     [first] = role.ask()
     sha = model.branches["main"]
     assert first["folder"].endswith(f"/models--org--tiny/snapshots/{sha}")
@@ -135,7 +135,7 @@ def test_a_run_keeps_its_commit_and_needs_no_hub_any_more(server: Hub, model: Re
     assert (again, new["folder"]) == (first, other["folder"]), "offline: what the cache knows as main"
 
 
-def test_tokenizer_alone_is_fetched_and_pickled_weights_are_refused(server: Hub, model: Repo, role: Role) -> None:
+def test_only_tokenizer_is_fetched_and_pickled_weights_are_refused(server: Hub, model: Repo, role: Role) -> None:
     model.commit({"config.json": b"{}", "pytorch_model.bin": b"pickled"}, "older")
     tokenizer, older = role.ask({"weights": False}, {"revision": "older"})
     assert tokenizer["files"] == {"config.json": 23, "tokenizer.json": 2}
@@ -145,7 +145,7 @@ def test_tokenizer_alone_is_fetched_and_pickled_weights_are_refused(server: Hub,
     assert not [path for path in server.fetched() if path.startswith("/store")]
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_was(server: Hub, model: Repo, role: Role) -> None:
+def test_broken_download_resumes(server: Hub, model: Repo, role: Role) -> None:
     server.broken_off = [1_000_000, 500_000]
     [found] = role.ask()
     ranges = [asked.range for asked in server.asked if asked.path.startswith("/store") and asked.method == "GET"]
@@ -153,7 +153,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(server: Hub, model: Rep
     assert Path(found["folder"], "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_one_process_fetches_and_the_others_wait_and_say_so(server: Hub, model: Repo, role: Role) -> None:
+def test_one_process_downloads_and_others_wait_with_message(server: Hub, model: Repo, role: Role) -> None:
     first = role.fetching()
     second = role.start({"run": "other"})
     assert second.stderr is not None
@@ -166,7 +166,7 @@ def test_one_process_fetches_and_the_others_wait_and_say_so(server: Hub, model: 
     assert len([path for path in server.fetched() if path.startswith("/store")]) == 1
 
 
-def test_a_killed_download_is_no_whole_one(server: Hub, model: Repo, role: Role) -> None:
+def test_killed_download_is_incomplete(server: Hub, model: Repo, role: Role) -> None:
     killed = role.fetching()
     killed.kill()
     killed.communicate()
@@ -182,7 +182,7 @@ def test_a_killed_download_is_no_whole_one(server: Hub, model: Repo, role: Role)
     assert role.ask()[0]["files"]["model.safetensors"] == len(WEIGHTS)
 
 
-def test_what_goes_wrong_is_one_message_with_field_and_fix(server: Hub, model: Repo, role: Role) -> None:
+def test_hub_error_is_one_message_with_field_and_fix(server: Hub, model: Repo, role: Role) -> None:
     model.token = "hf_right"
     gated = server.repositories["models/org/gated"] = Repo(gated=True)
     gated.commit(FILES)
@@ -206,7 +206,7 @@ def test_what_goes_wrong_is_one_message_with_field_and_fix(server: Hub, model: R
     assert "HF_TOKEN from a Secret in envFrom of trainer, inference and orchestrator" in answers[0]["error"]
 
 
-def test_a_hub_that_is_away_is_another_try(server: Hub, model: Repo, role: Role) -> None:
+def test_unreachable_hub_is_a_retriable_failure(server: Hub, model: Repo, role: Role) -> None:
     server.shutdown()
     server.server_close()
     [refused] = role.ask()
@@ -215,7 +215,7 @@ def test_a_hub_that_is_away_is_another_try(server: Hub, model: Repo, role: Role)
     assert "spec.networkPolicy.extraEgress" in refused["error"]
 
 
-def test_a_data_set_keeps_its_commit_as_well(server: Hub, role: Role) -> None:
+def test_data_set_keeps_its_commit(server: Hub, role: Role) -> None:
     repo = server.repositories["datasets/org/rows"] = Repo()
     repo.commit({"train.jsonl": ROWS, "README.md": b"text"})
     asked = {"what": "dataset", "name": "org/rows"}

@@ -1,4 +1,4 @@
-"""What is built, what is kept and what a user reads, with a builder that only writes down what it is asked."""
+"""Image builds: built images, kept archives and messages, with a builder that only records its calls."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ SILENT = Progress(lambda _: None)
 
 
 class Recorder:
-    """An engine without images."""
+    """Fake engine without images."""
 
     def __init__(self) -> None:
         self.prepared = 0
@@ -60,14 +60,14 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def make(engine: Recorder, checkout: Path, *names: str) -> dict[str, BuiltImage]:
+def build_images(engine: Recorder, checkout: Path, *names: str) -> dict[str, BuiltImage]:
     return build_with(engine, names, root=checkout, archives=checkout.parent / "archives", progress=SILENT)
 
 
-def test_an_image_is_built_once_from_its_files_alone(checkout: Path) -> None:
+def test_image_is_built_once_from_its_own_files(checkout: Path) -> None:
     engine = Recorder()
-    first = make(engine, checkout, "one", "two")
-    assert make(engine, checkout, "one", "two") == first
+    first = build_images(engine, checkout, "one", "two")
+    assert build_images(engine, checkout, "one", "two") == first
     assert engine.built == [first["one"].reference, first["two"].reference]
     assert engine.prepared == 1
     assert engine.seen[0].keys() == {"Dockerfile", "code/a.py"}
@@ -75,19 +75,19 @@ def test_an_image_is_built_once_from_its_files_alone(checkout: Path) -> None:
     assert first["one"].archive.read_text() == first["one"].reference
 
 
-def test_a_changed_file_gives_another_image_and_archive(checkout: Path) -> None:
+def test_changed_file_gives_another_image_and_archive(checkout: Path) -> None:
     engine = Recorder()
-    first = make(engine, checkout, "one")["one"]
+    first = build_images(engine, checkout, "one")["one"]
     (checkout / "code/a.py").write_text("x = 2\n")
-    second = make(engine, checkout, "one")["one"]
+    second = build_images(engine, checkout, "one")["one"]
     assert first.reference != second.reference
     assert first.archive != second.archive
     (checkout / "code/a.py").write_text("x = 1\n")
-    assert make(engine, checkout, "one")["one"] == first
+    assert build_images(engine, checkout, "one")["one"] == first
     assert len(engine.built) == 2
 
 
-def test_an_edit_while_the_base_is_made_does_not_reach_the_image(checkout: Path) -> None:
+def test_edit_during_base_build_does_not_reach_image(checkout: Path) -> None:
     class Slow(Recorder):
         def prepare(self) -> None:
             (checkout / "code/a.py").write_text("x = 'edited meanwhile'\n")
@@ -96,36 +96,36 @@ def test_an_edit_while_the_base_is_made_does_not_reach_the_image(checkout: Path)
             self.text = (context / "code/a.py").read_text()
 
     engine = Slow()
-    make(engine, checkout, "one")
+    build_images(engine, checkout, "one")
     assert engine.text == "x = 1\n"
 
 
 @pytest.mark.parametrize("broken", ["build", "save"])
-def test_a_failure_leaves_no_archive_and_the_next_build_tries_again(checkout: Path, broken: str) -> None:
+def test_failed_build_leaves_no_archive_and_is_retried(checkout: Path, broken: str) -> None:
     engine = Recorder()
     engine.broken = broken
     with pytest.raises(ClusterError):
-        make(engine, checkout, "one")
+        build_images(engine, checkout, "one")
     assert list((checkout.parent / "archives").glob("*.tar")) == []
     engine.broken = ""
-    assert make(engine, checkout, "one")["one"].archive.exists()
+    assert build_images(engine, checkout, "one")["one"].archive.exists()
 
 
-def test_the_two_newest_of_each_image_stay(checkout: Path) -> None:
+def test_two_newest_archives_of_each_image_are_kept(checkout: Path) -> None:
     engine = Recorder()
-    other = make(engine, checkout, "two")["two"]
+    other = build_images(engine, checkout, "two")["two"]
     made = []
     for version in range(4):
         (checkout / "code/a.py").write_text(f"x = {version + 10}\n")
-        image = make(engine, checkout, "one")["one"]
-        os.utime(image.archive, (version, version))  # a file system's clock may be coarse
+        image = build_images(engine, checkout, "one")["one"]
+        os.utime(image.archive, (version, version))  # The clock of a file system may be coarse.
         made.append(image)
     assert [image.archive.exists() for image in made] == [False, False, True, True]
     assert engine.removed == [made[0].reference, made[1].reference]
     assert other.archive.exists()
 
 
-def test_docker_comes_first_if_it_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_docker_is_preferred_if_it_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     monkeypatch.setattr(engines.os, "geteuid", lambda: 0)
     monkeypatch.setattr(engines.shutil, "which", lambda name, path=None: f"/usr/bin/{name}")
@@ -133,18 +133,18 @@ def test_docker_comes_first_if_it_works(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert isinstance(engines.choose(lambda: False, SILENT), engines.Buildah)
 
 
-def test_without_docker_and_root_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_docker_and_root_is_reported_with_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="docker, which does not work here, or by buildah as root"):
         engines.choose(lambda: False, SILENT)
 
 
-def test_the_end_of_a_failed_command_is_in_the_message(tmp_path: Path) -> None:
+def test_error_contains_last_output_of_failed_command(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"exit code 3(.|\n)*no space left"):
         engines._run(["sh", "-c", "echo no space left; exit 3"], tmp_path / "build.log", SILENT, "x")
 
 
-def test_the_command_prints_images_and_copies_archives(
+def test_build_command_prints_images_and_copies_archives(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive = tmp_path / "stub-0123.tar"
@@ -156,7 +156,7 @@ def test_the_command_prints_images_and_copies_archives(
     assert (tmp_path / "out" / "stub.tar").read_text() == "content"
 
 
-def test_the_command_says_errors_without_a_traceback(
+def test_build_command_reports_errors_without_traceback(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The commands with which docker builds images, against a stand-in."""
+"""Docker commands of image builds, against a fake docker program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools import images
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file that gets a line for each call of `docker` or `kind`: the attestations' variable and the arguments."""
+    """File that receives one line per call of `docker` or `kind`: the attestations' variable and the arguments."""
     log = tmp_path / "calls"
     for program in ("docker", "kind"):
         stand_in = tmp_path / "programs" / program

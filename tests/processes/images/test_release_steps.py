@@ -1,4 +1,4 @@
-"""The steps of release.yaml that check before they sign: run as they stand, on what a builder could hand over."""
+"""Check steps of release.yaml before signing: run unchanged, on possible results of a builder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REGISTRY = "ghcr.io/rlrun"
 IMAGE, CHART = "a" * 64, "b" * 64
 
 
-def check(job: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a job's step of that kind as a runner does: `bash -e`."""
+def run_check(job: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the check step of a job as a runner does: `bash -e`."""
     steps = yaml.safe_load(WORKFLOW.read_text())["jobs"][job]["steps"]
     (command,) = [step["run"] for step in steps if step.get("name", "").startswith("Check ")]
     environment = {"PATH": os.environ["PATH"], "REGISTRY": REGISTRY, **variables}
@@ -27,7 +27,7 @@ def check(job: str, folder: Path, **variables: str) -> subprocess.CompletedProce
 
 
 def handed_over(folder: Path, archive: str, name: str, content: str) -> str:
-    """Write an archive of one file; returns its SHA-256."""
+    """Write an archive with one file; return its SHA-256."""
     made = folder / "made"
     made.mkdir()
     (made / name).write_text(content)
@@ -40,7 +40,7 @@ def sbom_of(digest: str) -> str:
     return json.dumps({"packages": [{"checksums": [{"checksumValue": digest}]}]})
 
 
-def released(folder: Path, digest: str = IMAGE) -> dict[str, str]:
+def make_release(folder: Path, digest: str = IMAGE) -> dict[str, str]:
     return {
         "SHA256": handed_over(folder, "sbom.tar", "rlrun-operator.spdx.json", sbom_of(digest)),
         "IMAGES": f"{REGISTRY}/rlrun-operator@sha256:{IMAGE}",
@@ -48,8 +48,8 @@ def released(folder: Path, digest: str = IMAGE) -> dict[str, str]:
     }
 
 
-def test_what_agrees_becomes_the_subjects_of_the_provenance(tmp_path: Path) -> None:
-    done = check("sign", tmp_path, **released(tmp_path))
+def test_matching_artifacts_become_provenance_subjects(tmp_path: Path) -> None:
+    done = run_check("sign", tmp_path, **make_release(tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "subjects.txt").read_text().splitlines() == [
         f"{IMAGE}  {REGISTRY}/rlrun-operator",
@@ -72,14 +72,14 @@ def test_what_agrees_becomes_the_subjects_of_the_provenance(tmp_path: Path) -> N
     ],
     ids=["sum", "no sum", "no image", "no chart", "tag", "registry", "no SBOM", "other image", "option"],
 )
-def test_what_disagrees_ends_the_job(tmp_path: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-    assert check("sign", tmp_path, **change(released(tmp_path))).returncode != 0
+def test_mismatched_artifacts_fail_the_job(tmp_path: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    assert run_check("sign", tmp_path, **change(make_release(tmp_path))).returncode != 0
 
 
-def test_the_wheel_is_unpacked_only_with_the_builders_sum(tmp_path: Path) -> None:
+def test_wheel_is_unpacked_only_with_builder_checksum(tmp_path: Path) -> None:
     digest = handed_over(tmp_path, "wheel.tar", "rlrun.whl", "a wheel")
     for wrong in ("0" * 64, ""):
-        assert check("wheel", tmp_path, SHA256=wrong).returncode != 0
+        assert run_check("wheel", tmp_path, SHA256=wrong).returncode != 0
         assert not (tmp_path / "dist").exists()
-    assert check("wheel", tmp_path, SHA256=digest).returncode == 0
+    assert run_check("wheel", tmp_path, SHA256=digest).returncode == 0
     assert (tmp_path / "dist/rlrun.whl").read_text() == "a wheel"

@@ -1,4 +1,4 @@
-"""When an engine is forked from its server, and what of the server's it must not keep."""
+"""Engines forked from their server: the condition for a fork, and resources of the server that the engine must not keep."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(type(process).__name__, process.exitcode, heard, held())
 """
 
 
-def settings(**changes: Any) -> InferenceSettings:
+def make_settings(**changes: Any) -> InferenceSettings:
     common = {
         "model_path": "/m",
         "served_model_name": "m",
@@ -64,10 +64,10 @@ def settings(**changes: Any) -> InferenceSettings:
         ({"data_parallel": 2}, False),
     ],
 )
-def test_one_process_with_one_thread_on_the_cpu_is_forked(changes: dict[str, Any], expected: bool) -> None:
-    assert may_fork(settings(**changes)) is expected
+def test_only_single_thread_cpu_engine_is_forked(changes: dict[str, Any], expected: bool) -> None:
+    assert may_fork(make_settings(**changes)) is expected
 
 
-def test_a_forked_engine_holds_no_listener_and_its_signals_are_its_own() -> None:
+def test_forked_engine_has_no_listener_and_own_signals() -> None:
     done = run_program([sys.executable, "-c", FORKED])
     assert done.stdout == "ForkProcess 7 b'' True\n", done.stderr

@@ -1,4 +1,4 @@
-"""The client: what it accepts as a completion, and how it tells errors apart."""
+"""Engine client: accepted completions and kinds of errors."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ vllm:kv_cache_usage_perc{engine="1"} 0.5
 """
 
 
-def span(version: str, start: int, end: int) -> dict[str, Any]:
+def make_span(version: str, start: int, end: int) -> dict[str, Any]:
     return {"version": version, "start": start, "end": end}
 
 
-def choice(index: int = 0, **overrides: Any) -> dict[str, Any]:
+def make_choice(index: int = 0, **overrides: Any) -> dict[str, Any]:
     content = [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -1.5}]
     values: dict[str, Any] = {
         "index": index,
         "token_ids": [7, 8],
         "logprobs": {"content": content},
-        "weight_versions": [span("3", 0, 1), span("4", 1, 2)],
+        "weight_versions": [make_span("3", 0, 1), make_span("4", 1, 2)],
         "finish_reason": "stop",
     }
     return values | overrides
 
 
-def parsed(document: Any, n: int) -> list[Completion]:
+def parse_response(document: Any, n: int) -> list[Completion]:
     return parse_stock(json.dumps(document).encode(), n)
 
 
-def columns(completion: Completion) -> tuple[list[int], list[float], list[int], str]:
+def get_columns(completion: Completion) -> tuple[list[int], list[float], list[int], str]:
     ids, logprobs, versions = completion.token_ids, completion.logprobs, completion.versions
     return list(ids), list(logprobs), list(versions), completion.finish_reason
 
 
-def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
-    second, first = choice(1), choice(0, token_ids=[], logprobs=None, weight_versions=None)
-    empty, full = parsed({"choices": [second, first]}, 2)
-    assert columns(full) == ([7, 8], [-0.5, -1.5], [3, 4], "stop")
-    assert columns(empty)[:3] == ([], [], [])
+def test_stock_completion_has_logprob_and_version_per_token() -> None:
+    second, first = make_choice(1), make_choice(0, token_ids=[], logprobs=None, weight_versions=None)
+    empty, full = parse_response({"choices": [second, first]}, 2)
+    assert get_columns(full) == ([7, 8], [-0.5, -1.5], [3, 4], "stop")
+    assert get_columns(empty)[:3] == ([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
         ({"token_ids": [7, 8, 9]}, "2 log-probs for 3 tokens"),
         ({"token_ids": [7, 9]}, "other tokens"),
         ({"weight_versions": None}, "0 of 2 tokens"),
-        ({"weight_versions": [span("3", 0, 1)]}, "1 of 2 tokens"),
-        ({"weight_versions": [span("3", 1, 2)]}, "do not cover"),
-        ({"weight_versions": [span("3", 0, 2), span("4", 1, 2)]}, "do not cover"),
-        ({"weight_versions": [span("default", 0, 2)]}, "unknown version"),
-        ({"weight_versions": [span("unknown", 0, 2)]}, "unknown version"),
+        ({"weight_versions": [make_span("3", 0, 1)]}, "1 of 2 tokens"),
+        ({"weight_versions": [make_span("3", 1, 2)]}, "do not cover"),
+        ({"weight_versions": [make_span("3", 0, 2), make_span("4", 1, 2)]}, "do not cover"),
+        ({"weight_versions": [make_span("default", 0, 2)]}, "unknown version"),
+        ({"weight_versions": [make_span("unknown", 0, 2)]}, "unknown version"),
         ({"logprobs": None}, "lacks a field"),
         ({"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}, "token_ids": [7, 7]}, "finite"),
         ({"logprobs": {"content": [{"token_id": 7, "logprob": float("nan")}] * 2}, "token_ids": [7, 7]}, "malformed"),
@@ -84,23 +84,23 @@ def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
         ({"finish_reason": "abort"}, "did not finish"),
     ],
 )
-def test_nothing_without_logprob_and_version_gets_in(overrides: dict[str, Any], message: str) -> None:
+def test_stock_completion_without_logprob_or_version_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        parsed({"choices": [choice(**overrides)]}, 1)
+        parse_response({"choices": [make_choice(**overrides)]}, 1)
 
 
-def test_a_missing_completion_is_an_error() -> None:
+def test_missing_completion_is_an_error() -> None:
     with pytest.raises(EngineError, match="1 completions instead of 2"):
-        parsed({"choices": [choice()]}, 2)
+        parse_response({"choices": [make_choice()]}, 2)
     with pytest.raises(EngineError, match="lacks a field"):
-        parsed({}, 1)
-    for nonsense in ({"choices": [{"index": "?"}]}, {"choices": ["?"]}, {"choices": [choice(token_ids=["?"])]}):
+        parse_response({}, 1)
+    for nonsense in ({"choices": [{"index": "?"}]}, {"choices": ["?"]}, {"choices": [make_choice(token_ids=["?"])]}):
         with pytest.raises(EngineError, match="lacks a field"):
-            parsed(nonsense, 1)
+            parse_response(nonsense, 1)
 
 
 def test_versions_are_expanded() -> None:
-    assert list(expand_versions([span("1", 0, 2), span("12", 2, 3)], 3)) == [1, 1, 12]
+    assert list(expand_versions([make_span("1", 0, 2), make_span("12", 2, 3)], 3)) == [1, 1, 12]
 
 
 def test_metrics_are_summed_over_engines() -> None:
@@ -115,7 +115,7 @@ def test_metrics_are_summed_over_engines() -> None:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """A stand-in server: `answers[path]` is (status, body), `seen` the last request."""
+    """Fake server: `answers[path]` is (status, body), `seen` the last request."""
     state: dict[str, Any] = {"answers": {}, "seen": None, "hanging": asyncio.Event(), "closed": asyncio.Event()}
 
     async def handle(request: web.Request) -> web.Response:
@@ -144,16 +144,16 @@ async def engine() -> AsyncIterator[tuple[str, dict[str, Any]]]:
     await runner.cleanup()
 
 
-def generation(client: EngineClient, **options: Any) -> Any:
+def start_generation(client: EngineClient, **options: Any) -> Any:
     defaults = {"n": 1, "max_tokens": 2, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [2], "cache_salt": "3"}
     return client.generate([1, 5], **(defaults | options))
 
 
 async def test_generate_sends_key_salt_and_sampling(engine: tuple[str, dict[str, Any]]) -> None:
     url, state = engine
-    state["answers"]["/inference/v1/generate"] = (200, {"choices": [choice()]})
+    state["answers"]["/inference/v1/generate"] = (200, {"choices": [make_choice()]})
     async with EngineClient(url + "/", "the-key") as client:
-        (completion,) = await generation(client, seed=11, request_id="group-1")
+        (completion,) = await start_generation(client, seed=11, request_id="group-1")
     assert list(completion.versions) == [3, 4]
     authorization, text = state["seen"]
     body = json.loads(text)
@@ -163,7 +163,7 @@ async def test_generate_sends_key_salt_and_sampling(engine: tuple[str, dict[str,
     assert (sampling["temperature"], sampling["top_p"], sampling["logprobs"], sampling["seed"]) == (0.7, 0.9, 0, 11)
 
 
-async def test_a_reply_is_taken_apart_by_the_engines_parser(engine: tuple[str, dict[str, Any]]) -> None:
+async def test_reply_is_parsed_by_engine_parser(engine: tuple[str, dict[str, Any]]) -> None:
     url, state = engine
     call = {"id": "x", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
     path = "/v1/chat/completions/derender"
@@ -204,7 +204,7 @@ async def test_errors_carry_status_and_message(engine: tuple[str, dict[str, Any]
     assert not isinstance(error.value, EngineUnavailableError)
 
 
-async def test_not_ready_is_an_answer_but_a_proxy_error_is_not(engine: tuple[str, dict[str, Any]]) -> None:
+async def test_unready_engine_is_reported_and_proxy_error_raises(engine: tuple[str, dict[str, Any]]) -> None:
     url, state = engine
     async with EngineClient(url, "the-key") as client:
         state["answers"]["/rlrun/ready"] = (503, {"ready": False, "reason": "loading", "weight_version": None})
@@ -216,7 +216,7 @@ async def test_not_ready_is_an_answer_but_a_proxy_error_is_not(engine: tuple[str
                 await client.ready()
 
 
-async def test_no_server_and_late_answers_are_unavailability(engine: tuple[str, dict[str, Any]]) -> None:
+async def test_missing_server_and_late_reply_are_unavailability(engine: tuple[str, dict[str, Any]]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -234,18 +234,18 @@ async def test_cancelling_closes_the_connection(engine: tuple[str, dict[str, Any
     url, state = engine
     state["answers"]["/inference/v1/generate"] = (200, "hang")
     async with EngineClient(url, "the-key") as client:
-        task = asyncio.create_task(generation(client))
+        task = asyncio.create_task(start_generation(client))
         await result_of(state["hanging"].wait(), "the request reaches the engine")
         task.cancel()
         await result_of(state["closed"].wait(), "the end of the connection")
 
 
-async def test_an_engine_that_is_given_up_under_a_request_is_unavailable(engine: tuple[str, dict[str, Any]]) -> None:
-    """Its pod is gone, and so is its client; who still holds a replica of it hears of an engine's failure, not of aiohttp's."""
+async def test_client_closed_during_request_reports_unavailable_engine(engine: tuple[str, dict[str, Any]]) -> None:
+    """The engine's pod and client are gone; other holders of the replica must get an engine error, not one of aiohttp."""
     url, state = engine
     state["answers"]["/inference/v1/generate"] = (200, "hang")
     client = EngineClient(url, "the-key")
-    task = asyncio.create_task(generation(client))
+    task = asyncio.create_task(start_generation(client))
     await result_of(state["hanging"].wait(), "the request reaches the engine")
     await result_of(asyncio.gather(client.close(), client.close()), "the end of the client")
     with pytest.raises(EngineUnavailableError):
@@ -258,7 +258,7 @@ async def test_an_engine_that_is_given_up_under_a_request_is_unavailable(engine:
         await unused.status()
 
 
-def test_the_client_imports_neither_vllm_nor_torch() -> None:
+def test_client_imports_neither_vllm_nor_torch() -> None:
     code = "import sys, rlrun.inference.client.engine_client; print([m for m in ('vllm', 'torch', 'fastapi') if m in sys.modules])"
     result = run_program([sys.executable, "-c", code], check=True)
     assert result.stdout.strip() == "[]"

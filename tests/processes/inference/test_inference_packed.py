@@ -1,4 +1,4 @@
-"""Packed requests and answers: nothing gets in that is not accounted for, and reading them does not hold up an event loop."""
+"""Packed requests and responses: complete validation, and reading that does not block an event loop."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ LONG, GROUP = 65_536, 16
 CHOICE = {"tokens": 2, "finish_reason": "stop", "weight_versions": [{"version": "3", "start": 0, "end": 2}]}
 
 
-def packed(
+def pack_completion(
     *, model: str = "m", ids: list[int] | None = None, logprobs: list[float] | None = None, **choice: Any
 ) -> bytes:
     head = {"model": model, "choices": [CHOICE | choice]}
     return pack_document(head, [array(INTEGERS, ids or [7, 8]), array(FLOATS, logprobs or [-0.5, -1.5])])
 
 
-def test_columns_come_back_as_they_were() -> None:
+def test_packed_columns_are_read_unchanged() -> None:
     ids, logprobs = array(INTEGERS, [0, 1, 2**31 - 1]), array(FLOATS, [-0.25, -1e-8])
     reader = Reader(pack_document({"a": "\u00e9" * 3}, [ids, logprobs]))
     assert reader.head == {"a": "\u00e9" * 3}
@@ -57,54 +57,57 @@ def test_columns_come_back_as_they_were() -> None:
         (b"\x04\x00\x00\x00[[[[", "not JSON"),
     ],
 )
-def test_what_is_no_document_is_refused(data: bytes, message: str) -> None:
+def test_invalid_packed_document_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(PackedError, match=message):
         Reader(data)
 
 
-def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
+def test_packed_completion_has_logprob_and_version_per_token() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
-    (found,) = parse_packed(packed(weight_versions=spans), 1)
+    (found,) = parse_packed(pack_completion(weight_versions=spans), 1)
     assert (list(found.token_ids), list(found.logprobs), list(found.versions)) == ([7, 8], [-0.5, -1.5], [3, 4])
-    assert list(parse_packed(packed(model="run-v9"), 1, Adapter("run-v9", 9))[0].versions) == [9, 9]
+    assert list(parse_packed(pack_completion(model="run-v9"), 1, Adapter("run-v9", 9))[0].versions) == [9, 9]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (packed(tokens=3), "does not fit"),
-        (packed(tokens=1, weight_versions=[CHOICE["weight_versions"][0] | {"end": 1}]), "follow the last column"),
-        (packed(tokens=-1), "does not fit"),
-        (packed(tokens="2"), "lacks a field"),
-        (packed(logprobs=[-0.5, float("nan")]), "finite"),
-        (packed(logprobs=[-0.5, -float("inf")]), "finite"),
-        (packed(logprobs=[-0.5, 0.5]), "finite"),
-        (packed(finish_reason="abort"), "did not finish"),
-        (packed(weight_versions=[]), "0 of 2"),
-        (packed(weight_versions=None), "lacks a field"),
-        (packed(weight_versions=[{"version": "default", "start": 0, "end": 2}]), "unknown version"),
-        (packed(weight_versions=[{"version": "3", "start": 0, "end": 2**40}]), "do not cover"),
-        (packed()[:-1], "does not fit"),
+        (pack_completion(tokens=3), "does not fit"),
+        (
+            pack_completion(tokens=1, weight_versions=[CHOICE["weight_versions"][0] | {"end": 1}]),
+            "follow the last column",
+        ),
+        (pack_completion(tokens=-1), "does not fit"),
+        (pack_completion(tokens="2"), "lacks a field"),
+        (pack_completion(logprobs=[-0.5, float("nan")]), "finite"),
+        (pack_completion(logprobs=[-0.5, -float("inf")]), "finite"),
+        (pack_completion(logprobs=[-0.5, 0.5]), "finite"),
+        (pack_completion(finish_reason="abort"), "did not finish"),
+        (pack_completion(weight_versions=[]), "0 of 2"),
+        (pack_completion(weight_versions=None), "lacks a field"),
+        (pack_completion(weight_versions=[{"version": "default", "start": 0, "end": 2}]), "unknown version"),
+        (pack_completion(weight_versions=[{"version": "3", "start": 0, "end": 2**40}]), "do not cover"),
+        (pack_completion()[:-1], "does not fit"),
         (pack_document({"model": "m"}, []), "lacks a field"),
         (pack_document({"model": "m", "choices": []}, []), "0 completions instead of 1"),
         (b"<html>", "lacks a field"),
     ],
 )
-def test_nothing_without_logprob_and_version_gets_in(data: bytes, message: str) -> None:
+def test_packed_completion_without_logprob_or_version_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         parse_packed(data, 1)
 
 
-def test_another_models_answer_is_refused() -> None:
+def test_response_of_another_model_is_refused() -> None:
     with pytest.raises(EngineError, match="m answered a request for run-v8"):
-        parse_packed(packed(), 1, Adapter("run-v8", 8))
+        parse_packed(pack_completion(), 1, Adapter("run-v8", 8))
 
 
-# ---- the server's side
+# ---- server
 
 
 class Engine:
-    """Answers with the prompt reversed; an adapter of another name is not held."""
+    """Engine that returns the reversed prompt and holds only one adapter."""
 
     def __init__(self) -> None:
         self.asked: list[Head] = []
@@ -118,12 +121,12 @@ class Engine:
         return head.model or "m", [one] * head.sampling_params.n
 
 
-def request(head: dict[str, Any], prompt: list[int]) -> bytes:
+def pack_request(head: dict[str, Any], prompt: list[int]) -> bytes:
     return pack_document({"tokens": len(prompt), "sampling_params": {"max_tokens": 4}} | head, [integer_column(prompt)])
 
 
 class Owned:
-    """The hand-over of an engine that holds one adapter, of one guest."""
+    """Weight transfer of an engine that holds one adapter of one guest."""
 
     handover = property(lambda self: self)
 
@@ -131,7 +134,7 @@ class Owned:
         return (run, model) == ("a-guest", "held")
 
 
-async def ask(data: bytes, guest: str | None = None) -> httpx.Response:
+async def send_request(data: bytes, guest: str | None = None) -> httpx.Response:
     app = FastAPI()
     app.state.rlrun = Owned()
     app.include_router(generate_router(Engine()))
@@ -146,8 +149,8 @@ async def ask(data: bytes, guest: str | None = None) -> httpx.Response:
         return await client.post(ENGINE_GENERATE_PACKED, content=data)
 
 
-async def test_the_route_answers_what_the_client_reads() -> None:
-    answer = await ask(request({"sampling_params": {"max_tokens": 4, "n": 2}}, [5, 6, 7]))
+async def test_client_reads_response_of_packed_route() -> None:
+    answer = await send_request(pack_request({"sampling_params": {"max_tokens": 4, "n": 2}}, [5, 6, 7]))
     first, second = parse_packed(answer.content, 2)
     assert list(first.token_ids) == list(second.token_ids) == [7, 6, 5]
     assert list(first.versions) == [3, 3, 3]
@@ -163,8 +166,8 @@ async def test_the_route_answers_what_the_client_reads() -> None:
         ("another", "held", GONE),
     ],
 )
-async def test_a_guest_asks_its_own_adapters_alone(guest: str | None, model: str | None, status: int) -> None:
-    answer = await ask(request({} if model is None else {"model": model}, [5, 6, 7]), guest)
+async def test_guest_may_use_only_its_own_adapters(guest: str | None, model: str | None, status: int) -> None:
+    answer = await send_request(pack_request({} if model is None else {"model": model}, [5, 6, 7]), guest)
     assert answer.status_code == status, answer.text
 
 
@@ -172,30 +175,36 @@ async def test_a_guest_asks_its_own_adapters_alone(guest: str | None, model: str
     ("data", "status", "message"),
     [
         (b"{}", 400, "not a packed document"),
-        (request({"tokens": 9}, [1]), 400, "column of 9 values"),
-        (request({}, []), 422, "tokens: Input should be greater than or equal to 1"),
-        (request({"sampling_params": {}}, [1]), 422, "sampling_params.max_tokens: Field required"),
-        (request({"sampling_params": {"max_tokens": 1, "temperature": -1}}, [1]), 422, "sampling_params.temperature"),
-        (request({"colour": 1}, [1]), 422, "colour: Extra inputs"),
-        (request({}, [3, -1]), 422, "negative token id: -1"),
-        (request({"model": "gone"}, [1]), GONE, "gone does not exist"),
+        (pack_request({"tokens": 9}, [1]), 400, "column of 9 values"),
+        (pack_request({}, []), 422, "tokens: Input should be greater than or equal to 1"),
+        (pack_request({"sampling_params": {}}, [1]), 422, "sampling_params.max_tokens: Field required"),
+        (
+            pack_request({"sampling_params": {"max_tokens": 1, "temperature": -1}}, [1]),
+            422,
+            "sampling_params.temperature",
+        ),
+        (pack_request({"colour": 1}, [1]), 422, "colour: Extra inputs"),
+        (pack_request({}, [3, -1]), 422, "negative token id: -1"),
+        (pack_request({"model": "gone"}, [1]), GONE, "gone does not exist"),
     ],
 )
-async def test_a_bad_request_is_told_what_is_wrong(data: bytes, status: int, message: str) -> None:
-    answer = await ask(data)
+async def test_bad_request_gets_specific_error(data: bytes, status: int, message: str) -> None:
+    answer = await send_request(data)
     assert answer.status_code == answer.json()["error"]["code"] == status
     assert message in answer.json()["error"]["message"]
 
 
-# ---- the client against servers of either kind
+# ---- client with servers of both kinds
 
 
 @asynccontextmanager
-async def serving(routes: dict[str, Callable[[web.Request], Any]]) -> AsyncIterator[str]:
+async def serve_routes(routes: dict[str, Callable[[web.Request], Any]]) -> AsyncIterator[str]:
     app = web.Application(client_max_size=2**26)
     for path, handler in routes.items():
         app.router.add_post(path, handler)
-    runner = web.AppRunner(app, handler_cancellation=True)  # else cleanup waits a minute for handlers without a client
+    runner = web.AppRunner(
+        app, handler_cancellation=True
+    )  # Without this, cleanup waits a minute for handlers without a client.
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -204,12 +213,12 @@ async def serving(routes: dict[str, Callable[[web.Request], Any]]) -> AsyncItera
         await runner.cleanup()
 
 
-def asked(client: EngineClient, **options: Any) -> Any:
+def start_generation(client: EngineClient, **options: Any) -> Any:
     defaults = {"n": 1, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [2], "cache_salt": "3"}
     return client.generate([5, 6], **(defaults | options))
 
 
-async def test_a_server_without_the_route_is_asked_as_vllm_is_until_the_next_hand_over() -> None:
+async def test_server_without_packed_route_gets_stock_requests() -> None:
     asks: list[str] = []
     entry = {"token_id": 7, "logprob": -0.5}
     choice = {"index": 0, "token_ids": [7], "logprobs": {"content": [entry]}, "finish_reason": "stop"}
@@ -228,17 +237,17 @@ async def test_a_server_without_the_route_is_asked_as_vllm_is_until_the_next_han
         return web.json_response({"seconds": {}})
 
     routes = {ENGINE_GENERATE_PACKED: refuses, ENGINE_GENERATE: stock, "/rlrun/update_weights": update}
-    async with serving(routes) as url, EngineClient(url, "key") as client:
+    async with serve_routes(routes) as url, EngineClient(url, "key") as client:
         for _ in range(2):
-            (completion,) = await asked(client)
+            (completion,) = await start_generation(client)
             assert list(completion.token_ids) == [7]
         assert asks == ["packed", "stock", "stock"]
         await client.update_weights("/w", 3)
-        await asked(client)
+        await start_generation(client)
         assert asks[3:] == ["packed", "stock"]
 
 
-async def test_a_large_group_is_asked_for_in_parts_with_seeds_and_names_of_their_own() -> None:
+async def test_large_group_is_requested_in_parts_with_own_seeds() -> None:
     heads: list[dict[str, Any]] = []
     release = asyncio.Event()
 
@@ -247,14 +256,14 @@ async def test_a_large_group_is_asked_for_in_parts_with_seeds_and_names_of_their
         heads.append(head)
         if len(heads) == 4:
             release.set()
-        await release.wait()  # all parts at once
+        await release.wait()  # All parts are in flight at once.
         n = head["sampling_params"]["n"]
         token = array(INTEGERS, [head["sampling_params"]["seed"]] * 2)
         columns = [column for _ in range(n) for column in (token, array(FLOATS, [-0.5, -0.5]))]
         return web.Response(body=pack_document({"model": "m", "choices": [CHOICE] * n}, columns))
 
-    async with serving({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
-        completions = await asked(client, n=14, max_tokens=1 << 17, seed=100, request_id="g")
+    async with serve_routes({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
+        completions = await start_generation(client, n=14, max_tokens=1 << 17, seed=100, request_id="g")
     assert len(completions) == 14
     by_seed = sorted(heads, key=lambda head: head["sampling_params"]["seed"])
     assert [head["sampling_params"]["n"] for head in by_seed] == [4, 4, 4, 2]
@@ -262,20 +271,20 @@ async def test_a_large_group_is_asked_for_in_parts_with_seeds_and_names_of_their
     assert [c.token_ids[0] for c in completions] == [100] * 4 + [104] * 4 + [108] * 4 + [112] * 2
 
 
-async def test_a_part_that_fails_fails_the_request_alone() -> None:
+async def test_failed_part_fails_only_its_request() -> None:
     async def answers(asking: web.Request) -> web.Response:
         head = Reader(await asking.read()).head
         if head["sampling_params"]["n"] == 1:
             return web.json_response({"error": {"message": "too long"}}, status=400)
         return await asyncio.Event().wait()  # type: ignore[func-returns-value]
 
-    async with serving({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
+    async with serve_routes({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
         with pytest.raises(EngineError, match="returned 400: too long") as error:
-            await asked(client, n=5, max_tokens=1 << 17)
+            await start_generation(client, n=5, max_tokens=1 << 17)
     assert error.value.status == 400
 
 
-# ---- an answer of 16 x 65,536 tokens
+# ---- a response with 16 x 65,536 tokens
 
 SERVER = """
 import asyncio, json, sys
@@ -326,9 +335,9 @@ def long_engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Busy(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Measures the longest time that the loop computes between two looks for events, in seconds of its thread's CPU.
+    """Selector that measures the longest computation of the loop between two polls, in CPU seconds of its thread.
 
-    Unlike the wall clock, this does not grow where other processes take the cores.
+    Unlike the wall clock, this does not grow if other processes use the cores.
     """
 
     longest = 0.0
@@ -342,8 +351,8 @@ class Busy(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
         return found
 
 
-def test_a_huge_answer_does_not_hold_up_the_event_loop(long_engine: str) -> None:
-    """A group of 16 x 65,536 tokens; measured against what parsing as much JSON takes on this machine."""
+def test_huge_response_does_not_block_event_loop(long_engine: str) -> None:
+    """A group of 16 x 65,536 tokens, compared with the time to parse the same amount of JSON on this machine."""
     entry = {"token_id": 123_456, "logprob": -0.5, "rank": 1, "top_logprobs": [], "token": "token_id:123456"}
     text = json.dumps([entry] * LONG)
     began = time.thread_time()
@@ -355,12 +364,14 @@ def test_a_huge_answer_does_not_hold_up_the_event_loop(long_engine: str) -> None
 
     async def group() -> Any:
         async with EngineClient(long_engine, "key") as client:
-            await asked(client, max_tokens=LONG)  # what is loaded and connected at first use is none of an answer's
+            await start_generation(
+                client, max_tokens=LONG
+            )  # First use includes imports and connections, which do not belong to a response.
             selector.longest = 0.0
-            return await asked(client, n=GROUP, max_tokens=LONG), selector.longest
+            return await start_generation(client, n=GROUP, max_tokens=LONG), selector.longest
 
     slices = heap.Slices()
-    slices.begin()  # as in the orchestrator: a full collection would visit all that pytest has loaded
+    slices.begin()  # As in the orchestrator: a full collection would visit all objects that pytest has loaded.
     try:
         with asyncio.Runner(loop_factory=partial(asyncio.SelectorEventLoop, selector)) as runner:
             completions, longest = runner.run(group())

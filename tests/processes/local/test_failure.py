@@ -1,4 +1,4 @@
-"""What a person reads when a role ends a run on one machine."""
+"""Error messages when a role ends a local run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Current thread 0x00007f0000000001 (most recent call first):
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:51000"
 
 
-def ended(folder: Path, code: int) -> Running:
-    """A trainer that ended so."""
+def make_ended_trainer(folder: Path, code: int) -> Running:
+    """Return a trainer that ended with this exit code."""
     spec = RoleProcess("trainer", "trainer", (), {}, folder / "trainer.log", folder / "error.json")
     spec.log.write_text(f"{DUMP}Traceback (most recent call last):\n{LOST}\n")
     process = subprocess.Popen([sys.executable, "-c", f"import os; os._exit({code})"])
@@ -35,12 +35,10 @@ def ended(folder: Path, code: int) -> Running:
     return Running(spec, process)
 
 
-def test_the_rank_that_crashed_is_told_and_not_the_peer_that_lost_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_crashed_rank_is_reported_instead_of_its_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_error(tmp_path, "trainer", RoleError(LOST, follows=True))
     write_error(tmp_path, "trainer", last_word(1, -11, DUMP))
-    explain_failure(ended(tmp_path, 139), tmp_path)
+    explain_failure(make_ended_trainer(tmp_path, 139), tmp_path)
     said = capsys.readouterr().err
     assert said.splitlines()[1:7] == [
         "error: trainer was ended by SIGSEGV",
@@ -53,10 +51,8 @@ def test_the_rank_that_crashed_is_told_and_not_the_peer_that_lost_it(
     assert LOST not in said
 
 
-def test_without_a_word_the_log_of_a_crash_is_told_from_the_thread_that_crashed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    explain_failure(ended(tmp_path, 139), tmp_path)
+def test_crash_without_error_file_is_reported_from_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    explain_failure(make_ended_trainer(tmp_path, 139), tmp_path)
     said = capsys.readouterr().err.splitlines()
     assert said[4:6] == [
         "  | Current thread 0x00007f0000000001 (most recent call first):",

@@ -1,4 +1,4 @@
-"""Last words of a run on one machine: after a signal at any moment and after a failure, what is saved and how to go on."""
+"""Last output of a local run after a signal or a failure: saved state and the command to continue."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ DEAF = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('dea
 FAILS = "import sys\nprint('RuntimeError: the optimizer has no state')\nsys.exit(3)"
 
 
-def checkpoint(paths: RunPaths, step: int, size: int = 3 << 20) -> None:
+def write_checkpoint(paths: RunPaths, step: int, size: int = 3 << 20) -> None:
     folder = paths.checkpoint(step, 1)
     folder.mkdir(parents=True)
     write_manifest(folder, Manifest(step, 1, 1, "c", (FileEntry("trainer/a", size, 0),), 1.0))
 
 
-def metrics(paths: RunPaths, last: int) -> None:
+def write_metrics(paths: RunPaths, last: int) -> None:
     lines = [{"step": n, "loss": 1.0} for n in range(1, last + 1)]
     paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def told(paths: RunPaths, **changed: Any) -> list[str]:
+def farewell_lines(paths: RunPaths, **changed: Any) -> list[str]:
     known = Farewell(paths, "runs/a", f"{COMMAND} --output-dir runs/a --resume", trains=True)
     return list(replace(known, **changed).lines())
 
 
-def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None:
+def test_farewell_lists_saved_state_folders_and_continue_command(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     again = f"{COMMAND} --output-dir runs/a --resume"
-    assert told(paths) == [
+    assert farewell_lines(paths) == [
         "  saved:    no checkpoint is complete, so the run starts again at step 1",
         f"  continue: {again}",
     ]
-    metrics(paths, 9)
-    assert told(paths)[0].endswith("starts again at step 1; steps 1 to 9 are trained again")
-    checkpoint(paths, 4)
-    checkpoint(paths, 8)
-    paths.checkpoint(10, 1).mkdir()  # being written
+    write_metrics(paths, 9)
+    assert farewell_lines(paths)[0].endswith("starts again at step 1; steps 1 to 9 are trained again")
+    write_checkpoint(paths, 4)
+    write_checkpoint(paths, 8)
+    paths.checkpoint(10, 1).mkdir()  # This checkpoint is incomplete.
     for attempt in (1, 2):
         paths.logs(attempt, "trainer").mkdir(parents=True)
     paths.traces.mkdir()
     paths.exports.mkdir()
-    assert told(paths, failed=True) == [
+    assert farewell_lines(paths, failed=True) == [
         "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001 (3.0 MiB)",
         "  lost:     step 9 is trained again",
         "  logs:     runs/a/logs/attempt_0002",
@@ -80,20 +80,20 @@ def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None
         "  why:      rlrun why runs/a",
         f"  repair the cause, then continue: {again}",
     ]
-    assert "will not be requested again" in told(paths, trains=False)[0]
+    assert "will not be requested again" in farewell_lines(paths, trains=False)[0]
     (paths.checkpoint(8, 1) / "manifest.json").write_text("{}")
     paths.metrics.write_text("{torn")
-    assert told(paths)[0] == "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001"
+    assert farewell_lines(paths)[0] == "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001"
 
 
-def test_a_full_volume_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_volume_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "volume_is_full", lambda _: True)
     full = "  full:     the volume is full: you can delete traces/, exports/ and logs/ of the folder"
-    assert told(RunPaths(tmp_path))[-2] == full
+    assert farewell_lines(RunPaths(tmp_path))[-2] == full
 
 
 class Played:
-    """A run whose roles are stand-ins."""
+    """A run with scripts as roles."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.paths, self._patch = RunPaths(folder), monkeypatch
@@ -101,7 +101,7 @@ class Played:
         self.grace_seconds = 30
 
     def roles(self, trainer: str = WAITS, orchestrator: str = WAITS) -> None:
-        """Put scripts in the place of the roles."""
+        """Replace the roles with scripts."""
         scripts = {"trainer": trainer, "orchestrator": orchestrator}
 
         def stand_ins(*args: Any, **kwargs: Any) -> list[RoleProcess]:
@@ -113,7 +113,7 @@ class Played:
         self._patch.setattr(launcher, "plan_processes", stand_ins)
 
     def run(self, *words: str) -> int:
-        """Run it to its end; the exit code."""
+        """Run to the end; return the exit code."""
         parser = launcher.Parser("rlrun local", "")
         add_options(parser)
         options: Namespace = parser.parse_args(["--output-dir", str(self.paths.root), "--plain", *words])
@@ -123,7 +123,7 @@ class Played:
 
     @property
     def lines(self) -> list[str]:
-        """Its output."""
+        """Return the lines of output."""
         return self.out.getvalue().splitlines()
 
 
@@ -137,8 +137,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return found
 
 
-def when(condition: Callable[[], bool], *acts: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
+def act_when(condition: Callable[[], bool], *acts: Callable[[], object]) -> threading.Thread:
+    """Run actions as soon as a condition holds."""
 
     def wait() -> None:
         for act, at in zip(acts, (condition, *(lambda: True,) * (len(acts) - 1)), strict=True):
@@ -150,7 +150,7 @@ def when(condition: Callable[[], bool], *acts: Callable[[], object]) -> threadin
     return thread
 
 
-def signalled(number: int = signal.SIGINT) -> None:
+def send_signal(number: int = signal.SIGINT) -> None:
     os.kill(os.getpid(), number)
 
 
@@ -158,9 +158,9 @@ def is_watched(played: Played) -> Callable[[], bool]:
     return lambda: read_record(played.paths.launcher) is not None
 
 
-def test_a_signal_while_the_model_is_made(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_model_creation_stops_everything(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
-        signalled()
+        send_signal()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launcher, "prepare_model", interrupted)
@@ -171,12 +171,12 @@ def test_a_signal_while_the_model_is_made(played: Played, monkeypatch: pytest.Mo
         "  continue: rlrun local run.yaml --output-dir runs/a --resume",
     ], "a command is one line, however narrow the terminal is"
     monkeypatch.setattr(launcher, "prepare_model", lambda *_: None)
-    thread = when(is_watched(played), signalled)
+    thread = act_when(is_watched(played), send_signal)
     assert played.run("--resume") == 130, "the command goes on"
     thread.join()
 
 
-def test_a_signal_before_anything_is_written(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_before_first_write_starts_nothing(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -185,7 +185,7 @@ def test_a_signal_before_anything_is_written(played: Played, monkeypatch: pytest
     assert played.lines == ["interrupted: nothing was started"]
 
 
-def test_a_signal_before_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+def test_signal_before_launcher_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
@@ -194,13 +194,13 @@ def test_a_signal_before_the_launcher(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(("number", "by"), [(signal.SIGINT, ""), (signal.SIGTERM, " by SIGTERM")])
-def test_a_signal_while_it_trains(played: Played, number: int, by: str) -> None:
+def test_signal_during_training_prints_saved_state(played: Played, number: int, by: str) -> None:
     def trained() -> None:
-        metrics(played.paths, 5)
-        checkpoint(played.paths, 4)
-        signalled(number)
+        write_metrics(played.paths, 5)
+        write_checkpoint(played.paths, 4)
+        send_signal(number)
 
-    thread = when(is_watched(played), trained)
+    thread = act_when(is_watched(played), trained)
     assert played.run() == 130
     thread.join()
     assert played.lines[-6:] == [
@@ -219,20 +219,20 @@ def test_a_signal_while_it_trains(played: Played, number: int, by: str) -> None:
     assert "data chats.jsonl: 35 B" in played.lines
 
 
-def test_a_second_signal_does_not_wait(played: Played) -> None:
+def test_second_signal_stops_at_once(played: Played) -> None:
     played.roles(trainer=DEAF)
-    thread = when(
+    thread = act_when(
         lambda: is_watched(played)() and Path("deaf").is_file(),
-        signalled,
-        lambda: when(lambda: "stopping:" in played.out.getvalue(), signalled),
+        send_signal,
+        lambda: act_when(lambda: "stopping:" in played.out.getvalue(), send_signal),
     )
-    played.grace_seconds = 3600  # longer than any test may take
+    played.grace_seconds = 3600  # Longer than any test may take.
     assert played.run() == 130
     thread.join()
     assert played.lines[-1].startswith("  continue:")
 
 
-def test_a_role_that_fails(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_role_is_reported_with_its_log(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     played.roles(trainer=FAILS)
     assert played.run() == 3
     lines = capsys.readouterr().err.strip().splitlines()
@@ -248,7 +248,7 @@ def test_a_role_that_fails(played: Played, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_a_model_that_cannot_be_made(
+def test_failed_model_creation_is_reported_with_fix(
     played: Played, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any) -> None:
@@ -261,17 +261,17 @@ def test_a_model_that_cannot_be_made(
     assert lines[-1] == "  repair the cause, then continue: rlrun local run.yaml --output-dir runs/a --resume"
 
 
-def test_nothing_that_is_printed_reads_like_a_fault(played: Played) -> None:
-    thread = when(is_watched(played), signalled)
+def test_interrupted_run_prints_no_error_words(played: Played) -> None:
+    thread = act_when(is_watched(played), send_signal)
     played.run()
     thread.join()
     text = played.out.getvalue().lower()
     assert [word for word in ("none", "error", "fail", "nan", "traceback", "warning") if word in text] == []
 
 
-def test_a_folder_with_a_blank_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+def test_folder_with_space_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
     played.paths = RunPaths(tmp_path / "my runs")
-    thread = when(is_watched(played), signalled)
+    thread = act_when(is_watched(played), send_signal)
     played.run()
     thread.join()
     assert played.lines[-1] == "  continue: rlrun local run.yaml --output-dir 'my runs' --resume"

@@ -1,4 +1,4 @@
-"""GPUs that a launch may use, and locks: no two runs of a machine have one unasked."""
+"""GPUs of a launch and their locks: two runs of a machine share a GPU only on request."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", "GPU-dddd-4")
 BUSY = Machine(UUIDS)
 
 
-def config(name: str = "x", **spec: object) -> RunConfig:
+def make_config(name: str = "x", **spec: object) -> RunConfig:
     blocks = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
     document = {"model": {"tiny": {}}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **blocks, **spec}
     return resolve_spec(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=f"/runs/{name}")
 
 
-def claim(run: RunConfig, locks: Path, **more: Any) -> Any:
-    """GPUs of a machine with four, by a folder of locks."""
+def claim_run_gpus(run: RunConfig, locks: Path, **more: Any) -> Any:
+    """Claim GPUs of a machine with four, with a folder of locks."""
     variables = {LOCKS_VARIABLE: str(locks)} | more.pop("variables", {})
     ids = more.pop("trainer", None), more.pop("inference", None)
     return claim_gpus(run, *ids, share=more.pop("share", False), machine=lambda: BUSY, variables=variables)
@@ -50,7 +50,7 @@ def claim(run: RunConfig, locks: Path, **more: Any) -> Any:
         ("GPU-c,MIG-1/2/3", ["GPU-c", "MIG-1/2/3"]),
     ],
 )
-def test_visible_gpus_are_those_that_cuda_sees(text: str | None, expected: list[int | str]) -> None:
+def test_visible_gpus_match_cuda(text: str | None, expected: list[int | str]) -> None:
     assert BUSY.visible({} if text is None else {"CUDA_VISIBLE_DEVICES": text}) == expected
 
 
@@ -62,20 +62,20 @@ def test_visible_gpus_are_those_that_cuda_sees(text: str | None, expected: list[
         ("x", "'x' is neither"),
     ],
 )
-def test_a_variable_that_names_no_gpus_is_refused(text: str, message: str) -> None:
+def test_invalid_visible_devices_variable_is_refused(text: str, message: str) -> None:
     with pytest.raises(PreflightError, match=rf"CUDA_VISIBLE_DEVICES \({re.escape(text)}\).*{message}"):
         BUSY.visible({"CUDA_VISIBLE_DEVICES": text})
 
 
-def test_a_gpu_has_one_key_however_it_is_called() -> None:
+def test_gpu_has_one_key_for_all_names() -> None:
     assert BUSY.key(2) == BUSY.key("GPU-cccc-3") == BUSY.key("GPU-cc") == "GPU-cccc-3"
-    assert BUSY.key("GPU-aa") == "GPU-aa"  # of two
+    assert BUSY.key("GPU-aa") == "GPU-aa"  # Two GPUs have this prefix.
     assert Machine([None]).key(0) == "index-0"
     assert BUSY.chosen([0, 3], ["GPU-aaaa-1", 1]) == ["GPU-aaaa-1", 3]
 
 
 def test_gpus_are_found_without_a_library(tmp_path: Path) -> None:
-    """A container's only GPU is CUDA's first, whatever its device file is called."""
+    """The only GPU of a container is CUDA's first, independent of the name of its device file."""
     devices, driver = tmp_path / "dev", tmp_path / "driver"
     devices.mkdir()
     assert Machine.here(driver, devices).uuids == []
@@ -96,49 +96,55 @@ def test_options_name_gpus_by_index_or_uuid() -> None:
         gpu_ids("0,-1")
 
 
-def test_runs_beside_each_other_have_gpus_of_their_own(tmp_path: Path) -> None:
-    with claim(config("a"), tmp_path) as first, claim(config("b"), tmp_path) as second:
+def test_parallel_runs_have_distinct_gpus(tmp_path: Path) -> None:
+    with claim_run_gpus(make_config("a"), tmp_path) as first, claim_run_gpus(make_config("b"), tmp_path) as second:
         assert (first.inference, first.trainer) == ([0], [1])
         assert (second.inference, second.trainer) == ([2], [3])
-        with pytest.raises(PreflightError) as refused, claim(config("c"), tmp_path):
+        with pytest.raises(PreflightError) as refused, claim_run_gpus(make_config("c"), tmp_path):
             pass
     assert refused.value.code == exit_codes.UNAVAILABLE
     said = str(refused.value)
     assert f"GPU 1 is used by run a in /runs/a (process {os.getpid()})" in said
     assert "GPU 3 is used by run b in /runs/b" in said
     assert "--share-gpus" in said
-    with claim(config("c"), tmp_path) as third:
+    with claim_run_gpus(make_config("c"), tmp_path) as third:
         assert third.trainer == [1]
 
 
-def test_a_gpu_that_is_named_is_not_replaced_by_another_one(tmp_path: Path) -> None:
+def test_named_gpu_is_not_replaced(tmp_path: Path) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "GPU-aaaa-1,GPU-cccc-3,GPU-dddd-4"}
-    with claim(config("a"), tmp_path, trainer=[0], inference=[2]):
+    with claim_run_gpus(make_config("a"), tmp_path, trainer=[0], inference=[2]):
         with (
             pytest.raises(PreflightError, match=r"^GPU GPU-cccc-3 is used by run a .*choose other GPUs"),
-            claim(config("b"), tmp_path, trainer=[2], inference=["GPU-dddd-4"], variables=variables),
+            claim_run_gpus(make_config("b"), tmp_path, trainer=[2], inference=["GPU-dddd-4"], variables=variables),
         ):
             pass
-        other = config("b", inference={})
-        with claim(other, tmp_path, trainer=["GPU-dddd-4"]) as free:
+        other = make_config("b", inference={})
+        with claim_run_gpus(other, tmp_path, trainer=["GPU-dddd-4"]) as free:
             assert free.trainer == [3]
 
 
-def test_gpus_are_shared_on_purpose(tmp_path: Path) -> None:
+def test_gpus_are_shared_on_request(tmp_path: Path) -> None:
     both = {"trainer": [0], "inference": [1]}
-    with claim(config("a"), tmp_path, **both), claim(config("b"), tmp_path, **both, share=True) as beside:
+    with (
+        claim_run_gpus(make_config("a"), tmp_path, **both),
+        claim_run_gpus(make_config("b"), tmp_path, **both, share=True) as beside,
+    ):
         assert (beside.trainer, beside.inference, beside.descriptors) == ([0], [1], ())
-    with claim(config("a"), tmp_path, share=True), claim(config("b"), tmp_path, share=True) as second:
+    with (
+        claim_run_gpus(make_config("a"), tmp_path, share=True),
+        claim_run_gpus(make_config("b"), tmp_path, share=True) as second,
+    ):
         assert second.inference == [0]
-        with claim(config("c"), tmp_path) as alone:
+        with claim_run_gpus(make_config("c"), tmp_path) as alone:
             assert (alone.inference, alone.trainer) == ([2], [3])
 
 
-def test_a_run_on_cpus_looks_for_no_gpu(tmp_path: Path) -> None:
+def test_cpu_run_does_not_search_gpus(tmp_path: Path) -> None:
     def machine() -> Machine:
         raise AssertionError
 
-    run = config(trainer={}, inference={})
+    run = make_config(trainer={}, inference={})
     with claim_gpus(
         run, None, None, share=False, machine=machine, variables={LOCKS_VARIABLE: str(tmp_path)}
     ) as nothing:
@@ -146,21 +152,21 @@ def test_a_run_on_cpus_looks_for_no_gpu(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_too_few_gpus(tmp_path: Path) -> None:
+def test_too_few_gpus_on_machine_are_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(PreflightError, match="trainer needs 8 GPUs") as refused,
-        claim(config(trainer={"gpusPerReplica": 8}), tmp_path),
+        claim_run_gpus(make_config(trainer={"gpusPerReplica": 8}), tmp_path),
     ):
         pass
     assert "is used by" not in str(refused.value)
 
 
-def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
+def test_unusable_lock_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PreflightError, match=rf"{LOCKS_VARIABLE}"), claim(config(), tmp_path / "file"):
+    with pytest.raises(PreflightError, match=rf"{LOCKS_VARIABLE}"), claim_run_gpus(make_config(), tmp_path / "file"):
         pass
     (tmp_path / "GPU-aaaa-1.lock").symlink_to(tmp_path / "file")
-    with pytest.raises(PreflightError, match=r"GPU-aaaa-1\.lock"), claim(config(), tmp_path):
+    with pytest.raises(PreflightError, match=r"GPU-aaaa-1\.lock"), claim_run_gpus(make_config(), tmp_path):
         pass
 
 
@@ -174,7 +180,7 @@ time.sleep(600)
 """
 
 
-def test_the_kernel_releases_the_lock_of_a_killed_process(tmp_path: Path) -> None:
+def test_kernel_releases_lock_of_killed_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -187,8 +193,8 @@ def test_the_kernel_releases_the_lock_of_a_killed_process(tmp_path: Path) -> Non
         os.close(file)
 
 
-def test_roles_keep_a_lock_that_their_launcher_has_lost(tmp_path: Path) -> None:
-    """Only those with GPUs: an orchestrator that is slow to end keeps nobody waiting."""
+def test_roles_keep_lock_after_launcher_ends(tmp_path: Path) -> None:
+    """Only roles with GPUs keep it, so a slow orchestrator does not block the next run."""
 
     def role(name: str, gpus: str) -> RoleProcess:
         command = (sys.executable, "-c", "import time; time.sleep(600)")

@@ -1,4 +1,4 @@
-"""Which processes a launch consists of, and what is refused before any of them starts."""
+"""Processes of a launch, and configurations that are refused before the first start."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from tests.support.programs import run_program
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
 
 
-def config(tmp_path: Path, **spec: object) -> RunConfig:
+def make_config(tmp_path: Path, **spec: object) -> RunConfig:
     document = {"model": {"tiny": {}}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **spec}
     return resolve_spec(RLRunSpec.model_validate(document), name="x", uid="u", output_dir=str(tmp_path))
 
 
-def test_every_role_is_told_where_the_others_listen(tmp_path: Path) -> None:
-    first, second = with_endpoints(config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
+def test_each_role_gets_addresses_of_others(tmp_path: Path) -> None:
+    first, second = with_endpoints(make_config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
     assert (first.inference.port, second.inference.port) == (1004, 1005)
     assert first.orchestrator.inference_urls == ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
     assert first.orchestrator.trainer_url == f"http://127.0.0.1:{first.trainer.port}"
-    assert first.hash() == config(tmp_path, inference={"replicas": 2}).hash()
+    assert first.hash() == make_config(tmp_path, inference={"replicas": 2}).hash()
 
 
-def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
-    configs = with_endpoints(config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
+def test_key_is_in_no_command_line(tmp_path: Path) -> None:
+    configs = with_endpoints(make_config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
     specs = plan_processes(
         configs,
         [tmp_path / "run.json", tmp_path / "run.1.json"],
@@ -60,10 +60,10 @@ def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
 COLOCATED = {"algorithm": {"maxAsyncLevel": 0}, "placement": {"colocate": True}}
 
 
-def test_engines_on_the_trainers_gpus(tmp_path: Path) -> None:
+def test_colocated_engines_use_trainer_gpus(tmp_path: Path) -> None:
     both = {"gpusPerReplica": 2}
     inference = {**both, "tensorParallel": 2}
-    run = config(tmp_path, **COLOCATED, trainer={**both, "replicas": 2}, inference=inference)
+    run = make_config(tmp_path, **COLOCATED, trainer={**both, "replicas": 2}, inference=inference)
     assert run.inference is not None
     assert run.inference.replicas == 2, "each replica of the trainer has an engine"
     assert split_gpus(run, range(4), None, None) == ([0, 1, 2, 3], [0, 1, 2, 3])
@@ -89,8 +89,8 @@ def test_engines_on_the_trainers_gpus(tmp_path: Path) -> None:
     assert devices == {"inference-0": "0,1", "inference-1": "2,3", "trainer": "0,1,2,3", "orchestrator": ""}
 
 
-def test_a_replay_without_engines_waits_for_none(tmp_path: Path) -> None:
-    run = config(tmp_path, **COLOCATED).model_copy(update={"inference": None})
+def test_replay_without_engines_is_not_colocated(tmp_path: Path) -> None:
+    run = make_config(tmp_path, **COLOCATED).model_copy(update={"inference": None})
     (one,) = with_endpoints(run, Ports(1001, 1002, 1003, ()), replay="rollouts")
     assert (one.trainer.colocated, one.orchestrator.colocated, one.trainer.engine_urls) == (False, False, [])
 
@@ -106,24 +106,24 @@ GPU = {"trainer": {"gpusPerReplica": 2}, "inference": {"replicas": 2, "gpusPerRe
         (range(2), [0, 1], [0, 1], ([0, 1], [0, 1])),
     ],
 )
-def test_gpus_are_split_as_asked(
+def test_gpus_are_split_as_requested(
     tmp_path: Path,
     available: range,
     trainer: list[int] | None,
     inference: list[int] | None,
     expected: tuple[list[int], list[int]],
 ) -> None:
-    assert split_gpus(config(tmp_path, **GPU), list(available), trainer, inference) == expected
+    assert split_gpus(make_config(tmp_path, **GPU), list(available), trainer, inference) == expected
 
 
-def test_too_few_gpus_are_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_too_few_gpus_for_split_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainer needs 2 GPUs .* but only 1 of 3 are free for it"):
-        split_gpus(config(tmp_path, **GPU), [0, 1, 2], None, None)
+        split_gpus(make_config(tmp_path, **GPU), [0, 1, 2], None, None)
     with pytest.raises(ValueError, match="this machine has no GPU 7"):
-        split_gpus(config(tmp_path, **GPU), [0, 1, 2, 3], [0, 7], None)
+        split_gpus(make_config(tmp_path, **GPU), [0, 1, 2, 3], [0, 7], None)
 
 
-def test_a_port_in_use_is_named_with_its_role() -> None:
+def test_used_port_is_named_with_its_role() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
@@ -134,7 +134,7 @@ def test_a_port_in_use_is_named_with_its_role() -> None:
     assert caught.value.code == exit_codes.UNAVAILABLE
 
 
-def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) -> None:
+def test_nonempty_folder_is_used_only_to_resume(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(PreflightError, match="is not empty: add --resume"):
         check_folder(tmp_path, resume=False)
@@ -144,7 +144,7 @@ def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) ->
     assert (tmp_path / "precious").read_text() == "x"
 
 
-def test_a_folder_is_not_taken_from_a_launcher_that_runs(tmp_path: Path) -> None:
+def test_folder_of_running_launcher_is_refused(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.run_json.write_text("{}")
     with subprocess.Popen(["sleep", "60"]) as launcher:
@@ -163,15 +163,15 @@ def test_a_folder_is_not_taken_from_a_launcher_that_runs(tmp_path: Path) -> None
         check_folder(tmp_path / "new", resume=False, take_over=True)
 
 
-def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
+def test_file_in_place_of_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(RoleError, match="cannot write to"):
         check_folder(tmp_path / "file", resume=False)
 
 
-def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
+def test_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "m"
-    run = config(tmp_path, model={"path": str(folder)})
+    run = make_config(tmp_path, model={"path": str(folder)})
     with pytest.raises(PreflightError, match="no folder"):
         check_model(run.trainer.model)
     folder.mkdir()
@@ -180,17 +180,17 @@ def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
         check_model(run.trainer.model)
 
 
-def test_ports_are_distinct_and_none_that_an_outgoing_connection_is_given() -> None:
+def test_free_ports_are_distinct_and_not_ephemeral() -> None:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [free_port() for _ in range(300)]
     assert len(set(ports)) == len(ports)
-    if first == 32768:  # Linux's own
+    if first == 32768:  # The default of Linux.
         assert not [port for port in ports if first <= port <= last]
     with socket.create_server(("127.0.0.1", ports[0])):
         pass
 
 
-def test_a_port_that_one_process_was_given_is_not_given_in_another_as_long_as_it_lives() -> None:
+def test_free_port_is_reserved_across_processes() -> None:
     port = free_port()
     code = (
         f"from rlrun.local import preflight; preflight._PORTS = range({port}, {port} + 1); print(preflight.free_port())"

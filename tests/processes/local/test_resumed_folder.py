@@ -1,4 +1,4 @@
-"""What `--resume` reads of the run that is there."""
+"""Reads of `--resume` from the existing run."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ spec: {model: {tiny: {}}, environments: [{id: arithmetic}]}
 """
 
 
-def resume(tmp_path: Path, content: str) -> int:
+def resume_run(tmp_path: Path, content: str) -> int:
     (tmp_path / "run.yaml").write_text(MANIFEST)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text(content)
     return main(["local", str(tmp_path / "run.yaml"), "--output-dir", str(tmp_path / "out"), "--resume"])
 
 
-def test_a_damaged_run_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert resume(tmp_path, '{"trainer": {"uid": ') == exit_codes.CONFIGURATION
+def test_damaged_run_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume_run(tmp_path, '{"trainer": {"uid": ') == exit_codes.CONFIGURATION
     assert "run.json" in capsys.readouterr().err
 
 
-def test_another_model_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = RLRunSpec.model_validate({"model": {"path": "m"}, "environments": [{"id": "arithmetic"}]})
     before = resolve_spec(spec, name="demo", uid="u", output_dir=str(tmp_path / "out")).model_dump_json()
-    assert resume(tmp_path, before) == exit_codes.CONFIGURATION
+    assert resume_run(tmp_path, before) == exit_codes.CONFIGURATION
     assert "spec.model differs from the run in" in capsys.readouterr().err
     assert (tmp_path / "out" / "run.json").read_text() == before

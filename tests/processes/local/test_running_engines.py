@@ -1,4 +1,4 @@
-"""Engines that a run finds running: which are refused, and what is then not started."""
+"""Running engines of a local run: refused engines, and roles that are not started."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rlrun.protocol.files.paths import RunPaths
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Address of something that listens."""
+    """Address with a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def config(**spec: Any) -> RunConfig:
+def make_config(**spec: Any) -> RunConfig:
     document = {"model": {"path": "m"}, "environments": [{"id": "arithmetic"}], **spec}
     return resolve_spec(RLRunSpec.model_validate(document), name="x", uid="u", output_dir="out")
 
 
-def options(*words: str) -> argparse.Namespace:
+def parse_options(*words: str) -> argparse.Namespace:
     return parser().parse_args(["run.yaml", *words])
 
 
-def test_a_run_takes_the_engine_and_starts_none(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_uses_running_engine_and_starts_none(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLRUN_API_KEY", "key-of-the-engine")
-    assert check_engines(options("--engine-url", url), config(), RunPaths(tmp_path)) == "key-of-the-engine"
-    (placed,) = with_endpoints(config(inference={"replicas": 2}), Ports(1, 2, 3, ()), None, running=[url])
+    assert check_engines(parse_options("--engine-url", url), make_config(), RunPaths(tmp_path)) == "key-of-the-engine"
+    (placed,) = with_endpoints(make_config(inference={"replicas": 2}), Ports(1, 2, 3, ()), None, running=[url])
     assert placed.orchestrator.inference_urls == [url]
 
 
@@ -56,21 +56,21 @@ def test_a_run_takes_the_engine_and_starts_none(url: str, tmp_path: Path, monkey
         ([], "--engine-url needs RLRUN_API_KEY in the environment"),
     ],
 )
-def test_what_is_refused(
+def test_contradictory_engine_options_are_refused(
     url: str, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RLRUN_API_KEY", raising=False)
     with pytest.raises(PreflightError, match=message):
-        check_engines(options("--engine-url", url, *words), config(), RunPaths(tmp_path))
+        check_engines(parse_options("--engine-url", url, *words), make_config(), RunPaths(tmp_path))
 
 
-def test_an_engine_of_another_run_is_named(url: str, tmp_path: Path) -> None:
+def test_engine_of_another_run_is_refused(url: str, tmp_path: Path) -> None:
     write_json(RunPaths(tmp_path).identity, {"name": "other", "uid": "u"})
     with pytest.raises(PreflightError, match="was started for the run 'other', but this run is 'x'"):
-        check_engines(options("--engine-url", url), config(), RunPaths(tmp_path))
+        check_engines(parse_options("--engine-url", url), make_config(), RunPaths(tmp_path))
 
 
-def test_the_engines_files_are_no_run(tmp_path: Path) -> None:
+def test_engine_files_do_not_count_as_run(tmp_path: Path) -> None:
     write_json(RunPaths(tmp_path).identity, {"name": "x", "uid": "u"})
     with pytest.raises(PreflightError, match="is not empty"):
         check_folder(tmp_path, resume=False)

@@ -1,4 +1,4 @@
-"""A guest on one machine: it finds its host's addresses, and starts nothing but its orchestrator."""
+"""Guest run on one machine: it finds its host's addresses and starts only its orchestrator."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005
 GUEST_PORTS = Ports(trainer=2001, rendezvous=2002, metrics=2003, inference=())
 
 
-def config(root: Path, name: str, **trainer: object) -> RunConfig:
+def make_config(root: Path, name: str, **trainer: object) -> RunConfig:
     document = {"model": {"tiny": {}}, "environments": [{"id": "arithmetic"}], "trainer": trainer}
     return resolve_spec(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=str(root / name))
 
 
-def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
-    host, guest = config(tmp_path, "host", lora={"slots": 2}), config(tmp_path, "guest", lora={}, sharedWith="host")
+def test_guest_gets_addresses_of_host(tmp_path: Path) -> None:
+    host, guest = (
+        make_config(tmp_path, "host", lora={"slots": 2}),
+        make_config(tmp_path, "guest", lora={}, sharedWith="host"),
+    )
     assert (shares_trainer(host), shares_trainer(guest)) == (True, False)
     paths = RunPaths(tmp_path / "host")
     offer_trainer(paths, PORTS)
@@ -52,7 +55,7 @@ def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
         endpoints_of(tmp_path / "guest", "host")
 
 
-def test_a_host_whose_launcher_was_killed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_with_killed_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""A supervised run on one machine: its processes, what is refused before it starts, and what it says at its end."""
+"""Local supervised fine-tuning: processes, refused configurations and final summary."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rlrun.local.summary import print_summary
 from rlrun.runtime import exit_codes
 
 
-def config(**data: Any) -> RunConfig:
+def make_config(**data: Any) -> RunConfig:
     sources = {"sources": [{"path": "chats.jsonl"}]}
     document = {"task": "SFT", "model": {"tiny": {}}, "data": sources | data}
     return resolve_spec(RLRunSpec.model_validate(document), name="run", uid="u", output_dir="/runs/run")
 
 
-def test_it_is_a_trainer_and_an_orchestrator() -> None:
+def test_sft_run_has_trainer_and_orchestrator() -> None:
     ports = Ports(1, 2, 3, ())
-    configs = with_endpoints(config(), ports, None)
+    configs = with_endpoints(make_config(), ports, None)
     assert RunConfig.model_validate_json(configs[0].model_dump_json()) == configs[0]
     started = plan_processes(
         configs,
@@ -41,13 +41,14 @@ def test_it_is_a_trainer_and_an_orchestrator() -> None:
         inference_gpus=[],
     )
     assert [process.role for process in started] == ["trainer", "orchestrator"]
-    assert split_gpus(config(), [], None, None) == ([], [])
+    assert split_gpus(make_config(), [], None, None) == ([], [])
 
 
-def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_reported_before_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(**data: Any) -> list[str]:
         return [
-            f"{finding.key}: {finding.message}" for finding in check_data(config(**data).orchestrator.data, here=True)
+            f"{finding.key}: {finding.message}"
+            for finding in check_data(make_config(**data).orchestrator.data, here=True)
         ]
 
     monkeypatch.chdir(tmp_path)
@@ -66,7 +67,7 @@ def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path, m
         (["--inference-port", "8000"], "--inference-port has 1 ports, but task SFT runs no engine; remove it"),
     ],
 )
-def test_options_of_rl_are_refused(
+def test_rl_options_are_refused_for_sft(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -83,7 +84,7 @@ def test_options_of_rl_are_refused(
     assert problem in capsys.readouterr().err
 
 
-def test_a_replay_has_no_engine_to_give_a_port(
+def test_replay_refuses_inference_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,7 +98,7 @@ def test_a_replay_has_no_engine_to_give_a_port(
     )
 
 
-def test_the_summary_tells_the_losses(tmp_path: Path) -> None:
+def test_summary_shows_losses(tmp_path: Path) -> None:
     lines = [
         {"step": 0, "validation/loss": 4.5},
         {"step": 1, "loss": 4.25},

@@ -1,4 +1,4 @@
-"""Nothing that a launch started outlives it, whatever is killed and whoever started it."""
+"""Supervisor: all processes of a launch end with it after a kill of any process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def launch_id() -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
 
 
-def role(tmp_path: Path, launch_id: str, code: str, name: str = "trainer") -> RoleProcess:
+def make_role(tmp_path: Path, launch_id: str, code: str, name: str = "trainer") -> RoleProcess:
     command = (sys.executable, "-c", textwrap.dedent(code))
     return RoleProcess(
         "trainer", name, command, {LAUNCH_VARIABLE: launch_id}, tmp_path / f"{name}.log", tmp_path / "error.json"
@@ -45,17 +45,17 @@ STUBBORN = """
 """
 
 
-def test_stop_ends_a_role_that_ignores_sigterm_and_its_child_in_another_session(tmp_path: Path, launch_id: str) -> None:
+def test_stop_kills_role_ignoring_sigterm_and_its_child(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
-    supervisor.start([role(tmp_path, launch_id, STUBBORN)])
+    supervisor.start([make_role(tmp_path, launch_id, STUBBORN)])
     wait_for(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
     supervisor.stop(grace_seconds=0.5)
     assert marked_processes(launch_id) == []
 
 
-def test_stop_ends_the_child_of_a_role_that_was_killed(tmp_path: Path, launch_id: str) -> None:
+def test_stop_ends_children_of_killed_role(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
-    supervisor.start([role(tmp_path, launch_id, STUBBORN)])
+    supervisor.start([make_role(tmp_path, launch_id, STUBBORN)])
     wait_for(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
     os.kill(supervisor.running[0].process.pid, signal.SIGKILL)
     wait_for(lambda: len(supervisor.exited()) == 1, "the role's end is seen")
@@ -63,13 +63,13 @@ def test_stop_ends_the_child_of_a_role_that_was_killed(tmp_path: Path, launch_id
     assert marked_processes(launch_id) == []
 
 
-def test_stop_touches_nothing_else(tmp_path: Path, launch_id: str) -> None:
+def test_stop_does_not_touch_other_processes(tmp_path: Path, launch_id: str) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, LAUNCH_VARIABLE: "another"}
     )
     try:
         supervisor = Supervisor(launch_id)
-        supervisor.start([role(tmp_path, launch_id, "import time; time.sleep(600)")])
+        supervisor.start([make_role(tmp_path, launch_id, "import time; time.sleep(600)")])
         supervisor.stop(grace_seconds=5)
         assert other.poll() is None
     finally:
@@ -99,9 +99,9 @@ def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -
         process.wait()
 
 
-def test_the_log_keeps_what_a_role_printed_and_its_end_is_shown(tmp_path: Path, launch_id: str) -> None:
+def test_log_keeps_output_and_last_lines_are_shown(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
-    supervisor.start([role(tmp_path, launch_id, "print('one'); print('two'); raise SystemExit(7)")])
+    supervisor.start([make_role(tmp_path, launch_id, "print('one'); print('two'); raise SystemExit(7)")])
     wait_for(lambda: len(supervisor.exited()) == 1, "the role has ended")
     assert supervisor.running[0].process.returncode == 7
     assert last_lines(supervisor.running[0].spec.log, 1) == ["two"]
@@ -119,14 +119,14 @@ LISTENS = """
 """
 
 
-def test_a_role_that_does_not_end_tells_what_it_does(
+def test_role_that_does_not_end_reports_its_stack(
     tmp_path: Path, launch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 60.0)
     supervisor = Supervisor(launch_id)
     stuck, other = (
-        role(tmp_path, launch_id, LISTENS),
-        role(tmp_path, launch_id, "import time; time.sleep(600)", "other"),
+        make_role(tmp_path, launch_id, LISTENS),
+        make_role(tmp_path, launch_id, "import time; time.sleep(600)", "other"),
     )
     supervisor.start([stuck, other])
     wait_for(lambda: "up" in stuck.log.read_text(), "the role is up")

@@ -1,4 +1,4 @@
-"""What the live view and the summary show."""
+"""Live view and summary of a local run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlrun.local.view import MetricsTail, View, draw_sparkline, show_duration, s
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "–"), (5.9, "5s"), (187, "3m07s"), (3725, "1h02m")])
-def test_durations(seconds: float | None, shown: str) -> None:
+def test_durations_are_short(seconds: float | None, shown: str) -> None:
     assert show_duration(seconds) == shown
 
 
-def test_a_sparkline_rises_with_the_values_and_fits() -> None:
+def test_sparkline_rises_with_values_and_fits() -> None:
     assert draw_sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert len(draw_sparkline([float(i) for i in range(1000)], width=40)) == 40
     assert draw_sparkline([]) == ""
 
 
-def test_the_tail_waits_for_whole_lines_and_follows_a_rewrite(tmp_path: Path) -> None:
+def test_tail_reads_complete_lines_and_follows_rewrite(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     assert list(tail.poll()) == []
@@ -34,13 +34,13 @@ def test_the_tail_waits_for_whole_lines_and_follows_a_rewrite(tmp_path: Path) ->
     assert [line["step"] for line in tail.poll()] == [1]
     path.write_text('{"step": 1}\n{"step": 2}\n')
     assert [line["step"] for line in tail.poll()] == [2]
-    path.write_text('{"step": 1}\n')  # a resume dropped a lost step
+    path.write_text('{"step": 1}\n')  # A resume deleted a lost step.
     assert list(tail.poll()) == []
     assert tail.history.last == {"step": 1}
 
 
-def test_the_tail_sees_that_the_file_is_another_one_though_it_is_as_long_already(tmp_path: Path) -> None:
-    """A resumed run of short steps had trained again what was lost, and more, before it was looked at: the view stopped it."""
+def test_tail_detects_replaced_file_of_same_length(tmp_path: Path) -> None:
+    """A resumed run of short steps can retrain all lost steps before the next poll; the view missed that once."""
     path, again = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.tmp"
     tail = MetricsTail(path)
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
@@ -54,18 +54,18 @@ def test_the_tail_sees_that_the_file_is_another_one_though_it_is_as_long_already
     assert [line["step"] for line in tail.poll()] == [4]
 
 
-def test_a_line_that_is_none_stops_nobody(tmp_path: Path) -> None:
+def test_invalid_metrics_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('p": 1}\n7\n{"step": 2}\n')
     assert [line["step"] for line in MetricsTail(path).poll()] == [2]
 
 
-def test_a_step_is_one_line() -> None:
+def test_step_is_printed_in_one_line() -> None:
     line = {"step": 3, "reward/mean": 0.5, "off_policy/mean": 1.25, "eval/arithmetic/reward/mean": 0.25}
     assert step_line(line, 9) == "step 3/9  reward 0.500  staleness 1.25  eval/arithmetic/reward/mean 0.250"
 
 
-def test_a_volume_that_stops_the_run_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_volume_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trouble = {"reason": "StorageFull", "text": "the volume is full: 0 B free of 80 MiB since 03:27:39 UTC"}
     answers = iter([{"storage": trouble}, None, {"storage": trouble}, {"storage": None}])
     monkeypatch.setattr(view_module, "read_progress", lambda *_: next(answers))
@@ -83,7 +83,7 @@ def test_a_volume_that_stops_the_run_is_said_once(tmp_path: Path, monkeypatch: p
     ]
 
 
-def test_a_wait_is_one_line_without_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_is_printed_once_without_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = ["trainer: loading since 03:30:13Z", "trainer: loading since 03:30:13Z; 2 of 4 files, a long line"]
     answers = iter([None, *({"waiting_on": text} for text in waits)])
     monkeypatch.setattr(view_module, "read_progress", lambda *_: next(answers))
@@ -96,12 +96,12 @@ def test_a_wait_is_one_line_without_its_own_time(tmp_path: Path, monkeypatch: py
     assert lines == ["the roles to start", "trainer: loading"]
 
 
-def test_a_tiny_negative_number_has_no_sign() -> None:
+def test_tiny_negative_number_has_no_sign() -> None:
     assert step_line({"step": 3, "loss": -1e-9}, 9) == "step 3/9  loss 0.0000"
     assert step_line({"step": 3, "loss": -0.25}, 9) == "step 3/9  loss -0.2500"
 
 
-def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
+def test_summary_shows_start_end_and_evaluation(tmp_path: Path) -> None:
     lines = [{"step": 0, "eval/a/reward/mean": 0.5}]
     lines += [{"step": n, "reward/mean": 0.5 + n / 100, "time/step": 1.0} for n in range(1, 31)]
     lines[-1]["eval/a/reward/mean"] = 0.75
@@ -114,7 +114,7 @@ def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
     assert "Complete in 1 min 1 s" in text
 
 
-def test_the_summary_names_evaluations_of_which_answers_are_missing(tmp_path: Path) -> None:
+def test_summary_names_partial_evaluations(tmp_path: Path) -> None:
     lines = [{"step": 0, "eval/a/reward/mean": 0.5, "eval/a/answers": 6, "eval/a/errors": 0, "eval/a/timeouts": 0}]
     lines += [{"step": n, "reward/mean": 0.5, "time/step": 1.0} for n in range(1, 4)]
     lines[-1] |= {"eval/a/reward/mean": 0.75, "eval/a/reward/mean_all": 0.5, "eval/a/answers": 4}
@@ -128,7 +128,7 @@ def test_the_summary_names_evaluations_of_which_answers_are_missing(tmp_path: Pa
     ]
 
 
-def test_the_panel_shows_step_elapsed_and_what_it_waits_for(tmp_path: Path) -> None:
+def test_panel_shows_step_elapsed_time_and_wait(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps({"step": 0, "eval/a/reward/mean": 0.5}) + "\n")
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
@@ -144,7 +144,7 @@ def test_the_panel_shows_step_elapsed_and_what_it_waits_for(tmp_path: Path) -> N
     assert any("waiting for: roles starting since 3s" in line for line in lines)
 
 
-def test_the_panel_has_a_dash_for_a_version_that_no_engine_has(tmp_path: Path) -> None:
+def test_panel_shows_dash_for_unknown_version(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
     view = View(
         console, name="demo", max_steps=10, metrics=tmp_path / "m", url="http://127.0.0.1:1", api_key="k", plain=True
@@ -155,7 +155,7 @@ def test_the_panel_has_a_dash_for_a_version_that_no_engine_has(tmp_path: Path) -
     assert ["held-out", "–", "version", "–", "in", "flight", "–"] in [line.split() for line in text.splitlines()]
 
 
-def test_the_tail_holds_a_few_numbers_per_step(tmp_path: Path) -> None:
+def test_tail_keeps_few_numbers_per_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     values = {f"metric/{number}": float(number) for number in range(100)}
     with path.open("w") as file:

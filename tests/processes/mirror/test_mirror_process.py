@@ -1,4 +1,4 @@
-"""The copying process beside a run, with a folder of this machine for object storage."""
+"""Mirror process of a run, with a local folder as object storage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.programs import wait_for
 UID = "11111111-2222-3333-4444-555555555555"
 
 
-def run(root: Path, url: str) -> RunConfig:
+def make_run(root: Path, url: str) -> RunConfig:
     document = {"model": {"tiny": {}}, "maxSteps": 4, "environments": [{"id": "reverse-text"}]}
     storage = {"claimTemplate": {}, "mirror": {"url": url}}
     config = resolve_spec(
@@ -34,7 +34,7 @@ def run(root: Path, url: str) -> RunConfig:
     return config
 
 
-def checkpoint(root: Path, step: int) -> str:
+def write_checkpoint(root: Path, step: int) -> str:
     folder = RunPaths(root).checkpoint(step, 1)
     (folder / "trainer").mkdir(parents=True)
     (folder / "trainer" / "shard").write_bytes(os.urandom(100_000))
@@ -44,25 +44,25 @@ def checkpoint(root: Path, step: int) -> str:
     return folder.name
 
 
-def test_checkpoints_are_copied_beside_the_run_and_the_last_one_at_its_end(tmp_path: Path) -> None:
+def test_checkpoints_are_mirrored_during_and_after_run(tmp_path: Path) -> None:
     root, there = tmp_path / "run", tmp_path / "there"
-    config, said = run(root, f"file://{there}"), list[str]()
-    first = checkpoint(root, 2)
+    config, said = make_run(root, f"file://{there}"), list[str]()
+    first = write_checkpoint(root, 2)
     with mirror_beside(config, RunPaths(root).run_json, os.environ, say=said.append, hurry=lambda: False):
         copied = there / "run" / "checkpoints" / first / "manifest.json"
         wait_for(copied.exists, "a copy of the first checkpoint", state=(root / "logs" / "mirror.log").read_text)
-        last = checkpoint(root, 4)
+        last = write_checkpoint(root, 4)
     assert said == []
     for name in (first, last):
         copy = there / "run" / "checkpoints" / name
         verify_files(copy, read_manifest(copy))
 
 
-def test_what_was_not_copied_is_said_and_copied_by_the_command(tmp_path: Path) -> None:
+def test_failed_copies_are_reported_and_copied_by_command(tmp_path: Path) -> None:
     root, there = tmp_path / "run", tmp_path / "there"
     there.write_text("a file where a folder is to be")
-    config, said = run(root, f"file://{there}"), list[str]()
-    name = checkpoint(root, 2)
+    config, said = make_run(root, f"file://{there}"), list[str]()
+    name = write_checkpoint(root, 2)
     with mirror_beside(config, RunPaths(root).run_json, os.environ, say=said.append, hurry=lambda: False):
         pass
     assert len(said) == 1

@@ -1,4 +1,4 @@
-"""Fixtures that the orchestrator's tests of all tiers share."""
+"""Shared fixtures of the orchestrator's tests of all tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of whole groups in a run: trained on, evaluated, and made again after a restart."""
+"""Group rewards in a run: training, evaluation, and comparison after a restart."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranked, "waiting", 0)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def check_ranked(outcome: Outcome) -> None:
-    """The rewards of each trained group are those of its comparison."""
+    """Assert that each trained group has the rewards of its comparison."""
     for batch in outcome.trainer.batches:
         groups = defaultdict(list)
         for sample in batch.samples:
@@ -45,7 +45,7 @@ def check_ranked(outcome: Outcome) -> None:
                 assert sorted(reward for _, reward in members) == [0.0, 0.25, 0.5, 0.75]
 
 
-async def test_the_rewards_of_a_group_are_those_of_its_comparison(
+async def test_group_rewards_come_from_its_comparison(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -54,10 +54,10 @@ async def test_the_rewards_of_a_group_are_those_of_its_comparison(
     outcome = await simulate(config, open_environments=open_arenas)
     assert outcome.code == exit_codes.OK
     check_ranked(outcome)
-    metrics = lines(outcome.paths.metrics)
+    metrics = read_lines(outcome.paths.metrics)
     own = {key: value for key, value in metrics[-1].items() if "env/" in key and key.endswith(("size", "size/mean"))}
     assert set(own.values()) == {4.0}, metrics[-1]
-    answers = lines(outcome.paths.evaluation_trace(2))
+    answers = read_lines(outcome.paths.evaluation_trace(2))
     assert len(answers) == 12
     assert {answer["metrics"]["size"] for answer in answers} == {4}
     by_task = defaultdict(list)
@@ -67,9 +67,7 @@ async def test_the_rewards_of_a_group_are_those_of_its_comparison(
     assert max(answer["reward"] for answer in answers) > 0
 
 
-async def test_a_group_that_was_played_and_not_compared_is_compared_after_a_restart(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_uncompared_group_is_compared_after_restart(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = make_config(tmp_path, tokenizer_folder, max_steps=3, environments=RANKED)
     Ranked.held = True
     first = await simulate(config, until=lambda _: Ranked.waiting >= 2)
@@ -83,9 +81,7 @@ async def test_a_group_that_was_played_and_not_compared_is_compared_after_a_rest
     assert played <= 3 * 8 - 8, "the members of two groups were in the journal"
 
 
-async def test_a_comparison_that_fails_gives_its_group_up_and_the_run_ends_when_errors_dominate(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_failed_comparisons_drop_groups_and_can_end_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     environments = [{"id": "orch_environments:quarrelsome", "group_size": 2}]
     config = make_config(tmp_path, tokenizer_folder, max_steps=3, environments=environments, max_error_ratio=0.3)
     with pytest.raises(BaseExceptionGroup) as caught:

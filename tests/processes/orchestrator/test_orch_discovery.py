@@ -1,4 +1,4 @@
-"""Engines that come, go and are replaced while rollouts are in flight."""
+"""Engine replicas that appear, leave and are replaced during rollouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SERVICE = "http://run-inference.team.svc:8000"
 
 @dataclass
 class Cluster:
-    """Engines by address, and a name server that knows those that run."""
+    """Engines by address, and a name server that returns the running ones."""
 
     engines: dict[str, FakeEngine] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ async def orchestrate(
     wishes: Wishes | None = None,
     endless: bool = False,
 ) -> FakeTrainer:
-    """A whole run, or an endless one until all has happened; `during` is a coroutine function that plays the cluster."""
+    """Run an orchestrator to its end, or without end until `during` returns; the coroutine function `during` controls the cluster."""
     paths = RunPaths(Path(config.output_dir))
     trainer = FakeTrainer(paths, begin(paths, 1), config.max_steps, config.checkpoint.interval, lambda: step_seconds)
     async with trainer:
@@ -94,7 +94,7 @@ async def orchestrate(
     return trainer
 
 
-async def test_replicas_come_go_and_are_replaced_during_a_run(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_replicas_appear_leave_and_are_replaced_during_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     cluster = Cluster()
     config = make_config(tmp_path, tokenizer_folder, max_steps=30)
 
@@ -108,7 +108,7 @@ async def test_replicas_come_go_and_are_replaced_during_a_run(tmp_path: Path, to
         first.down = True
         seen, third = len(second.requests), cluster.start("10.0.0.3", FakeEngine(lambda: 0.002))
         await eventually(lambda: bool(third.requests) and len(second.requests) > seen)
-        cluster.down = True  # the name server is away: nothing changes
+        cluster.down = True  # The name server is unavailable: nothing changes.
         done = len(trainer.batches)
         await eventually(lambda: len(trainer.batches) >= min(done + 2, 30))
         cluster.down = False
@@ -118,18 +118,19 @@ async def test_replicas_come_go_and_are_replaced_during_a_run(tmp_path: Path, to
     assert cluster.connections == [f"http://10.0.0.{n}:8000" for n in (1, 2, 3)]
 
 
-async def test_engines_that_are_to_go_end_their_requests_and_no_rollout_is_lost(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """The run goes on until all has happened, however long that takes."""
+async def test_drained_engines_finish_requests_without_lost_rollouts(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The run continues until all events have happened, however long that takes."""
     cluster, wishes = Cluster(), Wishes()
-    algorithm = {"max_async_level": 2, "max_off_policy_steps": 1000}  # nothing grows too old on a slow machine
+    algorithm = {
+        "max_async_level": 2,
+        "max_off_policy_steps": 1000,
+    }  # With this bound no group grows too old on a slow machine.
     config = make_config(tmp_path, tokenizer_folder, max_steps=100_000, algorithm=algorithm)
     engines = {f"10.0.0.{n}": cluster.start(f"10.0.0.{n}", FakeEngine(lambda: 0.003)) for n in (1, 2, 3)}
     url = f"http://127.0.0.1:{config.metrics_port}{endpoints.ORCHESTRATOR_PROGRESS}"
 
     async def drained() -> str:
-        """The host of an engine that is told to be drained."""
+        """Return the host of an engine that should be drained."""
         headers = {"Authorization": f"Bearer {API_KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session:
             found: list[str] = []
@@ -166,9 +167,7 @@ async def test_engines_that_are_to_go_end_their_requests_and_no_rollout_is_lost(
     assert {key: value for line in lines for key, value in line.items() if key.startswith("groups/") and value} == {}
 
 
-async def test_a_request_to_an_engine_that_vanished_without_a_word_is_asked_elsewhere(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_request_to_vanished_engine_moves_to_another(tmp_path: Path, tokenizer_folder: Path) -> None:
     cluster = Cluster()
     config = make_config(tmp_path, tokenizer_folder, max_steps=3)
     stuck = FakeEngine(lambda: 3600.0)
@@ -184,7 +183,7 @@ async def test_a_request_to_an_engine_that_vanished_without_a_word_is_asked_else
     assert stuck.aborted
 
 
-async def test_a_pod_with_a_used_address_is_handed_the_weights_again(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_new_pod_with_used_address_gets_weights_again(tmp_path: Path, tokenizer_folder: Path) -> None:
     cluster = Cluster()
     config = make_config(tmp_path, tokenizer_folder, max_steps=30)
 
@@ -194,7 +193,7 @@ async def test_a_pod_with_a_used_address_is_handed_the_weights_again(tmp_path: P
         await eventually(lambda: len(trainer.batches) >= 2)
         cluster.running.remove("10.0.0.1")
         await eventually(lambda: len(trainer.batches) >= 4)
-        again = FakeEngine(lambda: 0.002, version=99)  # of another run, under a higher number
+        again = FakeEngine(lambda: 0.002, version=99)  # The engine belonged to another run, with a higher version.
         cluster.start("10.0.0.1", again)
         await eventually(lambda: bool(again.requests))
         assert again.held[0] <= 30
@@ -202,7 +201,7 @@ async def test_a_pod_with_a_used_address_is_handed_the_weights_again(tmp_path: P
     await orchestrate(config, cluster, world, step_seconds=0.02)
 
 
-async def test_without_any_address_the_run_waits_and_then_says_so(
+async def test_run_without_engine_addresses_waits_then_fails(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlrun.orchestrator.engines import weight_sync
@@ -221,13 +220,13 @@ async def test_without_any_address_the_run_waits_and_then_says_so(
     assert "run-inference.team.svc has no address yet" in str(cause)
 
 
-async def test_addresses_of_a_real_name_are_found() -> None:
+async def test_real_host_name_is_resolved() -> None:
     assert "127.0.0.1" in await resolve_addresses("localhost", 8000)
     with pytest.raises(OSError):
         await resolve_addresses("no-such-name.invalid", 8000)
 
 
-def test_a_service_without_a_host_is_refused() -> None:
+def test_service_without_host_is_refused() -> None:
     with pytest.raises(RoleError, match="inferenceService") as caught:
         Discovery("engines", EnginePool([], Signal()), connect=Cluster().connect)
     assert caught.value.code == exit_codes.CONFIGURATION

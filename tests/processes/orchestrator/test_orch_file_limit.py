@@ -1,4 +1,4 @@
-"""The limit of open files, in processes of their own: a hard limit that is lowered does not come back."""
+"""Limit of open files, in separate processes: a process cannot raise a lowered hard limit again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(main.run_process(["--config", sys.argv[1]], "role", lambda *a, **k: beg
         (300, 300, 8000, 300, "set maxConcurrency to 28"),
     ],
 )
-def test_the_role_raises_its_limit_and_says_where_it_is_too_few(
+def test_role_raises_file_limit_or_reports_low_limit(
     tmp_path: Path, tokenizer_folder: Path, soft: int, hard: int, concurrency: int, limit: int, says: str | None
 ) -> None:
     file = tmp_path / "run.json"

@@ -1,4 +1,4 @@
-"""Hostile environments in the whole orchestrator: the run goes on, and tells each deed by its name."""
+"""Hostile environments in the whole orchestrator: the run continues and reports the cause of each failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.python_path import before
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.full)])
-async def test_a_run_goes_on_with_what_an_environment_does_well(
+async def test_run_continues_with_good_rollouts_of_hostile_environment(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
@@ -42,14 +42,12 @@ async def test_a_run_goes_on_with_what_an_environment_does_well(
     for line in lines:
         told.update({name: value for name, value in line.items() if name.startswith(("errors/", "lost/"))})
     assert told.keys() - {"lost/wild"} == {"errors/wild/reward", "errors/wild/crash"}
-    assert told["lost/wild"] > 0 or workers > 1  # of three processes one may end with nothing beside
+    assert told["lost/wild"] > 0 or workers > 1  # With three processes, one may end without other rollouts.
     assert lines[-1]["environment/wild/restarts"] >= told["errors/wild/crash"] > 0
 
 
 @pytest.mark.parametrize("bad", ["reward", "metric"])
-async def test_a_journal_with_a_reward_that_cannot_be_trained_on_is_survived(
-    tmp_path: Path, tokenizer_folder: Path, bad: str
-) -> None:
+async def test_untrainable_reward_in_journal_is_survived(tmp_path: Path, tokenizer_folder: Path, bad: str) -> None:
     config = make_config(tmp_path, tokenizer_folder, max_steps=6)
     await simulate(
         config, engines=[FakeEngine(lambda: 0.002)], hold_checkpoints=True, until=lambda t: len(t.batches) >= 1

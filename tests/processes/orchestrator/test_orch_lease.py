@@ -1,4 +1,4 @@
-"""The progress Lease against an API server over TLS: what is written, how often, and that an outage disturbs nobody."""
+"""Progress Lease against an API server with TLS: content, rate, and tolerance of outages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROGRESS = Progress(
 
 @dataclass
 class ApiServer:
-    """Takes patches of one Lease, as the API server would."""
+    """API server that accepts patches of one Lease."""
 
     folder: Path
     port: int
@@ -52,9 +52,9 @@ class ApiServer:
     refused: int = 0
     annotations: dict[str, str] = field(default_factory=dict)
     connections: list[object] = field(default_factory=list)
-    """Connection of each request, which lives as long as this list does."""
+    """Connection of each request; the list keeps them alive."""
     drops: int = 0
-    """Requests that are answered by the end of their connection."""
+    """Number of requests that end with a closed connection."""
 
     async def patch(self, request: web.Request) -> web.Response:
         token = (self.folder / "token").read_text().strip()
@@ -95,7 +95,7 @@ class ApiServer:
 
 
 def make_credentials(folder: Path) -> Path:
-    """`ca.crt` of an authority of its own, its key, and a token."""
+    """Write `ca.crt` of a new authority, its key, and a token."""
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(folder / "key"), "-out", str(folder / "ca.crt"), "-days", "2", "-subj", "/CN=test"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1"]
@@ -106,13 +106,13 @@ def make_credentials(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a pod of this cluster has."""
+    """Credentials of a pod of this cluster."""
     return make_credentials(tmp_path_factory.mktemp("credentials"))
 
 
 @pytest.fixture
 def foreign_credentials(tmp_path: Path) -> Path:
-    """What a pod of another cluster has."""
+    """Credentials of a pod of another cluster."""
     return make_credentials(tmp_path)
 
 
@@ -121,7 +121,7 @@ def server(credentials: Path) -> ApiServer:
     return ApiServer(credentials, free_port())
 
 
-def environment(server: ApiServer) -> dict[str, str]:
+def make_environment(server: ApiServer) -> dict[str, str]:
     return {
         "RLRUN_PROGRESS_LEASE": "demo-progress",
         "RLRUN_NAMESPACE": "team-a",
@@ -132,20 +132,22 @@ def environment(server: ApiServer) -> dict[str, str]:
 
 
 def make_lease(server: ApiServer, progress: list[Progress]) -> ProgressLease:
-    lease = lease_from_environment(environment(server), attempt=3, look=lambda: progress[-1], credentials=server.folder)
+    lease = lease_from_environment(
+        make_environment(server), attempt=3, look=lambda: progress[-1], credentials=server.folder
+    )
     assert lease is not None
     return lease
 
 
 @pytest.fixture
 def log() -> list[str]:
-    """Messages of this test."""
+    """Log messages of this test."""
     messages: list[str] = []
     logger.add(messages.append, format="{message}")  # type: ignore[arg-type]
     return messages
 
 
-async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> None:
+async def test_lease_contains_progress_as_strings(server: ApiServer) -> None:
     server.annotations = {lease_annotations.RESUMED_FROM_STEP: "5", "other": "stays"}
     async with server.serve():
         await make_lease(server, [PROGRESS]).renew()
@@ -173,14 +175,14 @@ async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> Non
     assert abs((datetime.fromisoformat(spec["renewTime"]) - datetime.now(UTC)).total_seconds()) < 60
 
 
-async def test_the_load_is_told_and_the_operator_heard_in_the_answer(server: ApiServer) -> None:
+async def test_load_is_reported_and_wishes_are_read_from_response(server: ApiServer) -> None:
     load = {"engines": 2, "seconds": 130.51234, "steps": 4, "waited": 0.25, "ahead": 0.0, "idle": 0.0}
     load |= {"busy": 1.0, "requests": 12.0, "waiting": 0.0, "kv": 0.5}
     wishes = Wishes()
     server.annotations = {lease_annotations.ENGINES_WANTED: "3", lease_annotations.ENGINES_WINDOW: "60"}
     told = replace(PROGRESS, engine_load=load, engines_drained=("10.0.0.7", "fd00::7"))
     lease = lease_from_environment(
-        environment(server), attempt=3, look=lambda: told, wishes=wishes, credentials=server.folder
+        make_environment(server), attempt=3, look=lambda: told, wishes=wishes, credentials=server.folder
     )
     assert lease is not None
     async with server.serve():
@@ -195,9 +197,7 @@ async def test_the_load_is_told_and_the_operator_heard_in_the_answer(server: Api
     assert (found.engines, found.waited, found.seconds) == (2, 0.25, 130.5)
 
 
-async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_change_is_written_soon_and_idle_lease_rarely(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "RENEW_SECONDS", 1.0)
     monkeypatch.setattr(lease_module, "YOUNG_SECONDS", 0.0)
     monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 0.2)
@@ -219,12 +219,14 @@ async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
         busy, elapsed = len(server.patches), loop.time() - began
         assert 3 <= busy <= elapsed / 0.2 + 2
         progress.append(replace(progress[-1], waiting_on="trainer: training, step 107; micro-batch 3", activity=43))
-        await eventually(lambda: len(server.patches) == busy + 1)  # what ticks is no change, yet it is renewed
+        await eventually(
+            lambda: len(server.patches) == busy + 1
+        )  # A running counter is not a change, but the Lease is renewed.
         assert loop.time() - began - elapsed > 0.4
         task.cancel()
 
 
-async def test_an_outage_is_logged_once_and_survived(
+async def test_api_outage_is_logged_once_and_survived(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     monkeypatch.setattr(lease_module, "YOUNG_SECONDS", 0.0)
@@ -232,7 +234,7 @@ async def test_an_outage_is_logged_once_and_survived(
     monkeypatch.setattr(lease_module, "LOOK_SECONDS", 0.01)
     lease = make_lease(server, [PROGRESS])
     task = asyncio.create_task(lease.run())
-    await eventually(lambda: len(log) == 1)  # nobody listens
+    await eventually(lambda: len(log) == 1)  # No server listens.
     server.status = 500
     async with server.serve():
         await eventually(lambda: server.refused >= 5)
@@ -246,7 +248,7 @@ async def test_an_outage_is_logged_once_and_survived(
     assert "is renewed again" in log[1]
 
 
-async def test_a_run_that_nobody_can_see_calls_itself_not_ready_once_it_does_not_get_on(server: ApiServer) -> None:
+async def test_unreported_and_stalled_run_becomes_unready(server: ApiServer) -> None:
     seconds, moves = 0.0, PROGRESS
     lease = ProgressLease(
         "demo-progress",
@@ -265,8 +267,8 @@ async def test_a_run_that_nobody_can_see_calls_itself_not_ready_once_it_does_not
             return answer.status, (await answer.json())["reason"] or ""
 
     async with ProgressServer("127.0.0.1", port, api_key=API_KEY, look=lambda: moves, stall=stall):
-        await lease.renew()  # nobody listens
-        for _ in range(10):  # the run gets on
+        await lease.renew()  # No server listens.
+        for _ in range(10):  # The run makes progress.
             seconds, moves = seconds + 200, replace(moves, activity=moves.activity + 1)
             await lease.renew()
             assert (await ready())[0] == 200
@@ -291,11 +293,11 @@ async def test_a_run_that_nobody_can_see_calls_itself_not_ready_once_it_does_not
     assert stall_of(None)() is None
 
 
-async def test_a_server_that_another_authority_vouches_for_is_not_told(
+async def test_server_of_foreign_authority_gets_no_progress(
     server: ApiServer, foreign_credentials: Path, log: list[str]
 ) -> None:
     lease = lease_from_environment(
-        environment(server), attempt=1, look=lambda: PROGRESS, credentials=foreign_credentials
+        make_environment(server), attempt=1, look=lambda: PROGRESS, credentials=foreign_credentials
     )
     assert lease is not None
     async with server.serve():
@@ -304,7 +306,7 @@ async def test_a_server_that_another_authority_vouches_for_is_not_told(
     assert "certificate verify failed" in log[-1]
 
 
-async def test_the_last_word_does_not_wait_for_a_server_that_hangs(
+async def test_final_renewal_does_not_wait_for_hanging_server(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "FAREWELL_SECONDS", 0.2)
@@ -312,14 +314,14 @@ async def test_the_last_word_does_not_wait_for_a_server_that_hangs(
         await result_of(make_lease(server, [PROGRESS]).farewell(), "the last word")
 
 
-def test_outside_a_cluster_there_is_no_lease() -> None:
+def test_process_outside_cluster_has_no_lease() -> None:
     assert lease_from_environment({}, attempt=1, look=lambda: PROGRESS) is None
 
 
-async def test_a_run_tells_its_last_step_before_it_ends(
+async def test_last_step_is_written_before_run_ends(
     server: ApiServer, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(server).items():
+    for name, value in make_environment(server).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
     async with server.serve():
@@ -334,14 +336,14 @@ async def test_a_run_tells_its_last_step_before_it_ends(
     }, "before the attempt has begun its step is not known"
 
 
-async def test_a_later_attempt_tells_where_it_went_on(
+async def test_later_attempt_reports_its_resume_step(
     server: ApiServer, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, tokenizer_folder, max_steps=6)
     await simulate(
         config, until=lambda trainer: len(complete_checkpoints(trainer.paths)) == 1, step_seconds=lambda: 0.05
     )
-    for name, value in environment(server).items():
+    for name, value in make_environment(server).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
     async with server.serve():
@@ -352,14 +354,14 @@ async def test_a_later_attempt_tells_where_it_went_on(
     assert server.annotations[lease_annotations.STEP] == "6"
 
 
-async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to_complete(
+async def test_stopped_run_reports_its_last_checkpoint(
     server: ApiServer, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(server).items():
+    for name, value in make_environment(server).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
     monkeypatch.setattr(lease_module, "YOUNG_SECONDS", 0.0)
-    monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 3600.0)  # nobody is told in between
+    monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 3600.0)  # Without this, the Lease would be renewed in between.
     stop = Stop()
     steps: list[int] = []
 
@@ -387,12 +389,10 @@ async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to
     assert server.annotations[lease_annotations.CHECKPOINT_STEP] == str(steps[0])
 
 
-async def test_renewals_share_a_connection_until_it_or_the_authority_is_another_one(
-    server: ApiServer, log: list[str]
-) -> None:
+async def test_renewals_share_connection_until_it_or_ca_changes(server: ApiServer, log: list[str]) -> None:
     api = lease_module.ApiServer(f"https://127.0.0.1:{server.port}", "team-a", server.folder)
     lease = ProgressLease("demo-progress", holder="demo", attempt=3, server=api, look=lambda: PROGRESS)
-    for _ in range(2):  # the second server knows nothing of the connection that the first has closed
+    for _ in range(2):  # The second server does not know the connection that the first has closed.
         async with server.serve():
             for _ in range(3):
                 await lease.renew()
@@ -402,12 +402,12 @@ async def test_renewals_share_a_connection_until_it_or_the_authority_is_another_
     try:
         async with server.serve():
             await lease.renew()
-            (server.folder / "ca.crt").write_text(authority + authority)  # one more is trusted now
+            (server.folder / "ca.crt").write_text(authority + authority)  # One more authority is trusted.
             await lease.renew()
         assert len(set(server.connections)) == 2
         async with server.serve():
             await lease.renew()
-            server.drops = 1  # closed at the moment in which the request comes
+            server.drops = 1  # The connection closes at the moment of the request.
             await lease.renew()
         assert not server.drops
     finally:
@@ -416,7 +416,7 @@ async def test_renewals_share_a_connection_until_it_or_the_authority_is_another_
     assert not log, "a connection that was closed while it was idle is no outage"
 
 
-def test_changes_are_told_sooner_while_an_attempt_begins(server: ApiServer) -> None:
+def test_young_attempt_reports_changes_sooner(server: ApiServer) -> None:
     now = [1000.0]
     api = lease_module.ApiServer(f"https://127.0.0.1:{server.port}", "team-a", server.folder)
     lease = lease_module.ProgressLease(

@@ -1,4 +1,4 @@
-"""The role as a process and over HTTP: exit codes, messages, progress, signals."""
+"""Orchestrator as a process and over HTTP: exit codes, messages, progress, signals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("identity")
-def test_a_port_in_use_is_one_clear_message(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_used_metrics_port_is_one_clear_message(tmp_path: Path, tokenizer_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -74,14 +74,14 @@ def test_a_port_in_use_is_one_clear_message(tmp_path: Path, tokenizer_folder: Pa
 
 
 @pytest.mark.usefixtures("identity")
-def test_an_environment_that_is_not_there_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_unknown_environment_is_named_with_closest_name(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = write_config(tmp_path, tokenizer_folder, environments=[{"id": "reverse-txt"}])
     assert role.main(["--config", str(config)]) == exit_codes.CONFIGURATION
     assert "environments[0]" in str(error_json(tmp_path)["message"])
     assert "did you mean reverse-text" in str(error_json(tmp_path)["message"])
 
 
-def test_what_is_missing_on_the_command_line_and_in_the_environment_is_named(
+def test_missing_configuration_and_variable_are_named(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RLRUN_ATTEMPT", raising=False)
@@ -92,7 +92,7 @@ def test_what_is_missing_on_the_command_line_and_in_the_environment_is_named(
 
 
 @pytest.mark.usefixtures("identity")
-def test_the_process_collects_in_slices_once_all_is_loaded(
+def test_orchestrator_slices_garbage_collection_after_load(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -106,7 +106,7 @@ def test_the_process_collects_in_slices_once_all_is_loaded(
     assert [loaded.__func__ for loaded in asked] == [heap.Slices.begin]
 
 
-def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_sigterm_ends_process_with_its_own_code(tmp_path: Path, tokenizer_folder: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, tokenizer_folder, metrics_port=port, trainer_url=f"http://127.0.0.1:{free_port()}")
     env = os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": API_KEY, "PYTHONPATH": before(ROOT)}
@@ -121,9 +121,7 @@ def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokeniz
     assert "Traceback" not in rest
 
 
-async def test_told_to_stop_it_helps_the_trainer_to_complete_the_last_checkpoint(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_stopped_orchestrator_helps_trainer_complete_checkpoint(tmp_path: Path, tokenizer_folder: Path) -> None:
     stop, seen = role.Stop(), {}
     config = make_config(tmp_path, tokenizer_folder, max_steps=1000, checkpoint={"interval": 1000})
 
@@ -147,7 +145,7 @@ async def test_told_to_stop_it_helps_the_trainer_to_complete_the_last_checkpoint
     assert seen["state"] == seen["step"] >= 3
 
 
-async def test_told_to_stop_alone_it_asks_the_trainer_to_save_and_end(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_stopped_orchestrator_makes_trainer_save(tmp_path: Path, tokenizer_folder: Path) -> None:
     stop = role.Stop()
     config = make_config(tmp_path, tokenizer_folder, max_steps=1000, checkpoint={"interval": 1000})
     asked = threading.Event()
@@ -166,8 +164,8 @@ async def test_told_to_stop_alone_it_asks_the_trainer_to_save_and_end(tmp_path: 
     assert outcome.code == 128 + signal.SIGTERM
 
 
-async def test_told_to_stop_it_waits_no_grace_period_for_a_trainer_whose_pod_is_gone() -> None:
-    """Nobody refuses a connection to an address that nobody has any more."""
+async def test_stop_does_not_wait_for_vanished_trainer() -> None:
+    """No host refuses a connection to an address without an owner."""
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -184,7 +182,7 @@ async def test_told_to_stop_it_waits_no_grace_period_for_a_trainer_whose_pod_is_
     server.close()
 
 
-async def test_told_to_stop_it_does_not_mind_that_the_trainer_has_stopped_before_it(
+async def test_stop_tolerates_trainer_that_stopped_first(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = role.Stop()
@@ -198,7 +196,7 @@ async def test_told_to_stop_it_does_not_mind_that_the_trainer_has_stopped_before
         assert stop.act is not None
         stop.act()
         told.set()
-        raise TrainerGoneError  # in this very turn of the event loop: nothing has been cancelled yet
+        raise TrainerGoneError  # The error comes in the same turn of the event loop, before any cancellation.
 
     async def world(trainer: FakeTrainer) -> None:
         await told.wait()
@@ -210,7 +208,7 @@ async def test_told_to_stop_it_does_not_mind_that_the_trainer_has_stopped_before
     assert outcome.code == 128 + signal.SIGTERM
 
 
-async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_progress_and_metrics_show_state_of_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     seen: dict[str, object] = {}
     config = make_config(tmp_path, tokenizer_folder, evaluation={"interval": 100, "num_tasks": 2}, max_steps=4)
 
@@ -233,7 +231,7 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
         seen["done"] = True
 
     seen["port"] = config.metrics_port
-    seconds = iter([0.3, 0.3])  # the third step is looked at for as long as that takes
+    seconds = iter([0.3, 0.3])  # The third step is observed for this long.
     await simulate(config, during=world, step_seconds=lambda: next(seconds, 60), until=lambda trainer: "done" in seen)
     assert seen["refused"] == 401
     assert seen["health"] == 200
@@ -256,14 +254,14 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
     assert 'rlrun_eval_reward_mean{environment="reverse-text"}' in text
 
 
-async def told_by(config: OrchestratorConfig, waiting_on: str) -> dict[str, Any]:
-    """What the run tells of itself, once it waits for this; it answers while the volume does not."""
+async def read_progress_while_waiting(config: OrchestratorConfig, waiting_on: str) -> dict[str, Any]:
+    """Return the progress of the run once it waits for `waiting_on`; the endpoint responds even if the volume does not."""
     url, headers = f"http://127.0.0.1:{config.metrics_port}/rlrun/progress", {"Authorization": f"Bearer {API_KEY}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         told: dict[str, Any] = {}
 
         async def waits() -> bool:
-            with suppress(aiohttp.ClientConnectionError):  # not up yet
+            with suppress(aiohttp.ClientConnectionError):  # The server is not up yet.
                 async with session.get(url) as answer:
                     told.update(await answer.json())
             return waiting_on in told.get("waiting_on", "")
@@ -273,7 +271,7 @@ async def told_by(config: OrchestratorConfig, waiting_on: str) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("end", ["space", "signal"])
-async def test_a_run_waits_for_a_full_volume_and_goes_on_or_ends_when_told(
+async def test_run_waits_for_full_volume_until_space_or_stop(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     config, stop, seen = make_config(tmp_path, tokenizer_folder, max_steps=3), role.Stop(), dict[str, Any]()
@@ -287,7 +285,7 @@ async def test_a_run_waits_for_a_full_volume_and_goes_on_or_ends_when_told(
     monkeypatch.setattr(batch_module, "save", full)
 
     async def world(trainer: FakeTrainer) -> None:
-        seen["told"] = await told_by(config, "cannot write the batch of step 1 since")
+        seen["told"] = await read_progress_while_waiting(config, "cannot write the batch of step 1 since")
         if end == "space":
             seen["space"] = True
             return
@@ -308,7 +306,7 @@ async def test_a_run_waits_for_a_full_volume_and_goes_on_or_ends_when_told(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-async def test_files_for_people_are_a_courtesy(
+async def test_failed_writes_of_optional_files_do_not_stop_run(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*_: object) -> None:
@@ -323,7 +321,7 @@ async def test_files_for_people_are_a_courtesy(
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
+async def test_hanging_volume_blocks_neither_progress_nor_stop(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, stop, seen = make_config(tmp_path, tokenizer_folder, max_steps=3), role.Stop(), dict[str, Any]()
@@ -332,7 +330,7 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
 
     def fsync(descriptor: int) -> None:
         if "hangs" in seen:
-            hanging.wait()  # as an NFS server that is gone
+            hanging.wait()  # Like a missing NFS server.
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -344,7 +342,7 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
     async def world(trainer: FakeTrainer) -> None:
         await eventually(lambda: bool(trainer.batches))
         seen["hangs"] = True
-        seen["told"] = (await told_by(config, "the volume does not answer"))["storage"]
+        seen["told"] = (await read_progress_while_waiting(config, "the volume does not answer"))["storage"]
         assert stop.first()
         assert stop.act is not None
         stop.act()
@@ -358,7 +356,7 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
     assert outcome.code == 128 + signal.SIGTERM
 
 
-async def test_without_any_engine_the_run_fails_and_says_why(
+async def test_run_without_engines_fails_with_reason(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlrun.orchestrator.engines import weight_sync
@@ -373,7 +371,7 @@ async def test_without_any_engine_the_run_fails_and_says_why(
     assert "http://engine-0: connection refused" in str(cause)
 
 
-async def test_a_trainer_that_goes_silent_ends_the_run_for_a_restart(
+async def test_silent_trainer_ends_run_for_restart(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_client, "SILENCE_SECONDS", 0.2)
@@ -390,7 +388,7 @@ async def test_a_trainer_that_goes_silent_ends_the_run_for_a_restart(
     assert "silent" in str(cause)
 
 
-async def test_a_trainer_with_another_key_is_a_configuration_error(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_wrong_trainer_key_is_a_configuration_error(tmp_path: Path, tokenizer_folder: Path) -> None:
     refused: list[BaseException] = []
 
     async def world(trainer: FakeTrainer) -> None:

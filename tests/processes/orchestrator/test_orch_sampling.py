@@ -1,4 +1,4 @@
-"""How a run's rollouts are drawn: seeds that last over a restart, texts that end a reply, arguments of the chat template."""
+"""Sampling of rollouts: seeds that survive a restart, stop texts, and arguments of the chat template."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPLATE = (
 
 @dataclass
 class Listening(FakeEngine):
-    """Keeps how it was asked."""
+    """Engine that records its requests."""
 
     asked: list[tuple[tuple[int, ...], int, dict[str, Any]]] = field(default_factory=list)
     """Prompt, continuations, and sampling parameters."""
@@ -35,9 +35,7 @@ class Listening(FakeEngine):
         return await super().generate(token_ids, n=n, **more)
 
 
-async def test_each_rollout_has_a_seed_of_its_own_that_lasts_over_a_restart(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_each_rollout_keeps_its_seed_after_restart(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = make_config(tmp_path, tokenizer_folder, max_steps=4, sampling={"max_tokens": 8, "seed": 5})
     killed, resumed = Listening(), Listening()
     await simulate(config, engines=[killed], until=lambda trainer: len(trainer.batches) >= 2)
@@ -55,7 +53,7 @@ async def test_each_rollout_has_a_seed_of_its_own_that_lasts_over_a_restart(
     assert len(set(prompts.values())) > 8
 
 
-async def test_texts_end_replies_and_no_token_after_them_is_trained(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_stop_texts_end_replies_and_trained_tokens(tmp_path: Path, tokenizer_folder: Path) -> None:
     tokenizer = make_tokenizer()
     engine = Listening()
     letter = tokenizer.decode([engine.letters[0]])
@@ -72,7 +70,7 @@ async def test_texts_end_replies_and_no_token_after_them_is_trained(tmp_path: Pa
     assert ended
 
 
-async def test_an_environment_calls_the_chat_template_its_own_way(tmp_path: Path) -> None:
+async def test_environment_uses_own_chat_template_arguments(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path / "model")
@@ -102,9 +100,7 @@ async def test_an_environment_calls_the_chat_template_its_own_way(tmp_path: Path
         ({"evaluation": {"sampling": {"chat_template_arguments": {"enable_thinkin": True}}}}, "evaluation.sampling"),
     ],
 )
-def test_an_argument_that_the_template_does_not_read_is_refused(
-    tmp_path: Path, changes: dict[str, Any], place: str
-) -> None:
+def test_unused_chat_template_argument_is_refused(tmp_path: Path, changes: dict[str, Any], place: str) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path)

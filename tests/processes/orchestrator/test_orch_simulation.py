@@ -1,4 +1,4 @@
-"""The whole orchestrator against a trainer that keeps time and engines that make up tokens."""
+"""Whole orchestrator with a fake trainer and fake engines."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from rlrun.runtime import exit_codes
 from tests.support.python_path import before
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_a_synchronous_run_trains_only_on_tokens_of_the_policy_it_trains(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_synchronous_run_trains_only_tokens_of_current_policy(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = make_config(
         tmp_path, tokenizer_folder, algorithm={"max_async_level": 0, "max_off_policy_steps": 0}, max_steps=5
     )
@@ -46,13 +44,13 @@ async def test_a_synchronous_run_trains_only_on_tokens_of_the_policy_it_trains(
             assert set(sample.versions[sample.loss_mask].tolist()) == {batch.step - 1}
             assert sample.dispatch_version == batch.step - 1
         assert len(batch.samples) == 8
-    metrics = lines(outcome.paths.metrics)
+    metrics = read_lines(outcome.paths.metrics)
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
     assert {line["off_policy/max"] for line in metrics} == {0.0}
     assert all(line["loss"] == 0.5 and 0 <= line["reward/mean"] <= 1 for line in metrics)
 
 
-async def test_what_is_trained_on_is_what_the_engine_computed_on(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_trained_tokens_equal_engine_tokens(tmp_path: Path, tokenizer_folder: Path) -> None:
     engine = FakeEngine()
     outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=2), engines=[engine])
     seen = {tuple(ids) for ids in engine.seen}
@@ -65,7 +63,7 @@ async def test_what_is_trained_on_is_what_the_engine_computed_on(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("trainer_ms", "token_ms"), [(30, 1), (0, 8), (10, 4)])
-async def test_no_group_is_older_than_its_bound_nor_dispatched_too_early(
+async def test_group_age_and_dispatch_stay_within_bounds(
     tmp_path: Path, tokenizer_folder: Path, trainer_ms: int, token_ms: int
 ) -> None:
     depth, limit = 2, 2
@@ -84,19 +82,17 @@ async def test_no_group_is_older_than_its_bound_nor_dispatched_too_early(
         for sample in batch.samples:
             assert sample.dispatch_version >= batch.step - 1 - limit
             assert int(sample.versions[sample.loss_mask].max()) <= batch.step - 1
-    # Rollouts that were started while version v was the newest never exceed what steps up to v+1+depth can use.
+    # Rollouts that started while version v was the newest never exceed the demand of the steps up to v+1+depth.
     for version in range(11):
         started = sum(count for _, _, held, count in engine.requests if held is not None and held <= version)
-        wasted = sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) * 2
+        wasted = sum(line["groups/cancelled/age"] for line in read_lines(outcome.paths.metrics)) * 2
         assert started <= (version + 1 + depth) * 8 + wasted
     trained = [group for groups in outcome.groups for group in groups]
     assert len(trained) == len(set(trained)) == 40
 
 
-async def test_a_group_that_grows_too_old_is_cancelled_in_the_engine_and_played_again(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    slow = iter([5.0])  # the first group would take far longer than the whole run
+async def test_stale_group_is_aborted_in_engine_and_replayed(tmp_path: Path, tokenizer_folder: Path) -> None:
+    slow = iter([5.0])  # The first group would take far longer than the whole run.
     engine = FakeEngine(lambda: next(slow, 0.0))
     config = make_config(
         tmp_path, tokenizer_folder, max_steps=8, algorithm={"max_async_level": 1, "max_off_policy_steps": 1}
@@ -108,12 +104,10 @@ async def test_a_group_that_grows_too_old_is_cancelled_in_the_engine_and_played_
     assert sorted(trained)[:5] == [0, 1, 2, 3, 4]
     assert 0 not in outcome.groups[0]
     # Steps are 15 ms apart: on a busy machine another group may be too old before its request is sent.
-    assert sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) >= 1
+    assert sum(line["groups/cancelled/age"] for line in read_lines(outcome.paths.metrics)) >= 1
 
 
-async def test_a_group_of_a_single_turn_is_one_request_and_a_turn_of_many_is_one_per_rollout(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_single_turn_group_is_one_request(tmp_path: Path, tokenizer_folder: Path) -> None:
     engine = FakeEngine()
     await simulate(make_config(tmp_path / "a", tokenizer_folder, max_steps=2), engines=[engine])
     assert {count for *_, count in engine.requests} == {2}
@@ -126,18 +120,14 @@ async def test_a_group_of_a_single_turn_is_one_request_and_a_turn_of_many_is_one
     assert {count for *_, count in many.requests} == {1}
 
 
-async def test_it_is_told_once_that_all_is_loaded_and_before_the_first_request(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_loaded_callback_runs_once_before_first_request(tmp_path: Path, tokenizer_folder: Path) -> None:
     engine, told = FakeEngine(), list[int]()
     config = make_config(tmp_path, tokenizer_folder, max_steps=1)
     await simulate(config, engines=[engine], loaded=lambda: told.append(len(engine.requests)))
     assert told == [0]
 
 
-async def test_requests_carry_the_version_and_never_go_to_a_replica_without_it(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_requests_carry_version_and_avoid_outdated_replicas(tmp_path: Path, tokenizer_folder: Path) -> None:
     engines = [FakeEngine(lambda: 0.001, update_seconds=0.003), FakeEngine(lambda: 0.001, update_seconds=0.004)]
     outcome = await simulate(make_config(tmp_path, tokenizer_folder), engines=engines, step_seconds=lambda: 0.01)
     assert outcome.code == exit_codes.OK
@@ -148,7 +138,7 @@ async def test_requests_carry_the_version_and_never_go_to_a_replica_without_it(
     assert engines[1].requests
 
 
-async def test_the_run_goes_on_when_a_replica_fails_and_takes_it_back(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_failed_replica_rejoins_during_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     engines = [FakeEngine(lambda: 0.001), FakeEngine(lambda: 0.001)]
     back: list[int] = []
 
@@ -167,12 +157,10 @@ async def test_the_run_goes_on_when_a_replica_fails_and_takes_it_back(tmp_path: 
     assert len(engines[1].requests) > back[0]
     trained = [group for groups in outcome.groups for group in groups]
     assert sorted(trained) == list(range(120))
-    assert all(line["errors"] == 0 for line in lines(outcome.paths.metrics))
+    assert all(line["errors"] == 0 for line in read_lines(outcome.paths.metrics))
 
 
-async def test_errors_that_dominate_end_the_run_and_name_the_environment(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_dominant_errors_end_run_and_name_environment(tmp_path: Path, tokenizer_folder: Path) -> None:
     environments = [
         {"id": "reverse-text", "group_size": 2},
         {"id": "orch_environments:faulty", "name": "judged", "group_size": 2, "ratio": 9},
@@ -186,7 +174,7 @@ async def test_errors_that_dominate_end_the_run_and_name_the_environment(
     assert "the judge is on holiday" in str(cause)
 
 
-async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
+async def test_dead_environment_process_fails_only_its_rollouts(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervised_module, "FIRST_BACKOFF_SECONDS", 0.01)
@@ -200,7 +188,7 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
             "args": {"marker": str(tmp_path / "m")},
         },
     ]
-    # A rollout that had become too old, while its process was slow, would be given up before its process dies of it.
+    # A stale rollout would be cancelled while its process is slow, before the process dies.
     patient = {"max_async_level": 2, "max_off_policy_steps": 8}
     config = make_config(tmp_path / "run", tokenizer_folder, environments=environments, max_steps=8, algorithm=patient)
     outcome = await simulate(config, open_environments=open_arenas)
@@ -209,7 +197,7 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
         "reverse-text",
         "mortal/one",
     }
-    metrics = lines(outcome.paths.metrics)
+    metrics = read_lines(outcome.paths.metrics)
     told = [{name: value for name, value in line.items() if "mortal" in name or "errors" in name} for line in metrics]
     assert sum(line.get("errors/mortal/one/crash", 0) for line in metrics) >= 1, told
     assert not any("errors/reverse-text" in name for line in metrics for name in line)
@@ -219,8 +207,8 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
     assert (logs / "environment-mortal_one.log").read_text() == "farewell\n"
 
 
-def prompts(folder: Path, *, long: int, short: int) -> dict[str, Any]:
-    """Environment of a data set with prompts that are longer than `seqLen` and others."""
+def write_prompts(folder: Path, *, long: int, short: int) -> dict[str, Any]:
+    """Return an environment with a data set of prompts longer than `seqLen` and shorter ones."""
     rows = [{"prompt": ("a" * 200 if i < long else "hi") + str(i), "ground_truth": str(i)} for i in range(long + short)]
     for split in ("train", "test"):
         text = "".join(json.dumps(row | {"prompt": f"{row['prompt']}{split[0]}"}) + "\n" for row in rows)
@@ -229,25 +217,23 @@ def prompts(folder: Path, *, long: int, short: int) -> dict[str, Any]:
     return {"id": "dataset", "group_size": 4, "args": args}
 
 
-async def test_tasks_that_are_too_long_are_left_out_and_count_as_no_errors(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    environments = [prompts(tmp_path, long=4, short=12)]
-    # Without the decision per task each prompt that is too long counts 12 errors: 4 rollouts, each tried three times.
+async def test_overlong_tasks_are_excluded_without_errors(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environments = [write_prompts(tmp_path, long=4, short=12)]
+    # Without a decision per task, each overlong prompt would count 12 errors: 4 rollouts with three tries each.
     config = make_config(
         tmp_path / "run", tokenizer_folder, environments=environments, max_steps=20, max_error_ratio=0.01
     )
     outcome = await simulate(config)
     assert outcome.code == exit_codes.OK
-    metrics = lines(outcome.paths.metrics)
+    metrics = read_lines(outcome.paths.metrics)
     assert sum(line["errors"] for line in metrics) == 0
-    # Each task is decided once, and its groups are dropped again in each later epoch.
+    # Each task is decided once; its groups are dropped again in each later epoch.
     assert sum(line.get("unplayable/dataset/too_long", 0) for line in metrics) == 4
     assert sum(line["groups/dropped/unplayable"] for line in metrics) > 4
 
 
-async def test_run_whose_tasks_are_mostly_unplayable_ends_with_the_fix(tmp_path: Path, tokenizer_folder: Path) -> None:
-    environments = [prompts(tmp_path, long=12, short=4)]
+async def test_run_with_mostly_unplayable_tasks_ends_with_fix(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environments = [write_prompts(tmp_path, long=12, short=4)]
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path / "run", tokenizer_folder, environments=environments, max_steps=50))
     cause = first_cause(caught.value)
@@ -257,16 +243,14 @@ async def test_run_whose_tasks_are_mostly_unplayable_ends_with_the_fix(tmp_path:
     assert "increase seqLen" in str(cause)
 
 
-async def test_a_single_failing_environment_is_left_out_as_long_as_errors_do_not_dominate(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_failing_environment_is_dropped_below_error_limit(tmp_path: Path, tokenizer_folder: Path) -> None:
     environments = [
         {"id": "reverse-text", "group_size": 2, "ratio": 9},
         {"id": "orch_environments:faulty", "name": "judged", "group_size": 2},
     ]
     outcome = await simulate(make_config(tmp_path, tokenizer_folder, environments=environments, max_error_ratio=1.0))
     assert outcome.code == exit_codes.OK
-    metrics = lines(outcome.paths.metrics)
+    metrics = read_lines(outcome.paths.metrics)
     assert sum(line["groups/dropped/error"] for line in metrics) >= 1
     assert {sample.environment for batch in outcome.trainer.batches for sample in batch.samples} == {"reverse-text"}
     assert dispatcher_module.MAX_RETRIES >= 1
@@ -289,7 +273,7 @@ async def test_groups_without_variance_are_replaced(tmp_path: Path, tokenizer_fo
             rewards.setdefault(sample.group, set()).add(sample.reward)
         assert all(len(values) > 1 for values in rewards.values())
         assert len(batch.samples) == 8
-    assert sum(line["groups/dropped/zero_variance"] for line in lines(outcome.paths.metrics)) > 0
+    assert sum(line["groups/dropped/zero_variance"] for line in read_lines(outcome.paths.metrics)) > 0
 
 
 async def test_mixed_group_sizes_do_not_block_a_synchronous_run(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -306,8 +290,8 @@ async def test_mixed_group_sizes_do_not_block_a_synchronous_run(tmp_path: Path, 
         assert {v for s in batch.samples for v in s.versions[s.loss_mask].tolist()} == {batch.step - 1}
 
 
-async def test_a_conversation_of_many_turns_is_one_sample_and_verbatim(tmp_path: Path, tokenizer_folder: Path) -> None:
-    engine = FakeEngine(letters=(73, 91, 83, 15))  # spells calls of the calculator now and then
+async def test_multi_turn_conversation_is_one_verbatim_sample(tmp_path: Path, tokenizer_folder: Path) -> None:
+    engine = FakeEngine(letters=(73, 91, 83, 15))  # These letters sometimes spell calls of the calculator.
     environments = [{"id": "calculator", "group_size": 2}]
     config = make_config(tmp_path, tokenizer_folder, environments=environments, seq_len=512, max_steps=3)
     outcome = await simulate(config, engines=[engine])
@@ -317,30 +301,26 @@ async def test_a_conversation_of_many_turns_is_one_sample_and_verbatim(tmp_path:
             assert tuple(sample.input_ids.tolist()) in seen
 
 
-async def test_an_evaluation_is_answered_by_one_version_while_training_goes_on(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_evaluation_uses_one_version_while_training_continues(tmp_path: Path, tokenizer_folder: Path) -> None:
     engine = FakeEngine(lambda: 0.002)
     config = make_config(
         tmp_path, tokenizer_folder, max_steps=6, evaluation={"interval": 2, "num_tasks": 5, "samples_per_task": 2}
     )
     outcome = await simulate(config, engines=[engine])
     assert outcome.code == exit_codes.OK
-    metrics = lines(outcome.paths.metrics)
+    metrics = read_lines(outcome.paths.metrics)
     assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4, 5, 6]
     with_evaluation = [line["step"] for line in metrics if "eval/reverse-text/reward/mean" in line]
     assert with_evaluation == [0, 2, 4, 6]
     assert all(line.get("eval/reverse-text/errors", 0) == 0 for line in metrics)
     for version in with_evaluation:
-        answers = lines(outcome.paths.evaluation_trace(version))
+        answers = read_lines(outcome.paths.evaluation_trace(version))
         assert len(answers) == 10
         assert {answer["policy_version"] for answer in answers} == {version}
 
 
 @pytest.mark.parametrize("killed_after", [1, 3, 5, 7])
-async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
-    tmp_path: Path, tokenizer_folder: Path, killed_after: int
-) -> None:
+async def test_killed_run_loses_and_repeats_no_group(tmp_path: Path, tokenizer_folder: Path, killed_after: int) -> None:
     algorithm = {"max_async_level": 2, "max_off_policy_steps": 8}
     config = make_config(tmp_path, tokenizer_folder, max_steps=9, algorithm=algorithm)
     rng = random.Random(killed_after)
@@ -352,7 +332,9 @@ async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
     )
     left_over = {}
     for artifact in first.paths.batches_on_disk():
-        with suppress(BatchError):  # a thread of the killed orchestrator may still be deleting what a checkpoint covers
+        with suppress(
+            BatchError
+        ):  # A thread of the killed orchestrator may still be deleting files covered by a checkpoint.
             left_over[artifact.step] = read_batch(artifact.path)
     second = await simulate(config, engines=[FakeEngine(lambda: rng.random() / 500)], number=2)
     assert second.code == exit_codes.OK
@@ -361,7 +343,7 @@ async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
     lineage = first.groups[:base] + second.groups
     trained = [group for groups in lineage for group in groups]
     assert len(trained) == len(set(trained)) == 36
-    assert set(range(36)) == set(trained)  # an uninterrupted run trains the first 36 groups too
+    assert set(range(36)) == set(trained)  # An uninterrupted run also trains the first 36 groups.
     taken_over = 0
     for batch in second.trainer.batches:
         old = left_over.get(batch.step)
@@ -373,14 +355,12 @@ async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
             assert all((a.input_ids == b.input_ids).all() for a, b in zip(batch.samples, old.samples, strict=True))
         for sample in batch.samples:
             assert int(sample.versions[sample.loss_mask].max()) <= batch.step - 1
-    metrics = lines(second.paths.metrics)
+    metrics = read_lines(second.paths.metrics)
     assert [line["step"] for line in metrics] == list(range(1, 10))
     assert {line["attempt"] for line in metrics if line["step"] > base} == {2}
 
 
-async def test_batches_that_checkpoints_cover_are_deleted_unless_they_are_recorded(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_checkpointed_batches_are_deleted_unless_recorded(tmp_path: Path, tokenizer_folder: Path) -> None:
     kept = await simulate(make_config(tmp_path / "a", tokenizer_folder, record_rollouts=True))
     assert [a.step for a in kept.paths.batches_on_disk()] == [1, 2, 3, 4, 5, 6]
     lean = await simulate(make_config(tmp_path / "b", tokenizer_folder))
@@ -389,10 +369,10 @@ async def test_batches_that_checkpoints_cover_are_deleted_unless_they_are_record
         4,
         5,
         6,
-    ]  # the oldest kept checkpoint is that of step 2
+    ]  # The oldest kept checkpoint is from step 2.
 
 
-async def test_a_replay_trains_on_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_replay_trains_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
     recorded = await simulate(make_config(tmp_path / "a", tokenizer_folder, record_rollouts=True))
     config = make_config(tmp_path / "b", tokenizer_folder, replay=str(recorded.paths.rollouts))
     engine = FakeEngine()
@@ -408,7 +388,7 @@ async def test_a_replay_trains_on_the_same_bytes(tmp_path: Path, tokenizer_folde
 
 @dataclass
 class UnevenEngine(FakeEngine):
-    """Answers to one prompt in eight take longer than the steps during which they may be trained, the first time much longer."""
+    """Engine whose replies to one prompt in eight take longer than their staleness bound, the first time much longer."""
 
     long: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -421,7 +401,7 @@ class UnevenEngine(FakeEngine):
         return await super().generate(token_ids, **options)
 
 
-async def test_long_answers_are_passed_over_once_at_most(
+async def test_long_replies_are_cancelled_at_most_once(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: Counter[int] = Counter()
@@ -445,7 +425,7 @@ async def test_long_answers_are_passed_over_once_at_most(
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 1.0), (2.0, 0.0)])
-async def test_solved_is_what_the_environment_takes_for_it(
+async def test_solved_reward_threshold_defines_solved_share(
     tmp_path: Path, tokenizer_folder: Path, threshold: float, share: float
 ) -> None:
     environments = [{"id": "reverse-text", "group_size": 2, "solved_reward": threshold}]
@@ -454,6 +434,6 @@ async def test_solved_is_what_the_environment_takes_for_it(
     )
     outcome = await simulate(config)
     assert outcome.code == exit_codes.OK
-    start, step = lines(outcome.paths.metrics)
+    start, step = read_lines(outcome.paths.metrics)
     assert (step["batch/solve_all"], step["batch/solve_none"]) == (share, 1 - share)
     assert start["eval/reverse-text/pass@1"] == step["eval/reverse-text/pass@1"] == share

@@ -1,4 +1,4 @@
-"""`rlrun validate` counts the training prompts that no rollout can answer, where model and data are on this machine."""
+"""Count of unplayable training prompts by `rlrun validate`, if model and data are on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlrun.orchestrator.rollouts.playable_tasks import count_unplayable
 from rlrun.protocol.files.failures import RoleError
 
 
-def rows(folder: Path, *, long: int, short: int) -> dict[str, Any]:
+def write_rows(folder: Path, *, long: int, short: int) -> dict[str, Any]:
     prompts = [("a" * 200 if i < long else "hi") + str(i) for i in range(long + short)]
     for split in ("train", "test"):
         lines = [
@@ -26,7 +26,7 @@ def rows(folder: Path, *, long: int, short: int) -> dict[str, Any]:
     return {"path": str(folder), "train_split": "train", "eval_split": "test", "reward": "exact"}
 
 
-def count(args: dict[str, Any], tokenizer: Path, seq_len: int = 64) -> list[str]:
+def count_notices(args: dict[str, Any], tokenizer: Path, seq_len: int = 64) -> list[str]:
     return count_unplayable(
         id="dataset",
         args=args,
@@ -38,27 +38,27 @@ def count(args: dict[str, Any], tokenizer: Path, seq_len: int = 64) -> list[str]
 
 
 def test_prompts_without_room_are_counted_and_named(tmp_path: Path, tokenizer_folder: Path) -> None:
-    args = rows(tmp_path, long=5, short=95)
-    (notice,) = count(args, tokenizer_folder)
+    args = write_rows(tmp_path, long=5, short=95)
+    (notice,) = count_notices(args, tokenizer_folder)
     assert notice.startswith(
         "of the first 100 of 100 training prompts 5 leave no room for a reply below seqLen (64) (task 'train-0' has 2"
     )
-    assert count(args, tokenizer_folder, seq_len=512) == []
+    assert count_notices(args, tokenizer_folder, seq_len=512) == []
 
 
-def test_data_of_mostly_long_prompts_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_data_with_mostly_long_prompts_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     with pytest.raises(RoleError, match=r"6 leave no room .* increase seqLen, or remove these rows from the data"):
-        count(rows(tmp_path, long=6, short=4), tokenizer_folder)
+        count_notices(write_rows(tmp_path, long=6, short=4), tokenizer_folder)
 
 
-def test_what_other_checks_report_is_not_reported_again(tmp_path: Path, tokenizer_folder: Path) -> None:
-    assert count({"path": str(tmp_path / "none.jsonl")}, tokenizer_folder) == []
-    assert count(rows(tmp_path, long=5, short=5), tmp_path) == []
+def test_problems_of_other_checks_are_not_repeated(tmp_path: Path, tokenizer_folder: Path) -> None:
+    assert count_notices({"path": str(tmp_path / "none.jsonl")}, tokenizer_folder) == []
+    assert count_notices(write_rows(tmp_path, long=5, short=5), tmp_path) == []
 
 
-@pytest.mark.full  # a process that imports transformers
-def test_check_of_a_specification_runs_in_a_process(tmp_path: Path, tokenizer_folder: Path) -> None:
-    environment = {"id": "dataset", "group_size": 2, "args": rows(tmp_path, long=5, short=95)}
+@pytest.mark.full  # Starts a process that imports transformers.
+def test_prompt_length_check_runs_in_a_process(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environment = {"id": "dataset", "group_size": 2, "args": write_rows(tmp_path, long=5, short=95)}
     spec = RLRunSpec.model_validate(
         {
             "task": "RL",

@@ -1,4 +1,4 @@
-"""`rlrun validate` refuses a chat template in the words of the orchestrator's start, if the model's folder is on this machine."""
+"""Chat template check of `rlrun validate`: same refusals as at the orchestrator's start, if the model's folder is on this machine."""
 
 from __future__ import annotations
 
@@ -25,87 +25,87 @@ NO_TOOLS = (
 )
 
 
-def model(folder: Path, template: str) -> Path:
+def write_model(folder: Path, template: str) -> Path:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def environment(id: str, *, here: bool = True) -> dict[str, Any]:
+def make_environment(id: str, *, here: bool = True) -> dict[str, Any]:
     return {"place": f"environments[0] ({id})", "id": id, "args": {}, "template_arguments": {}, "here": here}
 
 
-def checked(folder: Path, *environments: dict[str, Any]) -> list[str]:
+def check_model_template(folder: Path, *environments: dict[str, Any]) -> list[str]:
     return check_template(folder=str(folder), trust_remote_code=False, environments=environments)
 
 
-def test_a_second_turn_that_cannot_be_played_is_refused(tmp_path: Path) -> None:
+def test_template_without_second_turn_is_refused(tmp_path: Path) -> None:
     problem = r"^environments\[0\] \(calculator\) may need several turns, but .* cannot render a second turn: .*one question only$"
     with pytest.raises(RoleError, match=problem):
-        checked(model(tmp_path, ONE_TURN), environment("calculator"))
+        check_model_template(write_model(tmp_path, ONE_TURN), make_environment("calculator"))
 
 
-def test_environments_of_one_turn_need_no_second_one(tmp_path: Path) -> None:
+def test_single_turn_environments_accept_any_template(tmp_path: Path) -> None:
     assert checked(model(tmp_path, ONE_TURN), environment("reverse-text")) == []
 
 
-def test_an_environment_that_is_elsewhere_gets_a_notice(tmp_path: Path) -> None:
-    (notice,) = checked(model(tmp_path, ONE_TURN), environment("mine:make", here=False))
+def test_environment_on_another_machine_gets_a_notice(tmp_path: Path) -> None:
+    (notice,) = check_model_template(write_model(tmp_path, ONE_TURN), make_environment("mine:make", here=False))
     assert "cannot render a second turn" in notice
     assert notice.endswith(
         "The environment is not installed on this machine: if it has a single turn, ignore this notice"
     )
 
 
-def test_a_tool_turn_that_cannot_be_written_is_a_notice(tmp_path: Path) -> None:
-    folder = model(tmp_path, NO_TOOLS)
+def test_template_without_tool_turn_gets_a_notice(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, NO_TOOLS)
     warning = (
         "environments[0] (calculator): the chat template cannot render a tool turn; episodes that offer tools will fail"
     )
-    assert checked(folder, environment("calculator"), environment("reverse-text")) == [warning]
+    assert check_model_template(folder, make_environment("calculator"), make_environment("reverse-text")) == [warning]
 
 
-def test_a_template_that_drops_replies_is_refused(tmp_path: Path) -> None:
+def test_template_that_drops_replies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RoleError, match=r"model: the tokenizer of .* is unusable: the chat template drops an assistant message"
     ):
-        checked(model(tmp_path, "{{ messages[0].content }}"))
+        check_model_template(write_model(tmp_path, "{{ messages[0].content }}"))
 
 
-def test_a_template_that_the_tokenizer_does_not_give_back_is_refused_for_fine_tuning(tmp_path: Path) -> None:
-    folder = model(tmp_path, "{% for m in messages %}{{ 'Ü' + m['content'] }}<eos>{% endfor %}")
-    assert checked(folder) == []
+def test_irreproducible_template_is_refused_for_fine_tuning(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "{% for m in messages %}{{ 'Ü' + m['content'] }}<eos>{% endfor %}")
+    assert check_model_template(folder) == []
     with pytest.raises(RoleError, match="does not reproduce the chat template's text"):
         check_encoder(folder=str(folder), trust_remote_code=False)
 
 
-def spec(folder: Path, **environment: Any) -> RLRunSpec:
+def make_spec(folder: Path, **environment: Any) -> RLRunSpec:
     fields = {"group_size": 2} | environment
     return RLRunSpec.model_validate(
         {"task": "RL", "model": {"path": str(folder)}, "sampling": {"max_tokens": 8}, "environments": [fields]}
     )
 
 
-def test_the_piece_of_a_specification(tmp_path: Path) -> None:
-    (piece,) = template_pieces(spec(tmp_path, id="calculator"), set())
+def test_specification_has_one_template_check(tmp_path: Path) -> None:
+    (piece,) = template_pieces(make_spec(tmp_path, id="calculator"), set())
     assert piece.key == ("model", "path")
     assert [one["place"] for one in piece.command.args["environments"]] == ["environments[0] (calculator)"]
-    (elsewhere,) = template_pieces(spec(tmp_path, id="mine:make", python="/venv/bin/python"), set())
+    (elsewhere,) = template_pieces(make_spec(tmp_path, id="mine:make", python="/venv/bin/python"), set())
     assert [one["here"] for one in elsewhere.command.args["environments"]] == [False]
-    assert not [*template_pieces(spec(tmp_path, id="calculator"), {("model", "path")})]
-    assert not [*template_pieces(spec(tmp_path / "none", id="calculator"), set())]
+    assert not [*template_pieces(make_spec(tmp_path, id="calculator"), {("model", "path")})]
+    assert not [*template_pieces(make_spec(tmp_path / "none", id="calculator"), set())]
 
 
-def test_fine_tuning_has_a_check_of_its_own(tmp_path: Path) -> None:
+def test_fine_tuning_has_its_own_template_check(tmp_path: Path) -> None:
     fields = {"task": "SFT", "model": {"path": str(tmp_path)}, "data": {"sources": [{"path": "rows.jsonl"}]}}
     (piece,) = template_pieces(RLRunSpec.model_validate(fields), set())
     assert (piece.key, piece.command.id) == (("model", "path"), CHECK_ENCODER)
 
 
-@pytest.mark.full  # a process that imports transformers
-def test_the_piece_runs_in_a_process(tmp_path: Path) -> None:
-    (piece,) = template_pieces(spec(model(tmp_path, ONE_TURN), id="calculator"), set())
+@pytest.mark.full  # Starts a process that imports transformers.
+def test_template_check_runs_in_a_process(tmp_path: Path) -> None:
+    (piece,) = template_pieces(make_spec(write_model(tmp_path, ONE_TURN), id="calculator"), set())
     (refusal,) = check_subjects([(piece.command, piece.limits)])
     assert refusal is not None
     assert "cannot render a second turn" in refusal.message

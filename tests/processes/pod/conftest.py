@@ -1,4 +1,4 @@
-"""Pods of a test, each with a loopback address of its own."""
+"""Pods of a test, each with its own loopback address."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlrun.pod.container_settings import Signals
 
 @pytest.fixture
 def signals() -> Iterator[Signals]:
-    """Of this very process, whose own handlers come back afterwards."""
+    """Signals of this process; its own handlers are restored afterwards."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield Signals()
     for number, handler in before.items():
@@ -32,9 +32,9 @@ def signals() -> Iterator[Signals]:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
-    """Makes pods of one run; each has a loopback address of its own."""
+    """Factory of pods of one run, each with its own loopback address."""
     made: list[Pod] = []
-    # Other tests on this machine have other nets.
+    # Other tests on this machine use other networks.
     net = f"127.{random.randint(1, 250)}.{random.randint(1, 250)}"
 
     def make(name: str = "demo-trainer-0", config: RunConfig | None = None) -> Pod:
@@ -48,5 +48,5 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for process in (process for pod in made for process in pod.running):
-        process.kill()  # a forked one has no mark
+        process.kill()  # A forked process has no mark.
         process.communicate()

@@ -1,4 +1,4 @@
-"""Which folder a run may use in a cluster."""
+"""Claim of a run's folder in a cluster."""
 
 from __future__ import annotations
 
@@ -25,87 +25,87 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "volume" / "demo"
 
 
-def claim(config: RunConfig, attempt: int = 1) -> list[str]:
-    """What was said."""
+def claim_run_folder(config: RunConfig, attempt: int = 1) -> list[str]:
+    """Claim the folder and return the messages."""
     said: list[str] = []
     claim_folder(RunPaths(Path(config.trainer.output_dir)), config, attempt, say=said.append)
     return said
 
 
-def recorded(root: Path) -> Any:
+def read_recorded(root: Path) -> Any:
     return json.loads((root / "run.json").read_text())["trainer"]
 
 
-def refusal(config: RunConfig) -> RoleError:
+def get_refusal(config: RunConfig) -> RoleError:
     before = RunPaths(Path(config.trainer.output_dir)).run_json.read_text()
     with pytest.raises(RoleError) as caught:
-        claim(config)
+        claim_run_folder(config)
     assert RunPaths(Path(config.trainer.output_dir)).run_json.read_text() == before
     return caught.value
 
 
-def test_a_new_run_writes_its_configuration_beside_the_logs_of_faster_pods(root: Path) -> None:
+def test_new_run_writes_configuration_next_to_existing_logs(root: Path) -> None:
     (root / "logs").mkdir(parents=True)
-    assert claim(run_config(root)) == []
-    assert recorded(root)["uid"] == "uid-1"
-    assert claim(run_config(root)) == []
+    assert claim_run_folder(run_config(root)) == []
+    assert read_recorded(root)["uid"] == "uid-1"
+    assert claim_run_folder(run_config(root)) == []
 
 
-def test_a_changed_configuration_is_recorded(root: Path) -> None:
-    claim(run_config(root))
-    assert "replacing run.json" in claim(run_config(root, maxSteps=200), 2)[0]
-    assert recorded(root)["max_steps"] == 200
+def test_changed_configuration_is_recorded(root: Path) -> None:
+    claim_run_folder(run_config(root))
+    assert "replacing run.json" in claim_run_folder(run_config(root, maxSteps=200), 2)[0]
+    assert read_recorded(root)["max_steps"] == 200
 
 
-def test_each_attempt_keeps_the_configuration_that_it_began_with(root: Path) -> None:
-    claim(run_config(root))
-    claim(run_config(root), 2)
-    claim(run_config(root, maxSteps=200), 3)
+def test_each_attempt_keeps_its_initial_configuration(root: Path) -> None:
+    claim_run_folder(run_config(root))
+    claim_run_folder(run_config(root), 2)
+    claim_run_folder(run_config(root, maxSteps=200), 3)
     kept = [json.loads(RunPaths(root).attempt_config(n).read_text())["trainer"]["max_steps"] for n in (1, 2, 3)]
     assert kept == [100, 100, 200]
     assert RunPaths(root).attempts_on_disk() == []
 
 
 @pytest.mark.parametrize("policy", [{"policy": "Latest"}, {"policy": "Step", "step": 20}])
-def test_an_earlier_run_of_the_name_is_continued(root: Path, policy: dict[str, Any]) -> None:
-    claim(run_config(root))
-    said = claim(run_config(root, uid="uid-2", checkpoint={"resume": policy}))
+def test_earlier_run_with_same_name_is_continued(root: Path, policy: dict[str, Any]) -> None:
+    claim_run_folder(run_config(root))
+    said = claim_run_folder(run_config(root, uid="uid-2", checkpoint={"resume": policy}))
     assert "UID uid-1: continuing it" in said[0]
-    assert recorded(root)["uid"] == "uid-2"
+    assert read_recorded(root)["uid"] == "uid-2"
 
 
-def test_never_refuses_an_earlier_run_but_not_its_own_restart(root: Path) -> None:
+def test_never_policy_refuses_earlier_run_but_allows_restart(root: Path) -> None:
     never = {"resume": {"policy": "Never"}}
-    claim(run_config(root, checkpoint=never))
-    assert claim(run_config(root, checkpoint=never)) == []
-    error = refusal(run_config(root, uid="uid-2", checkpoint=never))
+    claim_run_folder(run_config(root, checkpoint=never))
+    assert claim_run_folder(run_config(root, checkpoint=never)) == []
+    error = get_refusal(run_config(root, uid="uid-2", checkpoint=never))
     assert error.code == exit_codes.CONFIGURATION
     assert "spec.checkpoint.resume.policy is Never" in str(error)
     assert "uid-1" in str(error)
     assert "set the policy to Latest" in str(error)
 
 
-def test_another_model_is_another_run(root: Path) -> None:
-    claim(run_config(root))
-    error = refusal(run_config(root, model={"path": "other"}))
+def test_claim_with_another_model_is_refused(root: Path) -> None:
+    claim_run_folder(run_config(root))
+    error = get_refusal(run_config(root, model={"path": "other"}))
     assert error.code == exit_codes.CONFIGURATION
     assert "spec.model differs from the run in" in str(error)
     assert "path 'm' there, path 'other' here" in str(error)
     assert "metadata.name" in str(error)
 
 
-def test_a_damaged_file_and_a_full_volume_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim(run_config(root))
+def test_damaged_file_and_full_volume_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim_run_folder(run_config(root))
     (root / "run.json").write_text('{"trainer": {')
-    assert "run.json" in str(refusal(run_config(root)))
+    assert "run.json" in str(get_refusal(run_config(root)))
     monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1 << 60)
-    error = refusal(run_config(root))
+    error = get_refusal(run_config(root))
     assert error.code == exit_codes.STORAGE
     assert "spec.storage" in str(error)
 
 
 class Patience(Signals):
-    """Counts the pauses; something happens in the third."""
+    """Signals that count the pauses and run an action in the third."""
 
     def __init__(self, third: Callable[[], None]) -> None:
         self.pauses: list[float] = []
@@ -117,7 +117,7 @@ class Patience(Signals):
             self._third()
 
 
-def test_a_pod_waits_for_space_and_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_waits_for_space_with_message(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1 << 60)
     signals = Patience(lambda: monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1))
@@ -127,7 +127,7 @@ def test_a_pod_waits_for_space_and_says_so(root: Path, monkeypatch: pytest.Monke
     assert said[0].startswith("waiting for the run's volume since 0 s: the volume is full: ")
 
 
-def test_a_pod_does_not_wait_for_what_space_does_not_mend(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_does_not_wait_for_missing_permission(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -137,7 +137,7 @@ def test_a_pod_does_not_wait_for_what_space_does_not_mend(root: Path, monkeypatc
     assert caught.value.code == exit_codes.STORAGE
 
 
-def test_only_attempts_of_this_very_run_count(root: Path) -> None:
+def test_only_attempts_of_same_run_count(root: Path) -> None:
     paths = RunPaths(root)
     write_attempt(paths, first_attempt(world_size=1, config_hash="h", uid="uid-1"))
     assert has_begun(paths, "uid-1")
@@ -150,7 +150,7 @@ def test_only_attempts_of_this_very_run_count(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Latest", 0), ("Never", exit_codes.DATA)])
-def test_damaged_attempt_file_ends_a_pod_only_if_the_policy_depends_on_it(
+def test_damaged_attempt_file_ends_pod_only_with_never_policy(
     tmp_path: Path, root: Path, policy: str, code: int
 ) -> None:
     paths = RunPaths(root)
@@ -166,18 +166,18 @@ GUEST = {"trainer": {"sharedWith": "host", "lora": {}}, "checkpoint": {"resume":
 
 
 def start_guest(tmp_path: Path, root: Path, attempt: int) -> tuple[int, str]:
-    """Exit code and termination message of a guest's orchestrator, whose role ends at once."""
+    """Start a guest's orchestrator with a role that ends at once; return its exit code and termination message."""
     pod = Pod(tmp_path, f"demo-orchestrator-{attempt}", run_config(root, **GUEST), "127.0.0.1", "127.0.0.1")
     code, _, _ = pod.run("orchestrator", "print('asks for a slot')", RLRUN_ATTEMPT=str(attempt))
     return code, pod.message
 
 
-def test_a_guests_orchestrator_claims_the_folder_as_no_trainer_pod_does(tmp_path: Path, root: Path) -> None:
+def test_guest_orchestrator_claims_the_run_folder(tmp_path: Path, root: Path) -> None:
     assert start_guest(tmp_path, root, 1) == (0, "")
-    assert recorded(root)["shared_with"] == "host"
-    assert recorded(root)["checkpoint"]["resume"]["policy"] == "Never"
+    assert read_recorded(root)["shared_with"] == "host"
+    assert read_recorded(root)["checkpoint"]["resume"]["policy"] == "Never"
     write_attempt(RunPaths(root), first_attempt(world_size=1, config_hash="c", uid="uid-1"))
     assert start_guest(tmp_path, root, 2) == (0, "")
-    assert recorded(root)["checkpoint"]["resume"]["policy"] == "Latest", "a restart goes on from its checkpoint"
+    assert read_recorded(root)["checkpoint"]["resume"]["policy"] == "Latest", "a restart goes on from its checkpoint"
     code, message = start_guest(tmp_path, root, 1)
     assert (code, "the next is 2" in message) == (exit_codes.ATTEMPT_TAKEN, True), message

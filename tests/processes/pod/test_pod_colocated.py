@@ -1,4 +1,4 @@
-"""A trainer's pod with an engine in it: one container, two processes that live and end together."""
+"""Trainer pod with an engine: one container with two processes that start and end together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPEC: dict[str, Any] = {
 
 
 def cluster_config(root: Path) -> RunConfig:
-    """As the operator would render it, but for the ports."""
+    """Return the operator's configuration, except for the ports."""
     config = run_config(root, **SPEC)
     trainer, engine = free_port(), free_port()
     places = {"trainer_url": f"http://127.0.0.1:{trainer}", "inference_service": f"http://127.0.0.1:{engine}"}
@@ -48,7 +48,7 @@ def cluster_config(root: Path) -> RunConfig:
 
 
 def engine_of(container: int) -> int | None:
-    """The engine's process below a container's first one."""
+    """Return the engine process below the first process of a container."""
     for pid in descendants(container):
         if "tests.support.stub.inference" in command_line(pid).split():
             return pid
@@ -56,7 +56,7 @@ def engine_of(container: int) -> int | None:
 
 
 @pytest.mark.full
-def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..., Pod], tmp_path: Path) -> None:
+def test_colocated_processes_end_together_with_first_cause(pods: Callable[..., Pod], tmp_path: Path) -> None:
     config = cluster_config(tmp_path / "demo")
     pod = pods("demo-trainer-0", config)
     assert pod.run_stub("model")[0] == 0

@@ -1,4 +1,4 @@
-"""`rlrun-pod` as a container's first process: one start per trainer pod, signals, orphans, what is said when a role fails."""
+"""`rlrun-pod` as first process of a container: one start per trainer pod, signals, orphans, and messages of failed roles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILS = """
     sys.exit(65)
 """
 HEAD_START_SECONDS = 0.5
-"""A pod that does not wait for its peer ends in this time, and then reports another message. No event marks the start of the wait."""
+"""A pod that does not wait for its peer ends in this time, with another message. No event marks the start of the wait."""
 WAITS = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -39,14 +39,14 @@ WAITS = """
 """
 
 
-def alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_a_failed_trainer_is_told_once_and_never_started_again(pods: Callable[..., Pod]) -> None:
+def test_failed_trainer_is_reported_once_and_never_restarted(pods: Callable[..., Pod]) -> None:
     pod = pods()
     code, out, _ = pod.run("trainer", FAILS)
     assert (code, out) == (65, "a line\n")
@@ -66,7 +66,7 @@ def test_a_failed_trainer_is_told_once_and_never_started_again(pods: Callable[..
     assert pod.message == "checkpoint.interval: too long"
 
 
-def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[..., Pod]) -> None:
+def test_signal_reaches_role_and_its_exit_code_is_returned(pods: Callable[..., Pod]) -> None:
     pod = pods()
     process = pod.start("trainer", WAITS)
     assert process.stdout is not None
@@ -76,10 +76,8 @@ def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[.
     assert pod.message == "", "it was asked to stop: nothing failed"
 
 
-def test_a_signal_that_comes_before_the_first_process_can_hear_it_is_not_lost(
-    pods: Callable[..., Pod], tmp_path: Path
-) -> None:
-    """The kernel drops what the first process of a container has no handler for: the pod would hold for its whole grace period."""
+def test_early_signal_to_first_process_is_kept(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    """The kernel drops signals without a handler in the first process of a container: the pod would run for its whole grace period."""
     pod = pods()
     pod.run("trainer", FAILS)
     program = tmp_path / "rlrun-pod"
@@ -91,7 +89,7 @@ def test_a_signal_that_comes_before_the_first_process_can_hear_it_is_not_lost(
     assert "waits for its deletion" in err
 
 
-def test_a_signal_that_comes_while_the_shell_still_looks_around_ends_the_container(tmp_path: Path) -> None:
+def test_signal_during_shell_start_ends_container(tmp_path: Path) -> None:
     looks = tmp_path / "env"
     looks.write_text("#!/bin/sh\nkill -TERM $PPID\nexit 125\n")
     looks.chmod(0o755)
@@ -101,13 +99,13 @@ def test_a_signal_that_comes_while_the_shell_still_looks_around_ends_the_contain
     assert (end.returncode, end.stdout) == (143, "")
 
 
-def test_an_image_without_the_program_is_an_error_of_the_configuration() -> None:
+def test_image_without_program_is_a_configuration_error() -> None:
     end = run_program(["sh", "-c", HEARS_SIGNALS, "rlrun-nothing", "trainer"])
     assert end.returncode == exit_codes.CONFIGURATION
     assert end.stderr == "the image has no rlrun-nothing: it needs the package rlrun\n"
 
 
-def test_an_env_that_cannot_block_signals_does_not_keep_the_role_from_starting(tmp_path: Path) -> None:
+def test_env_without_signal_blocking_still_starts_role(tmp_path: Path) -> None:
     old = tmp_path / "env"
     old.write_text("#!/bin/sh\necho 'env: unrecognized option' >&2\nexit 125\n")
     old.chmod(0o755)
@@ -117,7 +115,7 @@ def test_an_env_that_cannot_block_signals_does_not_keep_the_role_from_starting(t
     assert (end.returncode, end.stdout, end.stderr) == (0, "started\n", "")
 
 
-def test_a_crash_of_native_code_tells_where_python_was(pods: Callable[..., Pod]) -> None:
+def test_native_crash_reports_python_position(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-orchestrator")
     crash = """
         import ctypes, sys
@@ -136,7 +134,7 @@ def test_a_crash_of_native_code_tells_where_python_was(pods: Callable[..., Pod])
     assert "in inner" in told[4]
 
 
-def test_a_pod_that_lost_a_rank_of_another_pod_tells_that_ranks_last_word(pods: Callable[..., Pod]) -> None:
+def test_lost_remote_rank_is_reported_with_its_error(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-trainer-0")
     folder = RunPaths(pod.root).logs(1, "trainer")
     loses = f"""
@@ -155,7 +153,7 @@ def test_a_pod_that_lost_a_rank_of_another_pod_tells_that_ranks_last_word(pods: 
     assert pod.message == "rank 3 was ended by SIGSEGV; its last lines:\nin publish"
 
 
-def test_a_lost_peer_is_told_where_nobody_says_more(pods: Callable[..., Pod]) -> None:
+def test_lost_peer_is_reported_without_better_cause(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-trainer-0")
     loses = FAILS.replace(
         '"checkpoint.interval: too long", 65', '"RuntimeError: Connection closed by peer", follows=True'
@@ -164,7 +162,7 @@ def test_a_lost_peer_is_told_where_nobody_says_more(pods: Callable[..., Pod]) ->
     assert pod.message == "RuntimeError: Connection closed by peer"
 
 
-def test_the_line_that_says_most_comes_first_with_its_word(pods: Callable[..., Pod]) -> None:
+def test_most_informative_line_comes_first(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-trainer-0")
     dies = """
         import sys, traceback
@@ -184,7 +182,7 @@ def test_the_line_that_says_most_comes_first_with_its_word(pods: Callable[..., P
     assert "===" not in pod.message
 
 
-def test_nothing_that_the_role_started_outlives_it(pods: Callable[..., Pod]) -> None:
+def test_child_processes_end_with_the_role(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-orchestrator")
     orphan = """
         import os, subprocess, sys
@@ -196,10 +194,10 @@ def test_nothing_that_the_role_started_outlives_it(pods: Callable[..., Pod]) -> 
     """
     code, out, _ = pod.run("orchestrator", orphan)
     assert code == 3
-    assert [pid for pid in map(int, out.split()) if alive(pid)] == []
+    assert [pid for pid in map(int, out.split()) if is_running(pid)] == []
 
 
-def test_a_role_that_says_nothing_is_quoted(pods: Callable[..., Pod]) -> None:
+def test_silent_role_is_reported_with_its_last_lines(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-inference-abc")
     dies = """
         import os, sys
@@ -213,15 +211,15 @@ def test_a_role_that_says_nothing_is_quoted(pods: Callable[..., Pod]) -> None:
     assert len(pod.message.encode()) <= MAX_BYTES
 
 
-def test_an_engine_does_not_take_another_ones_error_for_its_own(pods: Callable[..., Pod]) -> None:
+def test_engine_ignores_errors_of_other_engines(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-inference-abc")
-    pod.run("inference", another_says("of another engine", RunPaths(pod.root).logs(1, "inference")))
+    pod.run("inference", other_pod_error("of another engine", RunPaths(pod.root).logs(1, "inference")))
     assert "mine" in pod.message
     assert "of another engine" not in pod.message
 
 
-def another_says(message: str, folder: Path) -> str:
-    """A role that dies with 'mine' just after another pod of it has told the cause."""
+def other_pod_error(message: str, folder: Path) -> str:
+    """Return a role that dies with 'mine' just after another pod has written the cause."""
     document = {"role": "trainer", "message": message, "exit_code": 10}
     return f"""
         import json, sys
@@ -233,9 +231,9 @@ def another_says(message: str, folder: Path) -> str:
     """
 
 
-def test_a_trainer_tells_the_first_cause_of_its_group_but_not_of_an_earlier_life(pods: Callable[..., Pod]) -> None:
+def test_trainer_reports_first_cause_of_its_group(pods: Callable[..., Pod]) -> None:
     pod = pods()
-    pod.run("trainer", another_says("the peer's volume is full", RunPaths(pod.root).logs(1, "trainer")))
+    pod.run("trainer", other_pod_error("the peer's volume is full", RunPaths(pod.root).logs(1, "trainer")))
     assert pod.message == "the peer's volume is full"
     replaced = pods()
     replaced.run("trainer", "import sys; sys.exit('mine')")
@@ -243,7 +241,7 @@ def test_a_trainer_tells_the_first_cause_of_its_group_but_not_of_an_earlier_life
 
 
 @pytest.mark.parametrize("obstacle", ["file", "fifo"])
-def test_a_log_that_cannot_be_kept_disturbs_nobody(pods: Callable[..., Pod], obstacle: str) -> None:
+def test_unwritable_log_does_not_stop_role(pods: Callable[..., Pod], obstacle: str) -> None:
     pod = pods("demo-orchestrator")
     log = pod.root / "logs" / "attempt_0001" / "orchestrator" / "demo-orchestrator.log"
     log.parent.parent.mkdir(parents=True)
@@ -251,13 +249,13 @@ def test_a_log_that_cannot_be_kept_disturbs_nobody(pods: Callable[..., Pod], obs
         log.parent.write_text("in the way")
     else:
         log.parent.mkdir()
-        os.mkfifo(log)  # opening it hangs until somebody reads, like a network file system whose server is gone
+        os.mkfifo(log)  # Opening a FIFO blocks until a reader exists, like a network file system without a server.
     code, out, _ = pod.run("orchestrator", "import sys; print('x' * 10_000_000); sys.exit(4)")
     assert code == 4
     assert len(out) == 10_000_001
 
 
-def test_a_wrong_environment_or_configuration_is_named(pods: Callable[..., Pod], tmp_path: Path) -> None:
+def test_invalid_variable_or_configuration_is_named(pods: Callable[..., Pod], tmp_path: Path) -> None:
     pod = pods()
     code, _, err = pod.run("trainer", RLRUN_ATTEMPT="zero")
     assert code == exit_codes.USAGE
@@ -272,7 +270,7 @@ def test_a_wrong_environment_or_configuration_is_named(pods: Callable[..., Pod],
     assert "Traceback" not in err
 
 
-def test_the_first_pod_makes_the_model_and_the_others_wait(pods: Callable[..., Pod], tmp_path: Path) -> None:
+def test_first_pod_creates_model_and_others_wait(pods: Callable[..., Pod], tmp_path: Path) -> None:
     config = run_config(tmp_path / "demo", model={"tiny": {}}, trainer={"replicas": 2})
     first, second, engine = (pods(name, config) for name in ("demo-trainer-0", "demo-trainer-1", "demo-inference-x"))
     waiting = second.start("model", "raise SystemExit('only the first pod makes it')")
@@ -289,7 +287,7 @@ def test_the_first_pod_makes_the_model_and_the_others_wait(pods: Callable[..., P
     assert RunPaths(tmp_path / "demo").run_json.is_file()
 
 
-def test_pods_of_a_group_start_together_and_only_within_one_attempt(pods: Callable[..., Pod], tmp_path: Path) -> None:
+def test_pods_of_one_attempt_start_together(pods: Callable[..., Pod], tmp_path: Path) -> None:
     config = run_config(tmp_path / "demo", trainer={"replicas": 2})
     first, old, second = (pods(f"demo-trainer-{ordinal}", config) for ordinal in (0, 1, 1))
     leading = first.start("trainer", WAITS)
@@ -311,7 +309,7 @@ def test_pods_of_a_group_start_together_and_only_within_one_attempt(pods: Callab
         assert wait_for_exit(process) == 7
 
 
-def test_a_used_attempt_number_is_refused_with_the_next_one(pods: Callable[..., Pod]) -> None:
+def test_used_attempt_number_is_refused_with_next_one(pods: Callable[..., Pod]) -> None:
     pod = pods()
     (pod.root / "attempts").mkdir(parents=True)
     (pod.root / "attempts" / "0003.json").write_text("{}")

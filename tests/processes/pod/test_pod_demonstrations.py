@@ -1,4 +1,4 @@
-"""`rlrun-pod demonstrations`: the code of a tiny model's warm-up environment, in a container of its own."""
+"""`rlrun-pod demonstrations`: code of a tiny model's warm-up environment in its own container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hang():
 
 
 class Container:
-    """The init container, with the variables that the operator renders."""
+    """Init container with the variables of the operator."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.claim = folder / "demonstrations", folder / "claim" / "run"
@@ -73,7 +73,7 @@ def container(tmp_path: Path) -> Container:
     return Container(tmp_path)
 
 
-def test_code_of_the_environment_leaves_conversations_and_gets_the_last_candidate(container: Container) -> None:
+def test_warmup_environment_writes_demonstrations_with_last_candidate(container: Container) -> None:
     candidates = {"RLRUN_CANDIDATE_000_HF_TOKEN": "first", "RLRUN_CANDIDATE_002_HF_TOKEN": "last"}
     assert container.run("warm_tasks:report", **candidates) == (exit_codes.OK, "")
     assert len(read_demonstrations(container.file)) == 64
@@ -84,7 +84,7 @@ def test_code_of_the_environment_leaves_conversations_and_gets_the_last_candidat
 
 
 @pytest.mark.parametrize(("pod", "has_model"), [("run-trainer-1", False), ("run-trainer-0", True)])
-def test_no_code_runs_in_other_pods_or_if_the_model_exists(container: Container, pod: str, has_model: bool) -> None:
+def test_other_pods_and_existing_model_run_no_code(container: Container, pod: str, has_model: bool) -> None:
     if has_model:
         (container.claim / "model").mkdir()
     assert container.run("warm_tasks:report", RLRUN_POD_NAME=pod) == (exit_codes.OK, "")
@@ -92,7 +92,7 @@ def test_no_code_runs_in_other_pods_or_if_the_model_exists(container: Container,
     assert not (container.folder / "home").exists()
 
 
-def test_unknown_environment_is_the_message_of_the_container(container: Container) -> None:
+def test_unknown_environment_is_the_container_message(container: Container) -> None:
     code, errors = container.run("reverse-txt")
     message = (container.folder.parent / "message").read_text()
     assert code == exit_codes.CONFIGURATION
@@ -101,7 +101,7 @@ def test_unknown_environment_is_the_message_of_the_container(container: Containe
     assert message in errors
 
 
-def test_signal_ends_code_that_never_returns(container: Container) -> None:
+def test_signal_ends_hanging_environment_code(container: Container) -> None:
     process = container.start("warm_tasks:hang")
     wait_for((container.folder / "home" / "started").exists, "the code runs")
     process.send_signal(signal.SIGTERM)

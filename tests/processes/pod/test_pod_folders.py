@@ -1,4 +1,4 @@
-"""Folders that are there, with the right owner and rights, before a pod's containers mount them."""
+"""Folders with the right owner and permissions before a pod's containers mount them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlrun.runtime import exit_codes
 
 
 class Patience(Signals):
-    """Counts the pauses; something happens in the second."""
+    """Signals that count the pauses and run an action in the second."""
 
     def __init__(self, second: Callable[[], None]) -> None:
         self.pauses: list[float] = []
@@ -30,14 +30,14 @@ class Patience(Signals):
             self._second()
 
 
-def refusing(number: int) -> Callable[..., None]:
+def make_refusal(number: int) -> Callable[..., None]:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, "refused")
 
     return refuse
 
 
-def test_missing_folders_are_made_for_user_and_group_alone_and_those_that_are_there_are_left(tmp_path: Path) -> None:
+def test_missing_folders_are_private_and_existing_ones_unchanged(tmp_path: Path) -> None:
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "file").write_text("x")
     wanted = [tmp_path / "run", tmp_path / "host" / "shared", tmp_path / "host"]
@@ -48,12 +48,12 @@ def test_missing_folders_are_made_for_user_and_group_alone_and_those_that_are_th
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
-def test_a_volume_that_refuses_for_a_while_is_waited_for(
+def test_temporarily_unwritable_volume_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     said: list[str] = []
     mkdir = Path.mkdir
-    monkeypatch.setattr(Path, "mkdir", refusing(number))
+    monkeypatch.setattr(Path, "mkdir", make_refusal(number))
     signals = Patience(lambda: monkeypatch.setattr(Path, "mkdir", mkdir))
     make_folders([tmp_path / "run"], say=said.append, signals=signals)
     assert (tmp_path / "run").is_dir()
@@ -61,10 +61,10 @@ def test_a_volume_that_refuses_for_a_while_is_waited_for(
     assert said[0].startswith(f"waiting for the run's volume since 0 s: cannot create {tmp_path / 'run'}: the volume")
 
 
-def test_a_missing_right_is_an_error_at_once_that_names_the_user(
+def test_missing_permission_fails_at_once_with_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Path, "mkdir", refusing(errno.EACCES))
+    monkeypatch.setattr(Path, "mkdir", make_refusal(errno.EACCES))
     with pytest.raises(RoleError, match=r"cannot create .*/run as user \d+: refused") as caught:
         make_folders([tmp_path / "run"], say=print, signals=Patience(lambda: None))
     assert caught.value.code == exit_codes.STORAGE
@@ -72,8 +72,8 @@ def test_a_missing_right_is_an_error_at_once_that_names_the_user(
     assert "rlrun-pod: cannot create" in capsys.readouterr().err
 
 
-def test_a_signal_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "mkdir", refusing(errno.EROFS))
+def test_signal_ends_wait_for_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", make_refusal(errno.EROFS))
 
     def stop() -> None:
         raise StoppedError(15)

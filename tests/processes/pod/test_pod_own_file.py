@@ -1,4 +1,4 @@
-"""The file that a pod takes for its own."""
+"""Configuration file of a pod, and its identification."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def mark_of(pod: Pod, role: str) -> str:
     return file_mark(json.loads(Path(pod.env["RLRUN_CONFIG"]).read_text()), role)
 
 
-def wait(
+def wait_for_file(
     pod: Pod, mark: str | None, signals: Signals, told: list[str], role: str = "trainer", seconds: float = 0.2
 ) -> None:
     settings = settings_from_environment(pod.env | ({VARIABLE: mark} if mark is not None else {}))
     wait_for_own_file(settings, role, say=told.append, signals=signals, deadline_seconds=seconds)
 
 
-def test_a_container_waits_until_its_own_file_is_mounted(pods: Callable[..., Pod]) -> None:
+def test_container_waits_for_its_own_configuration(pods: Callable[..., Pod]) -> None:
     pod = pods()
     own, file = mark_of(pod, "trainer"), Path(pod.env["RLRUN_CONFIG"])
     text = file.read_text()
@@ -45,27 +45,27 @@ def test_a_container_waits_until_its_own_file_is_mounted(pods: Callable[..., Pod
     assert "the role begins" in output
 
 
-def test_a_file_that_stays_another_one_may_be_mended_by_a_restart(pods: Callable[..., Pod], signals: Signals) -> None:
+def test_wrong_configuration_fails_so_that_restart_can_repair(pods: Callable[..., Pod], signals: Signals) -> None:
     told: list[str] = []
     with pytest.raises(RoleError, match="another attempt") as failed:
-        wait(pods(), "0" * 16, signals, told)
+        wait_for_file(pods(), "0" * 16, signals, told)
     assert failed.value.code == exit_codes.FAILURE
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"inference": 3}', None])
-def test_a_file_that_cannot_be_read_is_waited_for(pods: Callable[..., Pod], signals: Signals, text: str | None) -> None:
+def test_unreadable_configuration_is_waited_for(pods: Callable[..., Pod], signals: Signals, text: str | None) -> None:
     pod = pods()
     file = Path(pod.env["RLRUN_CONFIG"])
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(RoleError, match="cannot read"):
-        wait(pod, "0" * 16, signals, [], role="inference")
+        wait_for_file(pod, "0" * 16, signals, [], role="inference")
 
 
-def test_a_pod_of_an_earlier_release_takes_what_is_there(pods: Callable[..., Pod], signals: Signals) -> None:
-    wait(pods(), None, signals, [])
+def test_pod_of_earlier_release_accepts_any_configuration(pods: Callable[..., Pod], signals: Signals) -> None:
+    wait_for_file(pods(), None, signals, [])
 
 
-def test_engines_mind_their_own_section_and_nobody_the_number_of_engines(tmp_path: Path) -> None:
+def test_marks_depend_only_on_own_section(tmp_path: Path) -> None:
     def marks(**spec: object) -> tuple[str, str]:
         document = json.loads(run_config(tmp_path, **spec).model_dump_json(by_alias=False))
         return file_mark(document, "inference"), file_mark(document, "trainer")

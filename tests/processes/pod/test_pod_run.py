@@ -1,4 +1,4 @@
-"""A whole run of pods, without a cluster: two trainer pods, an engine and the orchestrator, all started by `rlrun-pod` with the stubs."""
+"""Whole run of pods without a cluster: two trainer pods, an engine and the orchestrator, started by `rlrun-pod` with the stubs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
 
 
 def cluster_config(root: Path, *, base: dict[str, Any] = SPEC, **spec: Any) -> RunConfig:
-    """As the operator would render it, but for the ports: all pods share this machine's."""
+    """Return the operator's configuration, except for the ports: all pods share the ports of this machine."""
     config = run_config(root, **base | spec)
     trainer, engine = free_port(), free_port()
     return config.model_copy(
@@ -71,12 +71,10 @@ def tracker() -> Iterator[Server]:
 
 
 @pytest.mark.full
-def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt(
-    pods: Callable[..., Pod], tmp_path: Path, tracker: Server
-) -> None:
-    """Its tracker has one whole curve."""
+def test_killed_trainer_is_resumed_and_run_completes(pods: Callable[..., Pod], tmp_path: Path, tracker: Server) -> None:
+    """The tracker contains one continuous curve."""
     root = tmp_path / "demo"
-    # Never: the run does not start from what it finds. Its own restarts do.
+    # Never: the run ignores existing checkpoints, but its own restarts resume.
     config = cluster_config(
         root, checkpoint={"interval": 2, "resume": {"policy": "Never"}}, tracking={"mlflow": {"uri": tracker.url}}
     )
@@ -90,7 +88,7 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
 
     first, second, conductor = group()
     engine = pods("demo-inference-x", config)
-    # The other pods of an attempt find the trainer's first one by its address.
+    # The other pods of an attempt find the trainer's first pod by its address.
     for pod in (first, second):
         pod.env["RLRUN_MASTER_ADDR"] = first.ip
         pod.env["RLRUN_MASTER_PORT"] = first.env["RLRUN_MASTER_PORT"]
@@ -135,13 +133,11 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
 
 
 @pytest.mark.full
-def test_a_run_without_a_trainer_makes_its_model_in_the_orchestrators_pod_and_claims_its_folder(
-    pods: Callable[..., Pod], tmp_path: Path
-) -> None:
+def test_eval_run_creates_model_in_orchestrator_pod(pods: Callable[..., Pod], tmp_path: Path) -> None:
     left_out = ("maxSteps", "trainer", "orchestrator", "checkpoint")
     asked = {key: value for key, value in SPEC.items() if key not in left_out}
     config = cluster_config(tmp_path / "demo", base=asked, task="Eval", evaluation={"numTasks": 3})
-    # The number at the end of the name is that of the attempt.
+    # The number at the end of the name is the attempt.
     engine, conductor = pods("demo-inference-x", config), pods("demo-orchestrator-2", config)
     serving = engine.start_stub("inference")
     assert conductor.run_stub("model", RLRUN_ATTEMPT="2")[0] == 0

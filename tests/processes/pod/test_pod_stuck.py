@@ -1,4 +1,4 @@
-"""A role that hangs is asked what it does before it is killed: real processes, one of them inside native code."""
+"""Stack dumps of a hanging role before it is killed: real processes, one of them in native code."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ HANGS = """
 """
 
 
-def kept(pod: Pod, role: str) -> Path:
+def stacks_file(pod: Pod, role: str) -> Path:
     folder = RunPaths(pod.root).root / "logs" / "attempt_0001" / role
     return folder / f"{pod.name}.stacks.txt"
 
 
-def hanging(pods: Callable[..., Pod], tmp_path: Path) -> tuple[Pod, subprocess.Popen[str], list[int]]:
-    """An orchestrator that hangs and has been asked to stop, and its processes: itself, a child that listens, one that does not."""
+def start_hanging_role(pods: Callable[..., Pod], tmp_path: Path) -> tuple[Pod, subprocess.Popen[str], list[int]]:
+    """Start an orchestrator that hangs after a stop request; return its processes: itself, a child that listens, one that does not."""
     pod = pods("demo-orchestrator", run_config(tmp_path / "demo", checkpoint={"gracePeriodSeconds": 1}))
     process = pod.start("orchestrator", HANGS, **{PATIENT: "1"})
     assert process.stdout is not None
@@ -64,19 +64,19 @@ def hanging(pods: Callable[..., Pod], tmp_path: Path) -> tuple[Pod, subprocess.P
     return pod, process, pids
 
 
-def end(process: subprocess.Popen[str], pids: list[int]) -> tuple[str, str]:
-    """What the kubelet does in the end, here to the role."""
+def kill_role(process: subprocess.Popen[str], pids: list[int]) -> tuple[str, str]:
+    """Kill the role, as the kubelet does at the end."""
     os.kill(pids[0], signal.SIGKILL)
     return finish(process)
 
 
-def test_all_processes_of_a_role_that_hangs_tell_where_they_are(pods: Callable[..., Pod], tmp_path: Path) -> None:
-    pod, process, pids = hanging(pods, tmp_path)
+def test_all_processes_of_hanging_role_report_stacks(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod, process, pids = start_hanging_role(pods, tmp_path)
     process.send_signal(signal.SIGTERM)
-    file = kept(pod, "orchestrator")
+    file = stacks_file(pod, "orchestrator")
     told = wait_for(lambda: file.exists() and file.read_text(), "the stacks are on the volume")
     assert Path(f"/proc/{pids[2]}").exists(), "one that does not listen is not ended by the question"
-    _, err = end(process, pids)
+    _, err = kill_role(process, pids)
     assert process.returncode == 128 + signal.SIGKILL
     assert "in holds_the_interpreter_for_ever" in told
     assert "in child_that_waits" in told
@@ -87,20 +87,20 @@ def test_all_processes_of_a_role_that_hangs_tell_where_they_are(pods: Callable[.
     assert pod.message == ""
 
 
-def test_a_volume_that_hangs_costs_no_more_than_the_file(pods: Callable[..., Pod], tmp_path: Path) -> None:
-    pod, process, pids = hanging(pods, tmp_path)
-    file = kept(pod, "orchestrator")
-    file.parent.mkdir(parents=True, exist_ok=True)  # the log's own thread makes it, in its own time
-    os.mkfifo(file)  # opening it hangs until somebody reads
+def test_hanging_volume_loses_only_the_stacks_file(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod, process, pids = start_hanging_role(pods, tmp_path)
+    file = stacks_file(pod, "orchestrator")
+    file.parent.mkdir(parents=True, exist_ok=True)  # Otherwise the thread of the log creates the folder later.
+    os.mkfifo(file)  # Opening a FIFO blocks until a reader exists.
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     while "in holds_the_interpreter_for_ever" not in (line := process.stderr.readline()):
         assert line, "it ended without a word"
-    end(process, pids)
+    kill_role(process, pids)
     assert process.returncode == 128 + signal.SIGKILL
 
 
-def test_a_role_that_ends_in_time_is_not_asked(signals: Signals, tmp_path: Path) -> None:
+def test_role_that_ends_in_time_is_not_dumped(signals: Signals, tmp_path: Path) -> None:
     with StuckRole(signals, after=3600, file=tmp_path / "f", keep=tmp_path / "kept", output=Output(None)) as watch:
         os.kill(os.getpid(), signal.SIGTERM)
         watch._thread.join(0.3)
@@ -116,7 +116,7 @@ LISTENS = (
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Starts a process that listens; returns its pid."""
+    """Start a listening process; return its pid."""
     started: list[subprocess.Popen[bytes]] = []
 
     def one() -> int:
@@ -134,7 +134,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], int]]:
         process.communicate()
 
 
-def test_a_frozen_process_holds_nobody_up(
+def test_frozen_process_blocks_no_other_dump(
     start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = start()
@@ -145,9 +145,7 @@ def test_a_frozen_process_holds_nobody_up(
     assert told.endswith("no answer: it is frozen, or inside a system call that hangs\n")
 
 
-def test_an_answer_that_is_there_before_it_is_waited_for_counts(
-    start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_answer_counts(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid, file, kill = start(), tmp_path / "stacks", os.kill
 
     def and_wait(pid: int, number: int) -> None:
@@ -159,7 +157,7 @@ def test_an_answer_that_is_there_before_it_is_waited_for_counts(
     assert "no answer" not in stacks.request_stacks([pid], file, why="it is stuck").decode()
 
 
-def test_a_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = [start(), start()]
     monkeypatch.setattr(stacks, "MAX_BYTES", 60)
     told = stacks.request_stacks(pids, tmp_path / "stacks", why="it is stuck").decode()
@@ -167,7 +165,7 @@ def test_a_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch
     assert f"== process {pids[1]}: skipped, the limit of size or time is reached" in (tmp_path / "stacks").read_text()
 
 
-def test_who_writes_elsewhere_is_not_asked(start: Callable[[], int], tmp_path: Path) -> None:
+def test_process_with_other_stacks_file_is_skipped(start: Callable[[], int], tmp_path: Path) -> None:
     pid = start()
     other = tmp_path / "of another role"
     other.touch()
@@ -177,12 +175,12 @@ def test_who_writes_elsewhere_is_not_asked(start: Callable[[], int], tmp_path: P
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(1, 0.25), (8, 2.0), (30, 5.0), (86400, 5.0)])
-def test_the_question_comes_long_before_the_end(grace: float, seconds: float) -> None:
+def test_stacks_are_requested_long_before_kill(grace: float, seconds: float) -> None:
     assert stacks.seconds_until_stacks(grace) == seconds
 
 
-def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> None:
-    """In a process of its own: what is registered stays."""
+def test_engine_processes_listen_through_vllm_plugin(tmp_path: Path) -> None:
+    """In a separate process, because the registration is permanent."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     (name,) = project["entry-points"]["vllm.general_plugins"].values()
     load = f"from importlib.metadata import EntryPoint; EntryPoint('rlrun', {name!r}, 'vllm.general_plugins').load()()"

@@ -1,4 +1,4 @@
-"""A run that Python starts on this machine: a launcher of its own, what it says when it does not begin, and its stop."""
+"""Local runs started from Python: launcher process, early failures, and stop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ write_record(root / "launcher.json", replace(record, state="Interrupted" if ende
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a launcher without roles in the place of `rlrun local`."""
+    """Replace `rlrun local` with a launcher without roles."""
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER)
     monkeypatch.chdir(tmp_path)
@@ -46,12 +46,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs" / "a"
 
 
-def made() -> Run:
+def make_run() -> Run:
     return Run("a", model={"tiny": {}}, environments=[{"id": "reverse-text"}], max_steps=3)
 
 
-def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
-    run = made().local()
+def test_run_continues_in_background_and_completes(stand_in: Path) -> None:
+    run = make_run().local()
     assert run._launched is not None
     assert os.getsid(run._launched.process.pid) == run._launched.process.pid, (
         "Ctrl-C of this terminal does not reach it"
@@ -60,7 +60,7 @@ def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
     assert (stand_in / LAUNCH_MANIFEST).read_text() == run.to_yaml()
     wait_for(lambda: run.status().phase != "Starting" or (stand_in / "launcher.json").exists())
     with pytest.raises(RunError, match=r"is already running; follow it with Run\.open\("):
-        made().local()
+        make_run().local()
     (stand_in / "go").touch()
     assert run.wait(every=0.05) is run
     assert (
@@ -68,20 +68,20 @@ def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
         in (stand_in / LAUNCH_LOG).read_text()
     )
     with pytest.raises(RunError, match="resume it with resume=True"):
-        made().local()
+        make_run().local()
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Have SIGINT interrupt Python; whoever started the tests in the background may have it ignored."""
+    """Let SIGINT interrupt Python, because background shells ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_the_wait_alone(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = made().local()
+def test_ctrl_c_interrupts_only_the_wait(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run().local()
     wait_for((stand_in / "launcher.json").exists)
 
     def pressed(seconds: float) -> None:
@@ -100,18 +100,18 @@ def test_ctrl_c_ends_the_wait_alone(stand_in: Path, monkeypatch: pytest.MonkeyPa
     assert "--resume" in (stand_in / LAUNCH_LOG).read_text()
 
 
-def test_a_record_of_an_attempt_before_says_nothing_of_this_one(stand_in: Path) -> None:
-    run = made().local()
+def test_record_of_previous_attempt_is_ignored(stand_in: Path) -> None:
+    run = make_run().local()
     file = stand_in / "launcher.json"
     wait_for(file.exists)
     assert write_record(
         file, replace(new_record("a", 1, "again"), state="Failed")
-    )  # of another process than the launcher
+    )  # The record is from another process than the launcher.
     assert run.status().phase == "Starting"
     run.stop()
 
 
-def test_what_keeps_a_run_from_beginning_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_failure_of_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = Run("a", model={"path": "nothere"}, environments=[{"id": "reverse-text"}]).local()
     assert repr(run).startswith("<Run a (runs/a): ")
@@ -132,6 +132,6 @@ def test_what_keeps_a_run_from_beginning_is_said(tmp_path: Path, monkeypatch: py
         ("from rlrun import Run", ("torch", "vllm", "kubernetes", "transformers", "numpy", "rich")),
     ],
 )
-def test_an_import_brings_nothing_heavy(code: str, heavy: tuple[str, ...]) -> None:
+def test_import_loads_no_heavy_modules(code: str, heavy: tuple[str, ...]) -> None:
     script = f"{code}\nimport sys\nprint(*[name for name in {heavy!r} if name in sys.modules])"
     assert run_program([sys.executable, "-c", script], check=True).stdout.split() == []

@@ -1,4 +1,4 @@
-"""Logs on the volume have a bound."""
+"""Size limits of logs on the volume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.runtime import process_logs
 from rlrun.runtime.process_logs import BoundedLog, cut_back
 
 
-def test_a_full_log_moves_aside_and_the_newest_lines_stay(tmp_path: Path) -> None:
+def test_full_log_is_rotated_and_newest_lines_are_kept(tmp_path: Path) -> None:
     log = BoundedLog(tmp_path / "logs" / "role.log", max_bytes=1000)
     for number in range(1000):
         log.append(b"line %05d\n" % number)
@@ -28,7 +28,7 @@ def test_a_full_log_moves_aside_and_the_newest_lines_stay(tmp_path: Path) -> Non
     assert numbers == [*range(numbers[0], 1000)]
 
 
-def test_threads_that_write_one_log_lose_no_line_but_the_oldest(tmp_path: Path) -> None:
+def test_concurrent_threads_lose_only_oldest_lines(tmp_path: Path) -> None:
     log = BoundedLog(tmp_path / "role.log", max_bytes=1 << 20)
 
     def write(name: int) -> None:
@@ -43,7 +43,7 @@ def test_threads_that_write_one_log_lose_no_line_but_the_oldest(tmp_path: Path) 
     assert len((tmp_path / "role.log").read_bytes().splitlines()) == 2000
 
 
-def test_a_log_whose_folder_cannot_be_made_takes_nothing_until_it_can(tmp_path: Path) -> None:
+def test_log_without_folder_recovers_later(tmp_path: Path) -> None:
     blocker = tmp_path / "logs"
     blocker.write_text("a file")
     log = BoundedLog(blocker / "role.log")
@@ -53,7 +53,7 @@ def test_a_log_whose_folder_cannot_be_made_takes_nothing_until_it_can(tmp_path: 
     assert (blocker / "role.log").read_bytes() == b"kept\n"
 
 
-def test_a_file_that_another_process_appends_to_is_emptied(tmp_path: Path) -> None:
+def test_log_of_another_process_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "role.log"
     with path.open("ab", buffering=0) as writer:
         writer.write(b"x" * 100)
@@ -66,7 +66,7 @@ def test_a_file_that_another_process_appends_to_is_emptied(tmp_path: Path) -> No
     assert process_logs.earlier_file(path).read_bytes() == b"x" * 100 + b"y"
 
 
-def test_a_pod_bounds_what_its_role_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_bounds_output_of_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role_process, "BoundedLog", lambda path: BoundedLog(path, max_bytes=100_000))
     monkeypatch.setattr(role_process, "_write", lambda stream, chunk: None)
     kept = role_process.Output(tmp_path / "role.log")
@@ -77,11 +77,11 @@ def test_a_pod_bounds_what_its_role_prints(tmp_path: Path, monkeypatch: pytest.M
             pipe.write(b"z" * 9_999 + b"\n")
     kept.close()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert {"role.log.1"} <= sizes.keys() <= {"role.log", "role.log.1"}  # the last chunk may have filled it
+    assert {"role.log.1"} <= sizes.keys() <= {"role.log", "role.log.1"}  # The last chunk may have filled the log.
     assert all(size < 200_000 for size in sizes.values())
 
 
-def test_one_machine_bounds_what_its_roles_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_run_bounds_output_of_its_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlrun.local.supervisor.cut_back", lambda path: cut_back(path, max_bytes=1000))
     supervisor = Supervisor(uuid.uuid4().hex)
     log, all_said = tmp_path / "trainer.log", tmp_path / "all said"

@@ -1,4 +1,4 @@
-"""A helper that has done its work is not killed by a second request to end."""
+"""Repeated stop requests of helper processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ while not asked.wait(0.01):
 """
 
 
-def test_requests_after_the_first_one_do_not_change_how_a_process_ends() -> None:
+def test_repeated_sigterm_does_not_change_exit() -> None:
     process = subprocess.Popen([sys.executable, "-c", ENDS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    while process.poll() is None:  # while the interpreter ends, too; a handler has the time to return
+    while process.poll() is None:  # The loop also covers the interpreter's exit; a handler has time to return.
         process.send_signal(signal.SIGTERM)
         time.sleep(0.001)
     assert process.returncode == 0
@@ -44,7 +44,7 @@ sys.exit(later.wait() + 15)
 """
 
 
-def test_what_is_started_after_a_request_hears_its_own() -> None:
+def test_process_started_after_request_gets_own_signals() -> None:
     process = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -72,8 +72,8 @@ print(asked.is_set())
 """
 
 
-def test_requests_in_the_middle_of_a_wait_do_not_stop_it() -> None:
-    """`threading.Event` waits for its own lock as soon as one comes between two of its steps."""
+def test_requests_during_a_wait_do_not_block_it() -> None:
+    """`threading.Event` waits for its own lock if a request arrives between two of its steps."""
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"

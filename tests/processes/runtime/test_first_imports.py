@@ -1,4 +1,4 @@
-"""Heavy libraries that a process has before it does anything: each start and restart waits for them."""
+"""Heavy imports of a process before any work: each start and restart waits for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDED = {
     "rlrun.ui.app": {"fastapi", "pydantic"},
     "rlrun_operator.main": {"pydantic"},
 }
-"""By the module that a process begins with. What else a process needs it imports when it knows that it does."""
+"""Packages by the first module of a process. A process imports other packages only when it needs them."""
 
 
 IMPORTED_FIRST = "pydantic, rlrun.config.models.run_config"
@@ -56,7 +56,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, list[str]]:
-    """Packages that each process has loaded. Each is forked from one process, which imports what they share."""
+    """Loaded packages of each process, forked from one process with the shared imports."""
     with_pydantic = [module for module, needed in NEEDED.items() if "pydantic" in needed]
     others = [module for module in NEEDED if module not in with_pydantic]
     words = json.dumps([with_pydantic, others])
@@ -66,5 +66,5 @@ def loaded() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("module", NEEDED)
-def test_a_process_begins_with_no_more_than_it_needs(module: str, loaded: dict[str, list[str]]) -> None:
+def test_process_starts_with_only_needed_packages(module: str, loaded: dict[str, list[str]]) -> None:
     assert HEAVY & set(loaded[module]) == NEEDED[module]

@@ -1,4 +1,4 @@
-"""Every file of a run's folder with any one damage: each reader returns, or ends with an error that names the file; never a traceback."""
+"""Single damage in each file of a run's folder: each reader returns, or fails with an error that names the file; no traceback."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ from rlrun.trainer.checkpoints.resume import choose_base
 from rlrun.ui.traces import TraceIndex
 
 SMALL = 400
-"""Bytes of files that the full set damages at each place and cuts at each length; others at places that are drawn with a fixed seed."""
+"""Size up to which the full set damages each byte and cuts at each length; larger files get random places with a fixed seed."""
 GATE, FULL = 3, 60
-"""Numbers of drawn places."""
+"""Numbers of random places."""
 NOW = 2e9
 MODEL = Repository("model", "org/model", "main", "model.name", "model.revision")
 Read = Callable[[RunPaths, Path], object]
@@ -71,17 +71,17 @@ class Row:
     """Path below the run's folder."""
     readers: tuple[Read, ...] = ()
     exact: bool = False
-    """True if a checksum protects it: a reader returns the undamaged content, or ends with an error."""
+    """True if a checksum protects the file: a reader returns the undamaged content or fails."""
     reason: str = ""
-    """Of a kind without readers here."""
+    """Reason why this kind has no readers here."""
 
 
-def _newest(paths: RunPaths, file: Path) -> object:
+def _read_newest_attempt(paths: RunPaths, file: Path) -> object:
     found = newest_attempt(paths, lambda message: None)
     return None if found is None else (found.lineage, found.origin)
 
 
-def _base(paths: RunPaths, file: Path) -> object:
+def _choose_base(paths: RunPaths, file: Path) -> object:
     base = choose_base(paths, ResumeConfig(), with_orchestrator=True, log=lambda message: None)
     assert base is not None, "the run starts from the model although it has complete checkpoints"
     assert base.checkpoint.step in (4, 5)
@@ -89,56 +89,56 @@ def _base(paths: RunPaths, file: Path) -> object:
     return None
 
 
-def _verified(paths: RunPaths, file: Path) -> object:
+def _verify_checkpoint(paths: RunPaths, file: Path) -> object:
     folder = next(one.path for one in complete_checkpoints(paths) if one.path in file.parents)
     return verify_files(folder, read_manifest(folder))
 
 
-def _kept(paths: RunPaths, file: Path) -> object:
+def _read_kept_attempts(paths: RunPaths, file: Path) -> object:
     return attempts_kept(paths, lambda path: path.open("rb"), None, lambda config: config)
 
 
-def _trace(paths: RunPaths, file: Path) -> object:
+def _read_trace(paths: RunPaths, file: Path) -> object:
     with file.open("rb") as content:
         index = TraceIndex(content)
-        return [index.lags(4), *(index.choose(_every(), order) for order in ("worst", "longest", "trace"))]
+        return [index.lags(4), *(index.choose(_match_all(), order) for order in ("worst", "longest", "trace"))]
 
 
-def _every() -> object:
+def _match_all() -> object:
     from rlrun.ui.traces import Filter
 
     return Filter()
 
 
-CHECKPOINT = (_verified, _base)
+CHECKPOINT = (_verify_checkpoint, _choose_base)
 ROWS = (
     Row("run.json", (lambda p, f: recorded_run(p), lambda p, f: read_config(p, [1]), lambda p, f: read_folder(p.root, NOW),
                      lambda p, f: len(read_run(p.root).batches))),
-    Row("identity.json", (lambda p, f: read_identity(RunPaths(_alone(f))),)),
+    Row("identity.json", (lambda p, f: read_identity(RunPaths(_copy_alone(f))),)),
     Row("manifest.yaml", (lambda p, f: fields_of_folder(p, {}),)),
     Row("launcher.json", (lambda p, f: read_record(f), lambda p, f: read_folder(p.root, NOW), lambda p, f: of_folder(p.root, NOW))),
     Row("fork.json", (lambda p, f: read_fork(f), lambda p, f: of_folder(p.root, NOW))),
     Row("metrics.jsonl", (lambda p, f: read_metrics(f), lambda p, f: list(each_line(f)), lambda p, f: Lines(f).new(),
                           lambda p, f: tail_lines(f), lambda p, f: of_folder(p.root, NOW))),
-    Row("attempts/*.config.json", (_kept,)),
-    Row("attempts/[0-9][0-9][0-9][0-9].json", (lambda p, f: read_attempt(f), _newest), exact=True),
-    Row("attempts/0001.json", (_kept, lambda p, f: of_folder(p.root, NOW), lambda p, f: read_folder(p.root, NOW),
+    Row("attempts/*.config.json", (_read_kept_attempts,)),
+    Row("attempts/[0-9][0-9][0-9][0-9].json", (lambda p, f: read_attempt(f), _read_newest_attempt), exact=True),
+    Row("attempts/0001.json", (_read_kept_attempts, lambda p, f: of_folder(p.root, NOW), lambda p, f: read_folder(p.root, NOW),
                                lambda p, f: earlier_attempts(p, first_attempt(world_size=1, config_hash="h", attempt=9),
                                                              log=logger.warning))),
     Row("checkpoints/*/manifest.json", (lambda p, f: read_manifest(f.parent),), exact=True),
-    Row("checkpoints/*/manifest.json", (_base,)),
+    Row("checkpoints/*/manifest.json", (_choose_base,)),
     Row("checkpoints/*/trainer/*", CHECKPOINT, exact=True),
     Row("checkpoints/*/orchestrator/state.json", CHECKPOINT, exact=True),
     Row("checkpoints/*/orchestrator/state.json", (lambda p, f: read_snapshot(f.parents[1]),)),
     Row("rollouts/*/*", (lambda p, f: read_batch(f.parent),), exact=True),
     Row("journal/segment_*", (lambda p, f: read_segment(f),)),
-    Row("traces/*.jsonl", (_trace, lambda p, f: list(each_line(f)))),
+    Row("traces/*.jsonl", (_read_trace, lambda p, f: list(each_line(f)))),
     Row("tracking/sent.*", (lambda p, f: read_sent(f),)),
     Row("revisions/*.json", (lambda p, f: recorded_commit(p, MODEL),)),
     Row("shared/*/join.json", (lambda p, f: read_requests(p),)),
     Row("shared/*/state.json", (lambda p, f: last_state(p, "guest"),)),
     Row("logs/*/error.json", (lambda p, f: read_error(f.parent),)),
-    Row("logs/*/config.json", (_kept, lambda p, f: read_config(p, [1]))),
+    Row("logs/*/config.json", (_read_kept_attempts, lambda p, f: read_config(p, [1]))),
     Row("logs/*", reason="text for people: each byte is shown, escaped"),
     Row("weights/*", reason="engines and the trainer read them: tests/unit/inference, tests/tensors/trainer"),
     Row("exports/*", reason="as weights"),
@@ -147,8 +147,8 @@ ROWS = (
 )  # fmt: skip
 
 
-def _alone(file: Path) -> Path:
-    """A folder with this file only: next to `run.json` nobody reads it."""
+def _copy_alone(file: Path) -> Path:
+    """Return a folder with only this file, because no reader uses it next to `run.json`."""
     folder = file.parent.with_name("alone")
     folder.mkdir(exist_ok=True)
     shutil.copy(file, folder)
@@ -156,13 +156,13 @@ def _alone(file: Path) -> Path:
 
 
 def rows_of(name: str) -> list[Row]:
-    """Rows of a file, by its path in the run's folder; a folder's name matches what is below."""
+    """Return the rows of a file by its path in the run's folder; a folder name matches all paths below."""
     return [row for row in ROWS if fnmatch.fnmatch(name, row.pattern)]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a stub run of two attempts, with the files that launchers, forks, guests and trackers add."""
+    """Folder of a stub run of two attempts, with the additional files of launchers, forks, guests and trackers."""
     root = tmp_path_factory.mktemp("damaged")
     settings = {"checkpoint": {"interval": 2, "keep_last": 3}}
     with stub_run(root, max_steps=5, trainer=settings, orchestrator=settings | {"record_rollouts": True}) as run:
@@ -179,7 +179,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _add_files(paths: RunPaths) -> None:
-    """Write what a stub run does not: each by its own writer."""
+    """Write the files that a stub run lacks, each with its own writer."""
     paths.identity.write_text(json.dumps({"name": "stub", "uid": "u"}))
     manifest = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "stub"}}
     spec = {"model": {"tiny": {}}, "environments": [{"id": "reverse-text", "groupSize": 8}], "maxSteps": 5}
@@ -203,12 +203,12 @@ def _add_files(paths: RunPaths) -> None:
 
 
 def files_of(root: Path) -> list[str]:
-    """Files below a folder."""
+    """Return the files below a folder."""
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
 def damages_of(name: str, content: bytes, most: int) -> Iterator[tuple[str, bytes]]:
-    """Yield one changed byte, cuts and blocks of zeros, at each place of a small file, or at places drawn for the file's name."""
+    """Yield one changed byte, cuts and blocks of zeros, at each place of a small file, or at random places seeded with the file's name."""
     places = range(len(content))
     drawn = random.Random(name).sample(places, min(most, len(content)))
     for at in places if most == FULL and len(content) <= SMALL else sorted(drawn):
@@ -218,8 +218,8 @@ def damages_of(name: str, content: bytes, most: int) -> Iterator[tuple[str, byte
         yield f"zeros from {at}", content[:at] + bytes(min(64, len(content) - at)) + content[at + 64 :]
 
 
-def read(row: Row, reader: Read, paths: RunPaths, file: Path) -> str | Exception:
-    """What a reader returns, or the error that it may end with."""
+def call_reader(row: Row, reader: Read, paths: RunPaths, file: Path) -> str | Exception:
+    """Return the result of a reader, or its expected error."""
     try:
         return repr(reader(paths, file))
     except (RoleError, BatchError, ManifestError) as error:
@@ -227,16 +227,16 @@ def read(row: Row, reader: Read, paths: RunPaths, file: Path) -> str | Exception
 
 
 def check_file(root: Path, name: str, most: int) -> int:
-    """Damage a file in each way, and let each reader read it; returns the number of refusals."""
+    """Damage a file in each way, and let each reader read it; return the number of refusals."""
     paths, file, refused = RunPaths(root), root / name, 0
     content = file.read_bytes()
     pairs = [(row, reader) for row in rows_of(name) for reader in row.readers]
-    before = [read(row, reader, paths, file) for row, reader in pairs]
+    before = [call_reader(row, reader, paths, file) for row, reader in pairs]
     assert not [found for found in before if isinstance(found, Exception)], name
     for what, damaged in damages_of(name, content, most):
         file.write_bytes(damaged)
         for (row, reader), undamaged in zip(pairs, before, strict=True):
-            found = read(row, reader, paths, file)
+            found = call_reader(row, reader, paths, file)
             if isinstance(found, Exception):
                 refused += 1
                 assert any(part in str(found) for part in (file.name, file.parent.name)), (name, what, str(found))
@@ -246,12 +246,12 @@ def check_file(root: Path, name: str, most: int) -> int:
     return refused
 
 
-def copies(whole: Path, tmp_path: Path) -> Path:
-    """A copy of the folder under the same name."""
+def copy_folder(whole: Path, tmp_path: Path) -> Path:
+    """Copy the folder under the same name."""
     return Path(shutil.copytree(whole, tmp_path / whole.name))
 
 
-def test_every_file_of_a_run_has_a_row(whole: Path) -> None:
+def test_each_file_of_a_run_has_a_row(whole: Path) -> None:
     assert [name for name in files_of(whole) if not rows_of(name)] == []
     unused = [row.pattern for row in ROWS if row.readers and not fnmatch.filter(files_of(whole), row.pattern)]
     assert unused == []
@@ -259,7 +259,7 @@ def test_every_file_of_a_run_has_a_row(whole: Path) -> None:
 
 @pytest.mark.parametrize("most", [GATE, pytest.param(FULL, marks=pytest.mark.full)])
 def test_damaged_file_is_read_or_refused_by_name(whole: Path, tmp_path: Path, most: int) -> None:
-    root = copies(whole, tmp_path)
+    root = copy_folder(whole, tmp_path)
     refused = {name: check_file(root, name, most) for name in files_of(root)}
     exact = [name for name in refused if any(row.exact for row in rows_of(name)) and not name.startswith("attempts")]
     assert [name for name in exact if not refused[name]] == [], "damage of these is not found"
@@ -268,12 +268,12 @@ def test_damaged_file_is_read_or_refused_by_name(whole: Path, tmp_path: Path, mo
 COMMANDS = ("status", "why", "cost", "logs", "rollouts", "get", "plot")
 SLOW = ("compare", "fork")
 SLOW_FILES = ("run.json", "manifest.yaml", "attempts/0001.json")
-"""Files that these commands read and the others do not, or not in this way."""
+"""Files that only these commands read, or read in another way."""
 ALL_CODES = (exit_codes.OK, exit_codes.USAGE, exit_codes.DATA, exit_codes.FAILURE, exit_codes.CONFIGURATION)
 
 
-def call(command: str, root: Path) -> int:
-    """Exit code of a command that reads the folder."""
+def call_command(command: str, root: Path) -> int:
+    """Return the exit code of a command that reads the folder."""
     if command == "compare":
         return main([command, str(root), str(root)])
     if command == "fork":
@@ -287,7 +287,7 @@ def call(command: str, root: Path) -> int:
 def test_commands_end_with_a_message(
     whole: Path, tmp_path: Path, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = copies(whole, tmp_path)
+    root = copy_folder(whole, tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in files_of(root):
         if not any(row.readers for row in rows_of(name)) or (most == 1 and "/step_00000004" in name):
@@ -297,7 +297,7 @@ def test_commands_end_with_a_message(
             (root / name).write_bytes(damaged)
             slow = SLOW if name in SLOW_FILES else ()
             for command in (*COMMANDS, *slow) if most > 1 else COMMANDS[:2]:
-                code = call(command, root)
+                code = call_command(command, root)
                 told = capsys.readouterr().err
                 assert "Traceback" not in told, (name, what, command, told)
                 assert code in ALL_CODES, (name, what, command, code)

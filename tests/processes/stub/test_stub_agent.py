@@ -1,4 +1,4 @@
-"""A whole run on a program that is written for OpenAI's client and knows nothing of it."""
+"""Whole run with an unmodified OpenAI client program as agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAMS = Path(__file__).parent / "harness" / "programs"
 
 
 @pytest.mark.full
-def test_every_request_of_a_program_is_trained_on(tmp_path: Path) -> None:
+def test_each_request_of_agent_program_is_trained(tmp_path: Path) -> None:
     orchestrator = {"batch_size": 8, "environments": [{"id": "reversing:reversing", "group_size": 4}]}
     with stub_run(tmp_path, max_steps=3, orchestrator=orchestrator) as run:
         run.script(trainer={"stepSeconds": 0}, inference={"tokenSeconds": 0})
@@ -28,9 +28,9 @@ def test_every_request_of_a_program_is_trained_on(tmp_path: Path) -> None:
         rollouts = [json.loads(line) for trace in traces for line in trace.read_text().splitlines()]
         assert len(rollouts) == 3 * 8
         for rollout in rollouts:
-            (spans,) = rollout["versions"]  # one sample: the program's conversation only grows
+            (spans,) = rollout["versions"]  # One sample per rollout, because the program's conversation only grows.
             sampled = sum(span["end"] - span["start"] for span in spans)
-            assert sampled == rollout["completion_tokens"] == 2 * 5  # two replies of four letters and an end
+            assert sampled == rollout["completion_tokens"] == 2 * 5  # Two replies of four letters and an end token.
             assert rollout["tokens"] == len("B") + 2 * (len("U<abcd>A") + 5)
             assert [message["role"] for message in rollout["messages"]] == ["user", "assistant"] * 2
         assert sum(rollout["reward"] for rollout in rollouts) > 0

@@ -1,6 +1,5 @@
-"""A run whose trainer and engine have the same GPUs, in turn: real orchestrator, real hand-over, and a stub trainer that looks whether the
-engine sleeps.
-"""
+"""Run whose trainer and engine share GPUs in turn: real orchestrator and weight transfer, and a stub trainer that checks that the engine
+sleeps."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from rlrun.runtime import exit_codes
 ALGORITHM = {"max_async_level": 0, "max_off_policy_steps": 4}
 
 
-def blocks() -> dict[str, Any]:
+def make_blocks() -> dict[str, Any]:
     orchestrator = {"batch_size": 8, "evaluation": {"interval": 2, "num_tasks": 4, "samples_per_task": 1}}
     return {
         "trainer": {"colocated": True, "algorithm": ALGORITHM},
@@ -24,7 +23,7 @@ def blocks() -> dict[str, Any]:
     }
 
 
-def begin(run: StubRun, **script: Any) -> None:
+def start_run(run: StubRun, **script: Any) -> None:
     run.script(**({"trainer": {"stepSeconds": 0}, "inference": {"tokenSeconds": 0}} | script))
     urls = run.config.orchestrator.inference_urls
     trainer = run.config.trainer.model_copy(update={"engine_urls": urls})
@@ -32,12 +31,11 @@ def begin(run: StubRun, **script: Any) -> None:
     assert run.wait(run.start("model")) == exit_codes.OK, run.state()
 
 
-def test_a_run_on_shared_gpus_goes_on_after_an_end_in_between(tmp_path: Path) -> None:
-    """The orchestrator dies when all engines sleep and the trainer does not know. The engine stays, asleep, and is woken for what the
-    next attempt begins with.
-    """
-    with stub_run(tmp_path, max_steps=4, **blocks()) as run:
-        begin(run)
+def test_colocated_run_resumes_after_killed_orchestrator(tmp_path: Path) -> None:
+    """The orchestrator dies when all engines sleep and the trainer does not know it. The engine stays asleep, and the next attempt wakes
+    it with its first version."""
+    with stub_run(tmp_path, max_steps=4, **make_blocks()) as run:
+        start_run(run)
         engine = run.start("inference")
         trainer = run.start("trainer")
         orchestrator = run.start("orchestrator", FAULT_POINTS="turn.engines_asleep=sigkill@2")

@@ -1,4 +1,4 @@
-"""The engine's server over HTTP, asked by the orchestrator's own client."""
+"""Engine server over HTTP with the orchestrator's own client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG_PROMPT = "<bos><user><" + "abcdefghij" * 4 + "><assistant>"
 
 
 SILENT_SECONDS = 0.5
-"""An engine that hangs gives no sign of it; one that does not answers in milliseconds."""
+"""A hanging engine gives no sign; a healthy one responds within milliseconds."""
 
 
 class Served:
@@ -52,7 +52,7 @@ class Served:
         self.client = EngineClient(f"http://127.0.0.1:{run.engine_port}", API_KEY)
 
     async def connect(self) -> None:
-        """With a client of its own, as for every new server."""
+        """Connect with a new client, as for each new server."""
         await self.client.close()
         self.client = EngineClient(self.client.base_url, API_KEY)
 
@@ -73,7 +73,7 @@ class Served:
         return True
 
     async def runs(self, continuations: int) -> None:
-        """Wait until it samples so many continuations."""
+        """Wait until the engine samples this number of continuations."""
 
         async def so_many() -> bool:
             return (await self.client.metrics()).running == continuations
@@ -109,7 +109,7 @@ class Served:
         )
 
     async def reward(self, n: int = 200) -> float:
-        """Share of right characters of `n` answers."""
+        """Return the share of right characters in `n` replies."""
         assert self.vocabulary is not None
         answers = await self.generate(n=n)
         texts = ["".join(self.vocabulary.texts.get(t, "") for t in answer.token_ids) for answer in answers]
@@ -124,7 +124,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         await engine.client.close()
 
 
-async def test_it_answers_as_well_as_the_weights_that_it_holds(served: Served) -> None:
+async def test_stub_engine_accuracy_follows_its_weights(served: Served) -> None:
     await served.start()
     assert not (await served.client.ready()).ready
     await served.client.update_weights(served.publish(0, 0.2), 0)
@@ -142,9 +142,7 @@ async def test_it_answers_as_well_as_the_weights_that_it_holds(served: Served) -
     assert (metrics.running, metrics.waiting) == (0, 0)
 
 
-async def test_it_takes_no_weights_from_an_orchestrator_of_a_release_that_it_does_not_understand(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stub_engine_refuses_weights_of_unknown_protocol(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await served.start()
     path = served.publish(0, 0.5)
     monkeypatch.setattr(clients, "OWN", Speaker(PROTOCOL + 1, "9.9.9"))
@@ -169,7 +167,7 @@ async def test_it_takes_no_weights_from_an_orchestrator_of_a_release_that_it_doe
     assert (await served.client.status())["weight_version"] == 0
 
 
-async def test_a_hand_over_in_the_middle_of_an_answer_shows_in_its_versions(served: Served) -> None:
+async def test_update_during_reply_is_visible_in_versions(served: Served) -> None:
     await served.start(tokenSeconds=0.03)
     await served.client.update_weights(served.publish(0, 0.5), 0)
     asked = asyncio.create_task(served.generate(LONG_PROMPT, n=4))
@@ -182,7 +180,7 @@ async def test_a_hand_over_in_the_middle_of_an_answer_shows_in_its_versions(serv
         assert {*versions} == {0, 1}
 
 
-async def test_the_real_servers_rules_guard_it(served: Served) -> None:
+async def test_stub_engine_has_access_rules_of_real_server(served: Served) -> None:
     await served.start()
     base = f"http://127.0.0.1:{served.run.engine_port}"
     async with aiohttp.ClientSession(base) as session:
@@ -200,7 +198,7 @@ async def test_the_real_servers_rules_guard_it(served: Served) -> None:
         await served.generate("a" * 128)
 
 
-async def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
+async def test_disconnected_client_ends_its_request(served: Served) -> None:
     await served.start(tokenSeconds=3600)
     await served.client.update_weights(served.publish(0, 0.5), 0)
     asked = asyncio.create_task(served.generate(n=3))
@@ -209,7 +207,7 @@ async def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
     await served.runs(0)
 
 
-async def test_an_update_that_breaks_stops_the_server_and_only_the_first_time(served: Served) -> None:
+async def test_failed_update_stops_server_only_once(served: Served) -> None:
     await served.start(faults=[{"version": 1, "action": "fail_update"}])
     await served.client.update_weights(served.publish(0, 0.5), 0)
     path = served.publish(1, 0.5)
@@ -223,7 +221,7 @@ async def test_an_update_that_breaks_stops_the_server_and_only_the_first_time(se
     assert (await served.client.ready()).weight_version == 1
 
 
-async def test_hand_overs_take_their_time_and_a_hanging_engine_answers_nothing(served: Served) -> None:
+async def test_scripted_updates_are_slow_and_hanging_engine_is_silent(served: Served) -> None:
     slow, hang = {"version": 1, "action": "slow_update", "seconds": 2}, {"version": 2, "action": "hang"}
     await served.start(updateSeconds=0.1, faults=[slow, hang, {"version": 3, "action": "sigkill"}])
     assert (await served.client.update_weights(served.publish(0, 0.5), 0))["reload"] >= 0.1
@@ -238,24 +236,24 @@ async def test_hand_overs_take_their_time_and_a_hanging_engine_answers_nothing(s
     assert served.run.wait(served.process) == -signal.SIGKILL
 
 
-async def test_it_stops_like_the_real_server(served: Served) -> None:
+async def test_stub_engine_stops_like_real_server(served: Served) -> None:
     await served.start()
     assert served.process is not None
     served.process.send_signal(signal.SIGTERM)
     assert served.run.wait(served.process) == exit_codes.OK
     served.run.script(inference={"startSeconds": 3600})
     process = served.run.start("inference", name="starting")
-    served.run.until(lambda: _listens(served.run.engine_port), "the port is bound while the engine starts")
+    served.run.until(lambda: _is_listening(served.run.engine_port), "the port is bound while the engine starts")
     process.send_signal(signal.SIGTERM)
     assert served.run.wait(process) == 128 + signal.SIGTERM
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines)
 
 
-async def test_what_it_cannot_serve_is_one_line(tmp_path: Path) -> None:
+async def test_missing_model_of_engine_is_one_line(tmp_path: Path) -> None:
     with stub_run(tmp_path) as run:
         folder = tmp_path / "told"
         assert run.wait(run.start("inference", RLRUN_ERROR_DIR=str(folder))) == exit_codes.DATA

@@ -1,4 +1,4 @@
-"""Forked programs of stub runs: the same environment, output, files and exit codes as programs that are started."""
+"""Forked programs of stub runs: same environment, output, files and exit codes as started programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT = "tests.processes.stub.harness.start_report"
 @pytest.mark.parametrize(
     ("way", "code"), [("end", 0), ("code", 78), ("text", 1), ("at-once", 5), ("killed", -9), ("terminated", -15)]
 )
-def test_forked_program_starts_and_ends_as_one_that_is_started(way: str, code: int, tmp_path: Path) -> None:
+def test_forked_program_starts_and_exits_like_started_one(way: str, code: int, tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "HOME"}
     variables |= {"PYTHONPATH": IMPORT_PATH, "ONE": "of this start"}
     log = tmp_path / "log"

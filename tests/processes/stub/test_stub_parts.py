@@ -1,4 +1,4 @@
-"""Script, model and policy."""
+"""Parts of the stubs: script, model and policy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ MESSAGES = [
 ]
 
 
-def test_the_script_is_read_from_the_folder_and_the_environment_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_is_read_and_environment_has_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert load_script(tmp_path).trainer.faults == []
     (tmp_path / "stub.json").write_text('{"trainer": {"stepSeconds": 3}}')
@@ -55,7 +53,7 @@ def test_the_script_is_read_from_the_folder_and_the_environment_comes_first(
         ("[]", "the script is []"),
     ],
 )
-def test_a_wrong_script_names_field_and_value(
+def test_invalid_script_is_refused_with_field_and_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
@@ -67,12 +65,12 @@ def test_a_wrong_script_names_field_and_value(
     assert "\n" not in str(caught.value)
 
 
-def test_a_fault_of_engines_happens_as_often_as_the_script_says(tmp_path: Path) -> None:
+def test_engine_fault_happens_as_often_as_scripted(tmp_path: Path) -> None:
     assert [claim(tmp_path, 0, 2) for _ in range(4)] == [True, True, False, False]
     assert claim(tmp_path, 1, 1)
 
 
-def test_the_tokenizer_is_that_of_the_tiny_model(tmp_path: Path) -> None:
+def test_stub_tokenizer_equals_tiny_model_tokenizer(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     from rlrun.trainer.modeling.tiny_model import make_tokenizer
@@ -88,7 +86,7 @@ def test_the_tokenizer_is_that_of_the_tiny_model(tmp_path: Path) -> None:
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
-def test_a_policy_approaches_its_last_accuracy_and_weights_of_a_real_model_are_refused(tmp_path: Path) -> None:
+def test_policy_approaches_last_accuracy_and_refuses_real_weights(tmp_path: Path) -> None:
     script = PolicyScript(first=0.3, last=0.9, half_life_steps=5)
     policy = Policy(0, script.first)
     for _ in range(5):
@@ -101,7 +99,7 @@ def test_a_policy_approaches_its_last_accuracy_and_weights_of_a_real_model_are_r
         read_policy(tmp_path / "model.safetensors")
 
 
-def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
+def test_stub_metrics_have_names_of_real_trainer(tmp_path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -123,7 +121,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
     shape = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     model = LlamaForCausalLM._from_config(LlamaConfig(**shape, **heads), attn_implementation=packed_attention.NAME)
-    batch = _batch()
+    batch = _make_batch()
     group = Alone(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
     real = train_step(
         model,
@@ -140,13 +138,13 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
         f"time/{name}": 1.0 for name in ("forward_backward", "wait_for_batch", "broadcast_weights", "save_ckpt", "step")
     }
     ours = step_metrics(StubRun(tmp_path).config.trainer, batch, Policy(1, 0.5), times)
-    # A loss may count more of its own; nobody reads those.
+    # A loss may report more metrics of its own; no reader uses them.
     assert set(real) | of_the_loop | set(times) >= set(ours)
     assert {"loss", "grad_norm", "lr", "entropy", "mismatch_kl", "tokens", "loss_tokens"} <= set(ours) & set(real)
     assert all(np.isfinite(value) for value in ours.values())
 
 
-def _batch() -> Batch:
+def _make_batch() -> Batch:
     mask = np.array([False, False, True, True])
     sample = Sample(
         input_ids=np.array([1, 2, 3, 4], np.int32),
@@ -166,7 +164,7 @@ def _batch() -> Batch:
 
 
 def test_stubs_are_small_and_import_no_model_library() -> None:
-    """All of them in one process: each is smaller."""
+    """All modules in one process, so each single stub is smaller."""
     modules = ", ".join(f"tests.support.stub.{role}" for role in ("trainer", "inference", "model", "loop"))
     program = (
         f"import sys, {modules}; "
@@ -180,7 +178,7 @@ def test_stubs_are_small_and_import_no_model_library() -> None:
     assert int(kib) < 80 * 1024
 
 
-async def test_a_slow_engine_takes_ten_times_as_long_and_a_broken_one_answers_nothing(tmp_path: Path) -> None:
+async def test_slow_engine_is_slow_and_broken_one_fails(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
     faults = [
         {"version": 1, "action": "slow", "seconds": 3600},
@@ -208,7 +206,7 @@ async def test_a_slow_engine_takes_ten_times_as_long_and_a_broken_one_answers_no
         await take(2)
 
 
-async def test_a_seed_gives_the_same_answer_each_time_and_the_next_one_another(tmp_path: Path) -> None:
+async def test_equal_seeds_give_equal_replies(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
     script = Script.model_validate({"inference": {"tokenSeconds": 0}}).inference
     engine = StubEngine(tmp_path / "model", seed=1, script=script, run_folder=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Whole runs: the real orchestrator with the stubs of trainer and engine, each as its own process, without torch."""
+"""Whole runs: real orchestrator with stubs of trainer and engine, each as its own process, without torch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.support.stub.policy import Policy
 from tests.support.stub.script import PolicyScript
 
 
-def finish(run: StubRun, attempt: int = 1) -> None:
-    """Start trainer and orchestrator and see both end well."""
+def finish_run(run: StubRun, attempt: int = 1) -> None:
+    """Start trainer and orchestrator, and assert that both succeed."""
     trainer, orchestrator = run.start("trainer", attempt), run.start("orchestrator", attempt)
     assert run.wait(orchestrator) == exit_codes.OK, run.state()
     assert run.wait(trainer) == exit_codes.OK, run.state()
 
 
-def completed(run: StubRun) -> list[int]:
-    """Steps of the checkpoints that are there and complete."""
+def list_checkpoint_steps(run: StubRun) -> list[int]:
+    """Return the steps of complete checkpoints."""
     return [checkpoint.step for checkpoint in complete_checkpoints(run.paths)]
 
 
@@ -40,7 +40,7 @@ HANG = {"attempt": 1, "step": 7, "action": "hang"}
 
 
 def kill_where_it_hangs(run: StubRun, trainer: Program) -> None:
-    """In step 7, once the checkpoint of step 5 is complete: how long that takes says the disk."""
+    """Kill the trainer in step 7, once the checkpoint of step 5 is complete: the duration depends on the disk."""
     run.until(lambda: len(complete_checkpoints(run.paths)) == 1, "the checkpoint of step 5 is complete")
     run.until(lambda: "script: hang in attempt 1, step 7" in run.log("trainer").read_text(), "the trainer hangs")
     trainer.kill()
@@ -48,11 +48,11 @@ def kill_where_it_hangs(run: StubRun, trainer: Program) -> None:
 
 
 def cpu_of_ended_programs() -> float:
-    """Seconds; unlike time on the clock, they hardly depend on what else the machine does."""
+    """Return CPU seconds; unlike wall time, they hardly depend on other load of the machine."""
     return sum(psutil.Process(stub_forks().pid).cpu_times()[2:4])
 
 
-def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Path) -> None:
+def test_thirty_steps_end_with_rising_reward_and_complete_files(tmp_path: Path) -> None:
     with stub_run(tmp_path) as run:
         last = tmp_path / "last"
         waits = {"step": 30, "action": "wait", "file": str(last)}
@@ -60,7 +60,10 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
         assert run.wait(run.start("model")) == exit_codes.OK, run.state()
         before = cpu_of_ended_programs()
         engine, trainer, orchestrator = run.start("inference"), run.start("trainer"), run.start("orchestrator")
-        run.until(lambda: completed(run) == [20, 25], "the checkpoint of step 25 is complete, and that of step 15 gone")
+        run.until(
+            lambda: list_checkpoint_steps(run) == [20, 25],
+            "the checkpoint of step 25 is complete, and that of step 15 gone",
+        )
         last.touch()
         assert run.wait(orchestrator) == exit_codes.OK, run.state()
         assert run.wait(trainer) == exit_codes.OK, run.state()
@@ -81,13 +84,13 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
             verify_files(checkpoint.path, manifest)
             assert manifest.config_hash == attempt.config_hash == config_fingerprint(run.config.trainer)
             assert {entry.path.split("/")[0] for entry in manifest.files} == {"trainer", "orchestrator"}
-        # The newest three, and those of checkpoints that were there when the last one was published.
+        # The three newest versions, and the versions of checkpoints that existed at the last publication.
         assert [version.step for version in run.paths.versions_on_disk()] == [20, 25, 28, 29, 30]
         assert not list(run.paths.root.rglob("*.tmp"))
         assert "Traceback" not in run.state()
 
 
-def test_supervised_fine_tuning_ends_with_its_data_and_resumes_in_the_middle(tmp_path: Path) -> None:
+def test_fine_tuning_ends_with_data_and_resumes_mid_epoch(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
     rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
     rows.write_text(f"{json.dumps({'messages': chat})}\n" * 44)
@@ -105,7 +108,7 @@ def test_supervised_fine_tuning_ends_with_its_data_and_resumes_in_the_middle(tmp
         kill_where_it_hangs(run, run.start("trainer"))
         orchestrator.send_signal(signal.SIGTERM)
         run.wait(orchestrator)
-        finish(run, attempt=2)
+        finish_run(run, attempt=2)
         lines = run.metrics()
         assert [(line["step"], line["attempt"]) for line in lines if line["step"]] == [
             *((step, 1) for step in range(1, 6)),
@@ -118,7 +121,7 @@ def test_supervised_fine_tuning_ends_with_its_data_and_resumes_in_the_middle(tmp
         assert [checkpoint.step for checkpoint in found] == [10, 11]
 
 
-def test_after_a_kill_the_next_attempt_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+def test_next_attempt_resumes_from_checkpoint_after_kill(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=12) as run:
         run.script(trainer={"stepSeconds": 0.02, "faults": [HANG]})
         assert run.wait(run.start("model")) == exit_codes.OK
@@ -128,7 +131,7 @@ def test_after_a_kill_the_next_attempt_goes_on_from_the_checkpoint(tmp_path: Pat
         orchestrator.send_signal(signal.SIGTERM)
         assert run.wait(orchestrator) == 128 + signal.SIGTERM
         assert run.trained(1) == [1, 2, 3, 4, 5, 6]
-        finish(run, attempt=2)
+        finish_run(run, attempt=2)
         assert run.trained(2) == list(range(6, 13))
         second = read_attempt(run.paths.attempt_file(2))
         assert (second.base_step, second.base_attempt) == (5, 1)
@@ -142,7 +145,7 @@ def test_after_a_kill_the_next_attempt_goes_on_from_the_checkpoint(tmp_path: Pat
         assert [line["param_checksum"] for line in lines] == wanted
 
 
-def test_an_engine_that_dies_in_a_hand_over_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_engine_killed_during_update_is_replaced(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=8) as run:
         run.script(inference={"faults": [{"version": 3, "action": "exit", "code": 3}]})
         assert run.wait(run.start("model")) == exit_codes.OK
@@ -152,15 +155,15 @@ def test_an_engine_that_dies_in_a_hand_over_is_replaced_and_the_run_goes_on(tmp_
         run.start("inference", name="replacement")
         assert run.wait(orchestrator) == exit_codes.OK, run.state()
         assert run.wait(trainer) == exit_codes.OK
-        assert held(run, "replacement")[0] >= 3, "a new engine gets the present version, and none of before"
+        assert list_versions(run, "replacement")[0] >= 3, "a new engine gets the present version, and none of before"
 
 
-def held(run: StubRun, name: str = "inference") -> list[int]:
-    """Versions that an engine was given, in order."""
+def list_versions(run: StubRun, name: str = "inference") -> list[int]:
+    """Return the versions that an engine received, in order."""
     return [int(step) for step in re.findall(r"holds version (\d+)", run.log(name).read_text())]
 
 
-def kill(run: StubRun, *processes: Program) -> None:
+def kill_processes(run: StubRun, *processes: Program) -> None:
     for process in processes:
         process.kill()
     for process in processes:
@@ -168,8 +171,8 @@ def kill(run: StubRun, *processes: Program) -> None:
 
 
 @pytest.mark.full
-def test_an_engine_loads_its_model_once_whatever_fails_beside_it(tmp_path: Path) -> None:
-    """The trainer, the orchestrator, and both: each time the engine that lives is given the checkpoint's version again."""
+def test_engine_loads_model_once_despite_other_failures(tmp_path: Path) -> None:
+    """The trainer, the orchestrator, or both fail; each time the running engine receives the checkpoint's version again."""
     with stub_run(tmp_path, max_steps=18) as run:
         hangs = [{"attempt": n, "step": 5 * n + 2, "action": "hang"} for n in (1, 2, 3)]
         run.script(trainer={"stepSeconds": 0.02, "faults": hangs})
@@ -183,24 +186,25 @@ def test_an_engine_loads_its_model_once_whatever_fails_beside_it(tmp_path: Path)
                 f"the checkpoint of step {checkpoint} is complete",
             )
             run.until(
-                lambda last=checkpoint + 1: held(run)[-1:] == [last], f"the engine holds version {checkpoint + 1}"
+                lambda last=checkpoint + 1: list_versions(run)[-1:] == [last],
+                f"the engine holds version {checkpoint + 1}",
             )
             if attempt == 2:
-                kill(run, orchestrator)
-                kill(run, trainer)  # it hangs, so that nothing else ends it
+                kill_processes(run, orchestrator)
+                kill_processes(run, trainer)  # The trainer hangs, so no other event ends it.
             else:
-                kill(run, trainer)
+                kill_processes(run, trainer)
                 orchestrator.send_signal(signal.SIGTERM if attempt == 1 else signal.SIGKILL)
                 run.wait(orchestrator)
-        finish(run, attempt=4)
+        finish_run(run, attempt=4)
         assert engine.poll() is None
         assert run.log("inference").read_text().count("loads the model") == 1
-        versions = held(run)
+        versions = list_versions(run)
         assert [now for before, now in pairwise(versions) if now <= before] == [5, 10, 15]
 
 
 @pytest.mark.full
-def test_a_scripted_end_of_the_trainer_has_its_exit_code(tmp_path: Path) -> None:
+def test_scripted_trainer_exit_has_its_code(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=6) as run:
         run.script(trainer={"stepSeconds": 0, "faults": [{"step": 2, "action": "exit", "code": 78}]})
         assert run.wait(run.start("model")) == exit_codes.OK
@@ -212,7 +216,7 @@ def test_a_scripted_end_of_the_trainer_has_its_exit_code(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_goes_on(tmp_path: Path) -> None:
+def test_failed_checkpoint_on_full_volume_is_retried_during_training(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=7) as run:
         last = tmp_path / "last"
         faults = [
@@ -221,7 +225,7 @@ def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_g
                 "step": 6,
                 "action": "slow_step",
                 "seconds": FIRST_RETRY_SECONDS,
-            },  # however slow the machine: it is due then
+            },  # The retry is due in this step even on a slow machine.
             {"step": 7, "action": "wait", "file": str(last)},
         ]
         run.script(trainer={"stepSeconds": 0, "faults": faults})
@@ -229,7 +233,8 @@ def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_g
         run.start("inference")
         trainer, orchestrator = run.start("trainer"), run.start("orchestrator")
         run.until(
-            lambda: completed(run) == [6], "the checkpoint is made up for, though step 6 is not one of the interval"
+            lambda: list_checkpoint_steps(run) == [6],
+            "the checkpoint is made up for, though step 6 is not one of the interval",
         )
         last.touch()
         assert run.wait(orchestrator) == exit_codes.OK, run.state()
@@ -238,12 +243,12 @@ def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_g
         log = run.log("trainer").read_text()
         assert "cannot save a checkpoint: the volume is full" in log
         assert "step 5: the checkpoint is complete" not in log
-        assert completed(run) == [6, 7]
+        assert list_checkpoint_steps(run) == [6, 7]
         assert "the volume works again (could not save a checkpoint since" in log
 
 
 @pytest.mark.full
-def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Path) -> None:
+def test_scripted_trainer_is_slow_and_hangs(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=6) as run:
         faults = [
             {"step": 2, "action": "slow_step", "seconds": 2},
@@ -270,7 +275,7 @@ def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_trainer_of_two_pods_lives_and_dies_together(tmp_path: Path) -> None:
+def test_two_pod_trainer_fails_and_restarts_together(tmp_path: Path) -> None:
     pods = {"replicas": 2}
     with stub_run(tmp_path, max_steps=6, trainer=pods) as run:
         run.script(trainer={"faults": [{"attempt": 1, "step": 3, "pod": 1, "action": "sigkill"}]})
@@ -291,7 +296,7 @@ def test_a_trainer_of_two_pods_lives_and_dies_together(tmp_path: Path) -> None:
         assert [line["step"] for line in run.metrics()] == list(range(1, 7))
 
 
-def test_the_second_pod_ends_when_the_first_one_is_gone(tmp_path: Path) -> None:
+def test_second_pod_ends_with_the_first(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=6, trainer={"replicas": 2}) as run:
         assert run.wait(run.start("model")) == exit_codes.OK
         environment = {"RLRUN_NNODES": "2", "RLRUN_MASTER_ADDR": "127.0.0.1"}
@@ -304,7 +309,7 @@ def test_the_second_pod_ends_when_the_first_one_is_gone(tmp_path: Path) -> None:
         assert "trainer pod 0 is gone" in run.log("second").read_text()
 
 
-def test_a_group_that_is_asked_to_stop_saves_its_last_step_first(tmp_path: Path) -> None:
+def test_stopped_group_saves_its_last_step(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=1000, trainer={"replicas": 2}) as run:
         run.script(trainer={"stepSeconds": 0.05})
         assert run.wait(run.start("model")) == exit_codes.OK

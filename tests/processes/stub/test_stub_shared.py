@@ -1,4 +1,4 @@
-"""Two runs, one stub trainer and one stub engine: what a cluster's tests of `trainer.sharedWith` rest on."""
+"""Two runs on one stub trainer and one stub engine: the basis of the cluster tests of `trainer.sharedWith`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GUEST_KEY = "a-key-of-the-guest"
 
 
 def guest_of(run: StubRun, steps: int) -> tuple[Path, RunPaths]:
-    """A guest's configuration file beside the host's folder, and its paths."""
+    """Write a guest's configuration next to the host's folder; return the file and the guest's paths."""
     paths = RunPaths(run.root / "guest")
     paths.root.mkdir()
     document = run.config.model_dump(mode="json")
@@ -33,7 +33,7 @@ def guest_of(run: StubRun, steps: int) -> tuple[Path, RunPaths]:
 
 
 def steps_of(paths: RunPaths) -> list[tuple[int, int]]:
-    """Step and attempt of each line of `metrics.jsonl`."""
+    """Return step and attempt of each line of `metrics.jsonl`."""
     if not paths.metrics.is_file():
         return []
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
@@ -41,7 +41,7 @@ def steps_of(paths: RunPaths) -> list[tuple[int, int]]:
 
 
 @pytest.mark.full
-def test_a_guest_joins_trains_comes_back_after_a_kill_and_outlives_its_hosts_own_run(tmp_path: Path) -> None:
+def test_guest_trains_resumes_and_outlives_host_run(tmp_path: Path) -> None:
     lora = {"trainer": {"lora": LORA, "name": "run"}, "inference": {"lora": LORA, "name": "run"}}
     with stub_run(tmp_path, max_steps=10, **lora, orchestrator={"name": "run"}) as run:
         run.script(trainer={"stepSeconds": 0.05})

@@ -1,4 +1,4 @@
-"""A real volume that is full, then read-only, under whole runs of stub processes: they wait, tell it, and go on by themselves."""
+"""Whole runs of stub processes on a real volume that is full, then read-only: they wait, report it, and continue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.waiting import PATIENCE_SECONDS
 STEPS = 14
 
 
-def progress(run: StubRun) -> dict[str, Any]:
-    """What the orchestrator tells, as it tells the Lease."""
+def read_progress(run: StubRun) -> dict[str, Any]:
+    """Return the progress of the orchestrator, as in the Lease."""
     url = f"http://127.0.0.1:{run.config.orchestrator.metrics_port}/rlrun/progress"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {API_KEY}"})
     with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
@@ -31,35 +31,37 @@ def progress(run: StubRun) -> dict[str, Any]:
 
 
 def move_to(volume: SmallVolume, run: StubRun) -> None:
-    """Have the run's folder on the volume, at the path that its configuration names, and its logs elsewhere."""
+    """Move the run's folder to the volume, at its configured path, and its logs elsewhere."""
     shutil.copytree(run.paths.root, volume.root / "run")
     run.paths, run.prefix, run.root = RunPaths(volume.root / "run"), volume.enter, run.root.parent
 
 
-def tells(run: StubRun, reason: str) -> bool:
-    return (progress(run)["storage"] or {}).get("reason") == reason
+def reports_storage(run: StubRun, reason: str) -> bool:
+    return (read_progress(run)["storage"] or {}).get("reason") == reason
 
 
 @pytest.mark.full
-def test_a_run_waits_for_its_full_and_then_read_only_volume_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_run_waits_for_full_and_read_only_volume(tmp_path: Path) -> None:
     with (
         small_volume(tmp_path / "volume", "48m") as volume,
         stub_run(tmp_path / "volume", max_steps=STEPS) as run,
     ):
         move_to(volume, run)
-        # Rollouts are under way all the time: one that ends on the full volume makes the journal let go of its file.
+        # Rollouts are always in flight: one that ends on the full volume makes the journal close its file.
         run.script(trainer={"stepSeconds": 0.05}, inference={"tokenSeconds": 0.02})
         assert run.wait(run.start("model")) == exit_codes.OK, run.state()
         run.start("inference")
         trainer, orchestrator = run.start("trainer"), run.start("orchestrator")
         run.until(lambda: len(complete_checkpoints(run.paths)) == 1, "the checkpoint of step 5 is complete")
         volume.fill()
-        run.until(lambda: tells(run, "StorageFull"), "the full volume is told")
-        run.until(lambda: "the volume is full: " in progress(run)["waiting_on"], "the run waits for it")
-        assert "free of 48 MiB" in progress(run)["waiting_on"]
+        run.until(lambda: reports_storage(run, "StorageFull"), "the full volume is told")
+        run.until(lambda: "the volume is full: " in read_progress(run)["waiting_on"], "the run waits for it")
+        assert "free of 48 MiB" in read_progress(run)["waiting_on"]
         volume.remount("ro,size=96m")
-        run.until(lambda: tells(run, "StorageReadOnly"), "the read-only volume is told")
-        run.until(lambda: progress(run)["waiting_on"].startswith("the volume is read-only"), "the run waits for it")
+        run.until(lambda: reports_storage(run, "StorageReadOnly"), "the read-only volume is told")
+        run.until(
+            lambda: read_progress(run)["waiting_on"].startswith("the volume is read-only"), "the run waits for it"
+        )
         assert trainer.poll() is None
         assert orchestrator.poll() is None
         (before,) = complete_checkpoints(run.paths)

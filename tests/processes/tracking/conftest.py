@@ -1,4 +1,4 @@
-"""Sinks of runs' folders, and what is left of them."""
+"""Sinks of runs' folders and their results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MARK = "RLRUN_TEST_SINK"
 
 
 def needs(package: str) -> None:
-    """Skip where a tracker's package is not installed, which `make install` does; in CI that is a failure."""
+    """Skip if a tracker's package is not installed, which `make install` does; fail in CI."""
     if importlib.util.find_spec(package) is None:
         assert not os.environ.get("CI"), f"{package} is not installed: `make install` installs it"
         pytest.skip(f"{package} IS NOT INSTALLED: run `make install`")
 
 
 class SinkOf:
-    """Starts sinks of one run, and ends all that they have started."""
+    """Sinks of one run, with all their processes."""
 
     def __init__(self, run: TrackedFolder) -> None:
         self.run = run
@@ -48,7 +48,7 @@ class SinkOf:
         return process
 
     def finish(self) -> str:
-        """Send the rest; returns the log of all sinks."""
+        """Send the remaining records; return the log of all sinks."""
         for process in self._started:
             process.terminate()
         log = "".join(finish(process)[0] for process in self._started)
@@ -56,7 +56,7 @@ class SinkOf:
         return log
 
     def kill(self) -> None:
-        """Kill the sink, its workers and what these have started, as a machine that loses power does."""
+        """Kill the sink, its workers and their children, as a power failure does."""
         for pid in processes_with(MARK, self._mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ class SinkOf:
         self._started = []
 
     def sent(self, tracker: str) -> int:
-        """Records that the tracker's journal names."""
+        """Return the number of records in the tracker's journal."""
         with suppress(FileNotFoundError):
             text = (self.run.paths.root / "tracking" / f"{tracker}.sent").read_text()
             return sum(not line.startswith("=") for line in text.splitlines())
@@ -75,7 +75,7 @@ class SinkOf:
 
 @pytest.fixture
 def sink_of(tmp_path: Path) -> Iterator[Callable[..., SinkOf]]:
-    """Makes the folder of a run and its sinks."""
+    """Factory of a run's folder and its sinks."""
     made: list[SinkOf] = []
 
     def make(trackers: dict[str, object], **more: int) -> SinkOf:

@@ -1,4 +1,4 @@
-"""A tracker that hangs, dies, refuses or is full loses nothing: an MLflow server of the tests' own, which does all of it in turn."""
+"""Trackers that hang, die, refuse or are full: no record is lost, with an MLflow server of the tests that does all of it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def test_whatever_a_tracker_does_its_curve_is_whole_in_the_end(server: Server, sink_of: Callable[..., SinkOf]) -> None:
-    """All of it in one run, in mid-course; then the tracker is well again."""
+def test_failing_tracker_gets_a_complete_curve(server: Server, sink_of: Callable[..., SinkOf]) -> None:
+    """All failures happen within one run; then the tracker recovers."""
     sink = sink_of({"mlflow": {"uri": server.url}})
     run = sink.run
     server.mode = MODES[0]
@@ -43,7 +43,7 @@ def test_whatever_a_tracker_does_its_curve_is_whole_in_the_end(server: Server, s
         run.step(step)
     log = sink.finish()
     assert sorted(server.points) == run.expected()
-    assert [r["uid"] for r in server.runs] == [UID]  # one run, however often it was begun
+    assert [r["uid"] for r in server.runs] == [UID]  # One run, however often the sink started.
     assert server.status == "FINISHED"
     assert server.parameters["trainer.max_steps"] == "40"
     for said in (
@@ -54,25 +54,23 @@ def test_whatever_a_tracker_does_its_curve_is_whole_in_the_end(server: Server, s
         assert said in log, log
 
 
-def test_at_the_end_of_a_run_nobody_waits_for_a_tracker_that_is_down(
-    server: Server, sink_of: Callable[..., SinkOf]
-) -> None:
+def test_end_of_run_does_not_wait_for_failed_tracker(server: Server, sink_of: Callable[..., SinkOf]) -> None:
     sink = sink_of({"mlflow": {"uri": server.url}})
     server.mode = "refuses"
     process = sink.start()
     sink.run.step(1)
     wait_for(lambda: bool(server.failed))
-    sink.finish()  # within a minute, and not when the tracker is well again
+    sink.finish()  # Ends within a minute, before the tracker recovers.
     assert process.returncode != 0
     server.mode = ""
     assert wait_for_exit(sink.start("--once")) == 0
     assert sorted(server.points) == sink.run.expected()
 
 
-def test_a_sink_that_is_killed_is_started_again(
+def test_killed_sink_is_restarted(
     server: Server, sink_of: Callable[..., SinkOf], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The orphaned worker gives way to the new one."""
+    """The orphaned worker ends in favor of the new one."""
     monkeypatch.setattr("rlrun.tracking.sink_starter._PAUSE_SECONDS", 0.1)
     run = sink_of({"mlflow": {"uri": server.url}}).run
     root: Path = run.paths.root
@@ -95,10 +93,10 @@ def test_a_sink_that_is_killed_is_started_again(
 
 
 @pytest.mark.full
-def test_w_and_bs_server_says_what_a_killed_sink_had_not_sent(
+def test_wandb_server_gets_records_of_killed_sink(
     sink_of: Callable[..., SinkOf], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """wandb's own process takes rows while the server is down, and is killed with them."""
+    """wandb's own process accepts rows while the server is down, and is killed with them."""
     needs("wandb")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     with WandbServer() as wandb:

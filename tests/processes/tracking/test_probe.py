@@ -1,4 +1,4 @@
-"""The probe by which `benchmarks.tracking` knows that a run writes nothing for trackers."""
+"""Probe of `benchmarks.tracking`, which shows that a run writes nothing for trackers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.python_path import before
 PROBE = Path(__file__).parents[3] / "benchmarks" / "probe"
 
 
-def noted(code: str, folder: Path, port: int) -> list[str]:
-    """Notes of a process that runs this code."""
+def read_notes(code: str, folder: Path, port: int) -> list[str]:
+    """Return the notes of a process that runs this code."""
     notes = folder / "notes.txt"
     environ = {
         **os.environ, "PYTHONPATH": before(PROBE),
@@ -24,13 +24,13 @@ def noted(code: str, folder: Path, port: int) -> list[str]:
     return [line.rpartition(": ")[2] for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
-def test_files_of_trackers_and_connections_to_them_are_noted_and_nothing_else(tmp_path: Path) -> None:
+def test_probe_notes_only_tracker_files_and_connections(tmp_path: Path) -> None:
     (tmp_path / "tracking").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as tracker, socket.create_server(("127.0.0.1", 0)) as other:
         port, elsewhere = tracker.getsockname()[1], other.getsockname()[1]
         connect = "import socket; socket.create_connection(('127.0.0.1', {})).close()"
         harmless = f"open({str(tmp_path / 'metrics.jsonl')!r}, 'a').write('x'); {connect.format(elsewhere)}"
-        assert noted(harmless, tmp_path, port) == []
+        assert read_notes(harmless, tmp_path, port) == []
         file = tmp_path / "tracking" / "wandb.sent"
-        assert noted(f"open({str(file)!r}, 'a').write('x')", tmp_path, port) == [str(file)]
-        assert noted(connect.format(port), tmp_path, port)[1:] == [f"port {port}"]
+        assert read_notes(f"open({str(file)!r}, 'a').write('x')", tmp_path, port) == [str(file)]
+        assert read_notes(connect.format(port), tmp_path, port)[1:] == [f"port {port}"]

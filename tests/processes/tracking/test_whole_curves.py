@@ -1,4 +1,4 @@
-"""Curves are whole, and every step counts once, whatever was killed meanwhile: read back with each tracker's own reader."""
+"""Complete curves with one value per step after kills, read with each tracker's own reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of_tensorboard(root: Path) -> Curve:
 
 
 def of_wandb(root: Path) -> Curve:
-    """The last row of a step counts, as in a chart over `step`; no row of the history may come twice."""
+    """Return the last row of each step, as in a chart over `step`; no row of the history may occur twice."""
     from rlrun.tracking.backends.wandb_run import read_history
 
     rows: dict[int, tuple[int, float]] = {}
@@ -45,7 +45,7 @@ CONFIGS: dict[str, dict[str, object]] = {"tensorboard": {}, "wandb": {"offline":
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", pytest.param("wandb", marks=pytest.mark.full)])
-def test_a_killed_and_resumed_run_has_one_whole_curve(tracker: str, sink_of: Callable[..., SinkOf]) -> None:
+def test_killed_and_resumed_run_has_one_complete_curve(tracker: str, sink_of: Callable[..., SinkOf]) -> None:
     needs(tracker)
     sink = sink_of({tracker: CONFIGS[tracker]})
     run = sink.run
@@ -72,7 +72,7 @@ def test_a_killed_and_resumed_run_has_one_whole_curve(tracker: str, sink_of: Cal
     assert [step for step, _ in run.expected()] == list(range(1, 41))
 
 
-def test_a_tracker_gets_all_that_its_kind_shows(sink_of: Callable[..., SinkOf]) -> None:
+def test_tensorboard_gets_configuration_samples_and_histograms(sink_of: Callable[..., SinkOf]) -> None:
     needs("tensorboard")
     sink = sink_of({"tensorboard": {}, "samples": {"interval": 2}})
     for step in (1, 2):
@@ -93,7 +93,7 @@ def test_a_tracker_gets_all_that_its_kind_shows(sink_of: Callable[..., SinkOf]) 
     assert sum(value.bucket) == 4
 
 
-def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf]) -> None:
+def test_wandb_gets_configuration_and_tables(sink_of: Callable[..., SinkOf]) -> None:
     needs("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -117,8 +117,8 @@ def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf
     assert json.loads(table.read_text())["data"][0][1:5] == ["reverse-text", "7", "user: abc", "cba"]
 
 
-def test_a_log_of_many_blocks_is_read_as_it_was_written(sink_of: Callable[..., SinkOf]) -> None:
-    """Rows longer than a block, and blocks that end within a header."""
+def test_wandb_log_of_many_blocks_is_read_unchanged(sink_of: Callable[..., SinkOf]) -> None:
+    """Some rows are longer than a block, and some blocks end within a header."""
     needs("wandb")
     sink = sink_of({"wandb": {"offline": True}}, max_steps=12)
     for step in range(1, 13):
@@ -127,7 +127,7 @@ def test_a_log_of_many_blocks_is_read_as_it_was_written(sink_of: Callable[..., S
     assert of_wandb(sink.run.paths.root) == sink.run.expected()
 
 
-def test_a_missing_package_ends_the_tracker_alone(sink_of: Callable[..., SinkOf], tmp_path: Path) -> None:
+def test_missing_package_ends_only_its_tracker(sink_of: Callable[..., SinkOf], tmp_path: Path) -> None:
     sink = sink_of({"wandb": {"offline": True}})
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "__init__.py").write_text("raise ImportError('broken', name='wandb')")

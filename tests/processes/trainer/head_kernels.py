@@ -1,6 +1,6 @@
-"""A program that runs the LM head's Triton kernels in Triton's interpreter and holds them against float64.
+"""Program that runs the LM head's Triton kernels in Triton's interpreter and compares them with float64.
 
-Triton looks at `TRITON_INTERPRET` when it is imported: hence a process of its own.
+Triton reads `TRITON_INTERPRET` at import, so this needs a separate process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.heads import computed, definition, inputs, near
 
 
 def main() -> None:
-    """Raise `AssertionError` where a result is too far off."""
+    """Raise `AssertionError` if a result is too inaccurate."""
     with (
         mock.patch.object(triton_kernels, "BLOCK", 32),
         mock.patch.object(lm_head, "fused_kernel", return_value=triton_kernels.TritonKernel()),
@@ -35,7 +35,7 @@ def main() -> None:
         logits = mock.patch.object(
             triton_kernels.TritonKernel, "logits", lambda self, hidden, weight, *_: hidden.float() @ weight.float().T
         )
-        with exact, logits:  # as on a GPU: sums of bfloat16 products are not rounded
+        with exact, logits:  # As on a GPU: sums of bfloat16 products are not rounded.
             for how in ("policy", "known", "frozen"):
                 found = computed(rounded, known=how == "known", chunk=4, dtype=torch.bfloat16, frozen=how == "frozen")
                 near(found, definition(rounded), values=1e-5, gradients=5e-3)

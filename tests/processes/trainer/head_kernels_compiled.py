@@ -1,6 +1,6 @@
-"""A program that compiles the LM head's Triton kernels for an H100, without one, and prints what they load and store.
+"""Program that compiles the LM head's Triton kernels for an H100 without a GPU, and prints their loads and stores.
 
-A line for each kernel: its name, the bytes of its machine code, and the widths of its loads and stores of global memory inside loops.
+One line per kernel: its name, the bytes of its machine code, and the widths of its loads and stores of global memory inside loops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KERNELS = {
 
 
 def main() -> None:
-    """Compile with the hints that torch's memory and a vocabulary of a multiple of 16 give."""
+    """Compile with the hints from torch's memory alignment and a vocabulary that is a multiple of 16."""
     for kernel, signature in KERNELS.items():
         aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(signature) - 1)}
         source = ASTSource(kernel, signature, {"width": triton_kernels.BLOCK}, aligned)

@@ -1,4 +1,4 @@
-"""The LM head's kernels for GPUs: their numbers in Triton's interpreter, and their machine code for an H100."""
+"""GPU kernels of the LM head: their numbers in Triton's interpreter, and their machine code for an H100."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    """A process that has imported torch, and not Triton, which reads its variables when it is imported."""
+    """Process that has imported torch but not Triton, which reads its variables at import."""
     forks = Forks(["torch"], {})
     yield forks
     forks.close()
 
 
 def output_of(forks: Forks, program: str, **environment: str) -> list[str]:
-    """Lines that a program of this folder prints."""
+    """Return the output lines of a program of this folder."""
     done = forks.call(f"tests.processes.trainer.{program}", environment=os.environ | environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
-def test_they_are_as_near_to_float64_as_their_dtype_allows(forks: Forks) -> None:
-    """The tolerances are in `head_kernels`; every case says that it was there."""
+def test_head_kernels_match_float64_within_dtype_tolerance(forks: Forks) -> None:
+    """The tolerances are in `head_kernels`; each case prints a line."""
     assert len(output_of(forks, "head_kernels", TRITON_INTERPRET="1")) == 2 * 3 + 1 + 3
 
 
-def test_they_compile_for_an_h100_and_move_16_bytes_at_a_time(forks: Forks, tmp_path: Path) -> None:
+def test_head_kernels_compile_for_h100_with_16_byte_accesses(forks: Forks, tmp_path: Path) -> None:
     found = {
         line.split()[0]: line.split()[1:]
         for line in output_of(forks, "head_kernels_compiled", TRITON_CACHE_DIR=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Optimizers on matrices that ranks share."""
+"""Optimizers on matrices that are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.full
-def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
-    """The program compares; every layout says that it was there."""
+def test_two_ranks_compute_same_update_as_one(tmp_path: Path) -> None:
+    """The program compares; each layout prints a line."""
     command = [sys.executable, "-m", "tests.processes.trainer.optimizer_rank"]
     ranks = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What signals do to one rank, in a process of its own."""
+"""Effects of signals on one rank, in a separate process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESEND_SECONDS = 0.3
 
 
 class Rank:
-    """A process that listens and computes."""
+    """A process that handles signals and computes."""
 
     def __init__(self, setup: str = "") -> None:
         self.process = subprocess.Popen(
@@ -46,9 +46,9 @@ class Rank:
         assert self.process.stdout.readline() == "up\n"
 
     def ends(self, *signals: int) -> tuple[int, str, float]:
-        """Exit code, message, and seconds after the first signal; the last one is sent until it has ended.
+        """Return exit code, message, and seconds after the first signal; the last signal is repeated until the end.
 
-        A process that has not run since the first of two equal signals sees them as one.
+        A process that has not run since the first of two equal signals receives them as one.
         """
         began = time.monotonic()
         for number in signals:
@@ -69,19 +69,19 @@ class Rank:
         return self.process.returncode, said, time.monotonic() - began
 
 
-def test_before_there_is_something_to_save_the_first_signal_ends_it() -> None:
+def test_first_signal_before_any_progress_ends_rank() -> None:
     code, said, _ = Rank().ends(signal.SIGINT)
     assert (code, said) == (128 + signal.SIGINT, "trainer: ended by SIGINT\n")
 
 
-def test_the_deadline_ends_it_and_names_the_option() -> None:
+def test_deadline_ends_rank_and_names_the_option() -> None:
     code, said, seconds = Rank("stop.allow_time(0.5)").ends(signal.SIGTERM)
     assert code == STOPPED
     assert "0.5 s after SIGTERM (checkpoint.gracePeriodSeconds)" in said
     assert seconds >= 0.5
 
 
-def test_a_process_that_was_frozen_meanwhile_still_ends_at_its_deadline() -> None:
+def test_frozen_rank_still_ends_at_its_deadline() -> None:
     rank = Rank("stop.allow_time(2)")
     rank.process.send_signal(signal.SIGTERM)
     for _ in range(3):
@@ -92,21 +92,21 @@ def test_a_process_that_was_frozen_meanwhile_still_ends_at_its_deadline() -> Non
     assert (code, "2 s after SIGTERM" in said) == (STOPPED, True), said
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_second_signal_ends_rank_at_once() -> None:
     code, said, _ = Rank("stop.allow_time(300)").ends(signal.SIGTERM, signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
 
 
-def test_a_peer_that_is_gone_is_not_waited_for() -> None:
+def test_rank_does_not_wait_for_ended_peer() -> None:
     peer = subprocess.Popen([sys.executable, "-c", "pass"])
-    with_zombie = Rank(f"stop.allow_time(300, [{os.getpid()}, {peer.pid}])")  # nobody has collected the peer yet
+    with_zombie = Rank(f"stop.allow_time(300, [{os.getpid()}, {peer.pid}])")  # The peer is still a zombie.
     code, said, _ = with_zombie.ends(signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended after SIGTERM: another rank has already ended\n")
     peer.wait()
     assert Rank(f"stop.allow_time(300, [{peer.pid}])").ends(signal.SIGTERM)[1] == said
 
 
-def test_nobody_asks_a_stop_that_does_not_listen() -> None:
+def test_inactive_stop_is_not_requested() -> None:
     stop = Stop()
     assert not stop.asked
 
@@ -122,13 +122,13 @@ threading.Thread(target=look).start()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_request_is_seen_and_keeps_its_code(number: signal.Signals) -> None:
+def test_stop_request_is_seen_and_keeps_its_code(number: signal.Signals) -> None:
     code, said, _ = Rank(ANSWERS).ends(number)
     assert (code, said) == (128 + number, "")
 
 
-def test_what_the_orchestrator_asks_is_no_first_signal_and_its_code_blames_another() -> None:
-    """Pods that are deleted together get their signals in any order, before or after what the roles tell each other."""
+def test_stop_by_orchestrator_is_not_a_first_signal() -> None:
+    """Pods that are deleted together receive their signals in any order, before or after messages between the roles."""
     asked = "stop.allow_time(300); stop.join()"
     code, said, _ = Rank(asked).ends(signal.SIGTERM, signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
@@ -137,6 +137,6 @@ def test_what_the_orchestrator_asks_is_no_first_signal_and_its_code_blames_anoth
     assert "0.5 s after the orchestrator, which has to stop" in said
 
 
-def test_a_rank_that_joins_another_keeps_that_ones_code_and_its_own_time() -> None:
+def test_joining_rank_keeps_code_of_other_and_own_time() -> None:
     code, said, _ = Rank("stop.allow_time(1.5); stop.join(2)").ends(signal.SIGINT)
     assert (code, "1.5 s after SIGINT" in said) == (128 + signal.SIGINT, True), said

@@ -1,4 +1,4 @@
-"""Requests of the page of a team to an API server: over one connection, with a token that rotates, through outages."""
+"""API server requests of the team page: one connection, a rotated token, and outages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def account(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_requests_share_a_connection_and_bring_the_newest_token(account: Path) -> None:
+def test_requests_share_connection_and_send_newest_token(account: Path) -> None:
     cluster = two_teams()
     with over_http(cluster) as url:
         api = ApiServer(url, account)
@@ -32,7 +32,7 @@ def test_requests_share_a_connection_and_bring_the_newest_token(account: Path) -
         assert len({port for _, port in cluster.brought[:2]}) == 1
 
 
-def test_refusals_and_outages_are_told_apart(account: Path) -> None:
+def test_refusals_and_outages_are_distinguished(account: Path) -> None:
     cluster = two_teams()
     with over_http(cluster) as url:
         api = ApiServer(url, account)
@@ -48,7 +48,7 @@ def test_refusals_and_outages_are_told_apart(account: Path) -> None:
         ApiServer(url, account).get(RUNS)
 
 
-def test_a_connection_that_the_server_has_closed_is_opened_again(account: Path) -> None:
+def test_closed_connection_is_reopened(account: Path) -> None:
     cluster = two_teams()
     cluster.closes = True
     with over_http(cluster) as url:
@@ -58,12 +58,12 @@ def test_a_connection_that_the_server_has_closed_is_opened_again(account: Path) 
     assert len({port for _, port in cluster.brought}) == 3
 
 
-def test_an_account_that_is_not_there_is_an_outage_in_words(tmp_path: Path) -> None:
+def test_missing_account_is_reported_as_outage(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="token"):
         ApiServer("https://127.0.0.1:1", tmp_path / "none").get(RUNS)
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1", "ftp://x", "10.0.0.1:443", "", "https://"])
-def test_a_token_goes_over_tls_alone(url: str, account: Path) -> None:
+def test_token_is_sent_only_over_tls(url: str, account: Path) -> None:
     with pytest.raises(ValueError, match="not a URL of an API server"):
         ApiServer(url, account)

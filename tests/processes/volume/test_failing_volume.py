@@ -1,4 +1,4 @@
-"""Every durable write under a file system that fails on command, at each of its operations: nothing is lost, and no restart counts."""
+"""Durable writes on a file system with scripted failures of each operation: no data is lost, and no restart counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.volume_faults import RESULTS, WRITERS, play, rows
 from tests.support.failing_volume.play import NOT_TRIED, Result, counted
 
 
-def check(results: list[Result]) -> None:
+def check_results(results: list[Result]) -> None:
     assert results
     assert [entry for result in results for entry in result.lost] == []
     assert counted(results) == []
@@ -19,9 +19,9 @@ def check(results: list[Result]) -> None:
 
 
 @pytest.mark.parametrize(("writer", "every"), [("journal", 2), ("attempt", 2)])
-def test_writes_lose_nothing_and_go_on_after_some_faults(tmp_path: Path, writer: str, every: int) -> None:
+def test_writes_lose_nothing_and_continue_after_faults(tmp_path: Path, writer: str, every: int) -> None:
     results = play(writer, tmp_path, counts=(4,), every=every)
-    check(results)
+    check_results(results)
     assert all(result.went_on == result.faults == 6 for result in results), [r.ended for r in results]
 
 
@@ -29,7 +29,7 @@ def test_writes_lose_nothing_and_go_on_after_some_faults(tmp_path: Path, writer:
 @pytest.mark.parametrize("writer", WRITERS)
 def test_writes_lose_nothing_at_any_operation(tmp_path: Path, writer: str) -> None:
     results = play(writer, tmp_path)
-    check(results)
+    check_results(results)
     if writer == "real-checkpoint":
         assert [result.ended for result in results if result.ended] == [], "a checkpoint never ends the trainer"
     text = RESULTS.read_text()

@@ -1,8 +1,7 @@
-"""A process of the product that has started the intruder: `first_process.py ENTRY DEED` prints what the deed brought back.
+"""Product process that starts the intruder: `first_process.py ENTRY DEED` prints the result of the deed.
 
-ENTRY names whose code runs first: the orchestrator's, that of the first process of its container or of an environment's,
-or a command line's. What these would
-do next is replaced by one life of the intruder.
+ENTRY selects the first code: of the orchestrator, of the first process of its container or of an environment's, or of a command line. One
+life of the intruder replaces the later work of that code.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class _Echo:
         return Reply(str(messages[-1]["content"]), "stop")
 
 
-def _places() -> dict[str, str]:
-    """Folders that code of the orchestrator's user may write, and that other processes of the run read."""
+def _make_places() -> dict[str, str]:
+    """Create folders that the orchestrator's user may write, and that other processes of the run read."""
     run = Path(tempfile.mkdtemp(prefix="run-"))
     (run / "run.json").write_text("{}")
     modules = Path(os.environ["HF_HOME"]) / "modules"
@@ -56,17 +55,17 @@ def _places() -> dict[str, str]:
     }
 
 
-async def _attempt(deed: str) -> int:
+async def _run_deed(deed: str) -> int:
     sibling = await asyncio.create_subprocess_exec("sleep", "60")
     try:
-        return await _play(deed, {"places": _places(), "sibling": sibling.pid})
+        return await _play_deed(deed, {"places": _make_places(), "sibling": sibling.pid})
     finally:
         with suppress(ProcessLookupError):
             sibling.kill()
         await sibling.wait()
 
 
-async def _play(deed: str, args: dict[str, Any]) -> int:
+async def _play_deed(deed: str, args: dict[str, Any]) -> int:
     return await _play_in(Life(Command("intruder:intruder", args), Limits(start_seconds=60), Log(None)), deed)
 
 
@@ -82,17 +81,17 @@ async def _play_in(life: Talk, deed: str) -> int:
 def _as_orchestrator(deed: str) -> int:
     orchestrator.read_config = lambda _: SimpleNamespace(output_dir=".")  # type: ignore
     orchestrator.raise_limit = lambda _: None  # type: ignore
-    return orchestrator.run_process(["--config", "x"], "x", lambda *_, **__: _attempt(deed))
+    return orchestrator.run_process(["--config", "x"], "x", lambda *_, **__: _run_deed(deed))
 
 
 def _as_pod(deed: str) -> int:
-    pod._run = lambda *_: asyncio.run(_attempt(deed))  # type: ignore
+    pod._run = lambda *_: asyncio.run(_run_deed(deed))  # type: ignore
     return pod.main(["orchestrator"])
 
 
 def _as_container(deed: str) -> int:
     async def serve(*_: object) -> None:
-        await _attempt(deed)
+        await _run_deed(deed)
 
     host.serve_connections = serve  # type: ignore
     host.main(["/tmp/none.sock"])
@@ -100,13 +99,13 @@ def _as_container(deed: str) -> int:
 
 
 async def _attempt_in_shared_container(deed: str) -> int:
-    """The container is a process here: it has no variable of RLRun."""
+    """The container is a process without RLRun variables."""
     folder = Path(tempfile.mkdtemp(prefix="shared-"))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")}
     command = module_command("rlrun.pod", ["environments", str(folder / "socket")])
     container = await asyncio.create_subprocess_exec(*command, env=variables)
     sibling = await asyncio.create_subprocess_exec("sleep", "60")
-    args = {"places": _places(), "sibling": sibling.pid, "socket": str(folder / "socket")}
+    args = {"places": _make_places(), "sibling": sibling.pid, "socket": str(folder / "socket")}
     wanted = _with_variables(Command("intruder:intruder", args), os.environ)
     try:
         return await _play_in(Remote(folder / "socket", wanted, Limits(start_seconds=60), Log(None)), deed)
@@ -122,8 +121,8 @@ ENTRIES = {
     "container": _as_container,
     "orchestrator": _as_orchestrator,
     "pod": _as_pod,
-    "command line": lambda deed: command_options.piped(lambda: asyncio.run(_attempt(deed))),
-    "nothing": lambda deed: asyncio.run(_attempt(deed)),
+    "command line": lambda deed: command_options.piped(lambda: asyncio.run(_run_deed(deed))),
+    "nothing": lambda deed: asyncio.run(_run_deed(deed)),
 }
 
 if __name__ == "__main__":

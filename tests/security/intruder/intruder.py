@@ -1,4 +1,4 @@
-"""An environment whose tasks are attempts on what runs beside it; what each of them got is in the episode's `info`."""
+"""Environment whose tasks are attacks on neighboring processes; the episode's `info` contains each result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.environments import Episode, Score, SingleTurnEnvironment, Split, Tas
 
 
 def variables() -> Any:
-    """Names of the environment variables of this process, of its children and of its keeper."""
+    """Return the names of the environment variables of this process, its children and its keeper."""
     import subprocess
     import sys
 
@@ -32,20 +32,20 @@ def _names_of(pid: int) -> list[str] | str:
 
 
 def inspects(pid: int) -> dict[str, str]:
-    """What came of each way to look into a process: "refused", or what it was good for."""
+    """Return the result of each way to inspect a process: "refused", or the inspected data."""
     from ways import WAYS
 
-    return {name: _tried(way, pid) for name, way in WAYS.items()}
+    return {name: _try_way(way, pid) for name, way in WAYS.items()}
 
 
-def _tried(way: Callable[[int], object], pid: int) -> str:
+def _try_way(way: Callable[[int], object], pid: int) -> str:
     try:
         return repr(way(pid))[:100]
     except PermissionError:
         return "refused"
 
 
-def _parent(pid: int) -> int:
+def _find_parent(pid: int) -> int:
     return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -54,15 +54,15 @@ def inspects_its_keeper() -> Any:
 
 
 def inspects_the_orchestrator() -> Any:
-    return inspects(_parent(os.getppid()))
+    return inspects(_find_parent(os.getppid()))
 
 
 def inspects_the_first_process() -> Any:
-    return inspects(_parent(_parent(os.getppid())))
+    return inspects(_find_parent(_find_parent(os.getppid())))
 
 
 def inspects_an_ordinary_process() -> Any:
-    """Of its own: to see that the ways are ways."""
+    """Inspect its own child process, as a check that the ways work."""
     import subprocess
 
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -73,7 +73,7 @@ def inspects_an_ordinary_process() -> Any:
 
 
 def opens_files() -> Any:
-    """How many files it can have open, after an attempt to raise its limit."""
+    """Return the number of files that can be open after an attempt to raise the limit."""
     import resource
     from contextlib import suppress
 
@@ -95,7 +95,7 @@ def opens_files() -> Any:
 ARGUMENTS: dict[str, Any] = {}
 
 
-def _outcome(action: Callable[[], object]) -> str:
+def _get_outcome(action: Callable[[], object]) -> str:
     try:
         action()
     except OSError as error:
@@ -104,20 +104,20 @@ def _outcome(action: Callable[[], object]) -> str:
 
 
 def _plant(folder: str) -> dict[str, str]:
-    """What comes of each change in a folder that other processes read."""
+    """Return the result of each change in a folder that other processes read."""
     place = Path(folder)
     existing = place / "run.json"
     return {
-        "module": _outcome(lambda: (place / "trio.py").write_text("raise SystemExit(9)")),
-        "package": _outcome(lambda: (place / "pydantic").mkdir()),
-        "link": _outcome(lambda: (place / "link").symlink_to("/etc/passwd")),
+        "module": _get_outcome(lambda: (place / "trio.py").write_text("raise SystemExit(9)")),
+        "package": _get_outcome(lambda: (place / "pydantic").mkdir()),
+        "link": _get_outcome(lambda: (place / "link").symlink_to("/etc/passwd")),
         **(
             {
-                "change": _outcome(lambda: existing.write_text("[]")),
-                "truncate": _outcome(lambda: os.truncate(existing, 0)),
-                "rename": _outcome(lambda: existing.rename(place / "other.json")),
-                "move here": _outcome(lambda: _made(Path.home() / "mine").rename(place / "mine")),
-                "remove": _outcome((place / "other.json" if (place / "other.json").exists() else existing).unlink),
+                "change": _get_outcome(lambda: existing.write_text("[]")),
+                "truncate": _get_outcome(lambda: os.truncate(existing, 0)),
+                "rename": _get_outcome(lambda: existing.rename(place / "other.json")),
+                "move here": _get_outcome(lambda: _write_file(Path.home() / "mine").rename(place / "mine")),
+                "remove": _get_outcome((place / "other.json" if (place / "other.json").exists() else existing).unlink),
             }
             if existing.exists()
             else {}
@@ -125,7 +125,7 @@ def _plant(folder: str) -> dict[str, str]:
     }
 
 
-def _made(path: Path) -> Path:
+def _write_file(path: Path) -> Path:
     path.write_text("{}")
     return path
 
@@ -135,15 +135,15 @@ def plants_files() -> Any:
 
 
 def signals_a_sibling() -> Any:
-    """A helper of the orchestrator, such as a tracker's: it is started again whenever it ends."""
+    """Signal a helper of the orchestrator, such as a tracker's, which is restarted whenever it ends."""
     import signal
 
     pid = ARGUMENTS["sibling"]
-    return {"check": _outcome(lambda: os.kill(pid, 0)), "kill": _outcome(lambda: os.kill(pid, signal.SIGKILL))}
+    return {"check": _get_outcome(lambda: os.kill(pid, 0)), "kill": _get_outcome(lambda: os.kill(pid, signal.SIGKILL))}
 
 
 def connects_to_its_host() -> Any:
-    """The host starts what a connection asks for, with the memory that it asks for."""
+    """Connect to the host, which would start any requested process with the requested memory."""
     import json
     import socket
 
@@ -160,7 +160,7 @@ def connects_to_its_host() -> Any:
 
 
 def uses_its_own_files() -> Any:
-    """What honest environments do."""
+    """Use files as honest environments do."""
     import multiprocessing
     import subprocess
     import sys
@@ -210,7 +210,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
 
 
 class Intruder(SingleTurnEnvironment):
-    """Tries what its task names."""
+    """Environment that tries the deed of its task."""
 
     id = "intruder"
 
@@ -233,6 +233,6 @@ def intruder(**args: Any) -> Intruder:
 
 
 def needy(**_args: Any) -> Intruder:
-    """Does not load without a variable."""
+    """Load only with a variable."""
     needs_a_variable()
     return Intruder()

@@ -1,4 +1,4 @@
-"""Ways to look into another process, and to change it, on x86-64; each raises `PermissionError` when it is refused."""
+"""Ways to inspect and change another process on x86-64; each raises `PermissionError` if it is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _call(number: int, *arguments: object) -> int:
     return result
 
 
-def _file(name: str) -> Callable[[int], object]:
+def _read_file_way(name: str) -> Callable[[int], object]:
     def read(pid: int) -> object:
         with Path("/proc", str(pid), name).open("rb") as file:
             return file.read(0 if name == "mem" else 64)
@@ -34,19 +34,19 @@ def _file(name: str) -> Callable[[int], object]:
     return read
 
 
-def _write(name: str, text: str) -> Callable[[int], object]:
+def _write_file_way(name: str, text: str) -> Callable[[int], object]:
     return lambda pid: Path("/proc", str(pid), name).write_text(text)
 
 
-def _folder(name: str) -> Callable[[int], object]:
+def _list_folder_way(name: str) -> Callable[[int], object]:
     return lambda pid: len(os.listdir(f"/proc/{pid}/{name}"))  # noqa: PTH208
 
 
-def _link(name: str) -> Callable[[int], object]:
+def _read_link_way(name: str) -> Callable[[int], object]:
     return lambda pid: os.readlink(f"/proc/{pid}/{name}")  # noqa: PTH115
 
 
-def _descriptor(pid: int) -> object:
+def _open_descriptor(pid: int) -> object:
     for number in range(3):
         with suppress(FileNotFoundError):
             return os.close(os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK))
@@ -60,7 +60,7 @@ def _attach(pid: int) -> object:
     return "attached"
 
 
-def _memory(number: int) -> Callable[[int], object]:
+def _copy_memory_way(number: int) -> Callable[[int], object]:
     def copy(pid: int) -> object:
         buffer = ctypes.create_string_buffer(8)
         mine = _Part(ctypes.addressof(buffer), 8)
@@ -68,7 +68,7 @@ def _memory(number: int) -> Callable[[int], object]:
             return _call(number, pid, ctypes.byref(mine), 1, ctypes.byref(_Part(4096, 8)), 1, 0)
         except PermissionError:
             raise
-        except OSError as error:  # nothing is mapped there: it was looked at
+        except OSError as error:  # The address is not mapped, but the access was allowed.
             return error.strerror
 
     return copy
@@ -82,21 +82,21 @@ def _take_descriptor(pid: int) -> object:
         os.close(descriptor)
 
 
-def _compare(pid: int) -> object:
+def _compare_processes(pid: int) -> object:
     return _call(_KCMP, os.getpid(), pid, 1, 0, 0)
 
 
 WAYS: dict[str, Callable[[int], object]] = {
-    **{name: _file(name) for name in ("environ", "mem", "maps", "auxv", "io")},
-    **{f"{name}/": _folder(name) for name in ("cwd", "root", "map_files")},
-    **{f"link {name}": _link(name) for name in ("cwd", "root", "exe", "fd/0")},
-    "a descriptor": _descriptor,
+    **{name: _read_file_way(name) for name in ("environ", "mem", "maps", "auxv", "io")},
+    **{f"{name}/": _list_folder_way(name) for name in ("cwd", "root", "map_files")},
+    **{f"link {name}": _read_link_way(name) for name in ("cwd", "root", "exe", "fd/0")},
+    "a descriptor": _open_descriptor,
     "write mem": lambda pid: os.close(os.open(f"/proc/{pid}/mem", os.O_WRONLY)),
-    "write oom_score_adj": _write("oom_score_adj", "1000"),
-    "write coredump_filter": _write("coredump_filter", "255"),
-    "process_vm_readv": _memory(_VM_READ),
-    "process_vm_writev": _memory(_VM_WRITE),
+    "write oom_score_adj": _write_file_way("oom_score_adj", "1000"),
+    "write coredump_filter": _write_file_way("coredump_filter", "255"),
+    "process_vm_readv": _copy_memory_way(_VM_READ),
+    "process_vm_writev": _copy_memory_way(_VM_WRITE),
     "pidfd_getfd": _take_descriptor,
-    "kcmp": _compare,
+    "kcmp": _compare_processes,
     "ptrace attach": _attach,
 }

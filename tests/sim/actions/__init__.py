@@ -1,4 +1,4 @@
-"""What may happen in a history: a table of actions, each of two small numbers, so that any part of a history is a history."""
+"""Actions of histories: a table of actions with two small numbers each, so that any part of a history is a history."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ ACTIONS: dict[str, Action] = {**BASICS, **CHILDREN, **REFUSALS, **OPERATORS}
 RESIZED: dict[str, Action] = {name: one for name, one in (ACTIONS | ELASTIC).items() if name not in LEFT_OUT}
 """Actions of histories of an elastic trainer."""
 SCALED: dict[str, Action] = {name: one for name, one in (ACTIONS | ENGINES).items() if name not in LEFT_OUT}
-"""Actions of histories of engines whose number changes."""
+"""Actions of histories with a varying number of engines."""
 EVERY: dict[str, Action] = {**ACTIONS, **QUEUE, **ELASTIC, **ENGINES}
-"""Actions of every history, those of an operator with a queue, of an elastic trainer and of engines included."""
+"""Actions of all histories, including those of a queue, of an elastic trainer and of engines."""

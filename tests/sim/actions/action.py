@@ -12,9 +12,9 @@ class Action(NamedTuple):
     """One kind of event.
 
     Attributes:
-        do: given the world and two numbers below 12.
-        weight: how often, beside the others.
-        always: in every history; others are in half of them.
+        do: function of the world and two numbers below 12.
+        weight: relative frequency.
+        always: whether every history has it; other actions are in half of them.
     """
 
     do: Callable[[World, int, int], None]

@@ -1,4 +1,4 @@
-"""Events that every release of the simulation has had: time, watches, faults of requests, pods, workloads, nodes, and edits of the run."""
+"""Basic events: time, watches, request faults, pods, workloads, nodes and edits of the run."""
 
 from __future__ import annotations
 

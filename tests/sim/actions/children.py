@@ -1,4 +1,4 @@
-"""Events around a run's children: deleted, edited, in the way, and left over."""
+"""Events of a run's children: deleted, edited, blocked by foreign objects, and left over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.sim.cluster.api import Ident, Json
 from tests.sim.world import NAME, World
 
 WATCHED_APART = ("RLRun", "Pod", "StatefulSet", "Deployment", "Lease")
-"""Kinds that have events of their own."""
+"""Kinds with separate events."""
 PLACES: tuple[Ident, ...] = (
     ("Service", f"{NAME}-trainer"),
     ("Service", f"{NAME}-inference"),
@@ -31,7 +31,7 @@ PLACES: tuple[Ident, ...] = (
 
 
 def small_children(world: World) -> list[Json]:
-    """The run's own objects beside workloads, pods and Lease."""
+    """Return the run's own objects except workloads, pods and the Lease."""
     kinds = [kind for kind in BY_KIND if kind not in WATCHED_APART]
     found = [child for kind in kinds for child in world.api.all(kind)]
     return [child for child in found if RUN_LABEL in (child["metadata"].get("labels") or ())]
@@ -51,7 +51,7 @@ def _claim_deleted(world: World, a: int, b: int) -> None:
 
 
 def _edited(world: World, a: int, b: int) -> None:
-    """Somebody writes into what the operator has applied."""
+    """Edit fields that the operator has applied."""
     found = [child for child in small_children(world) if child["kind"] not in ("Secret", "PersistentVolumeClaim")]
     if found:
         child = found[(a * 12 + b) % len(found)]
@@ -62,7 +62,7 @@ def _edited(world: World, a: int, b: int) -> None:
 
 
 def _in_the_way(world: World, a: int, b: int) -> None:
-    """Somebody makes an object of a name that a child has or will have; a child that is there is deleted before, at times."""
+    """Create a foreign object with the name of a present or future child; sometimes delete the child first."""
     kind, name = PLACES[(a * 12 + b) % len(PLACES)]
     there = world.api.get(kind, name)
     if there is not None and b % 3 == 0 and RUN_LABEL in (there["metadata"].get("labels") or ()):
@@ -84,7 +84,7 @@ def _garbage_stays(world: World, a: int, b: int) -> None:
 
 
 def _namesake(world: World, a: int, b: int) -> None:
-    """The run is deleted and made anew, and some of what the one before had made is still there."""
+    """Delete and recreate the run while some children of the previous one still exist."""
     _garbage_stays(world, a, b | 1)
     world.recreate()
 

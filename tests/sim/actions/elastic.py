@@ -1,4 +1,4 @@
-"""Events of an elastic trainer: nodes with GPUs go, and come."""
+"""Events of an elastic trainer: GPU nodes leave and return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.sim.world import World
 
 
 def _nodes_go(world: World, a: int, b: int) -> None:
-    """Nodes for so many trainer pods are left; pods of the others are taken away with them."""
+    """Leave nodes for some trainer pods and remove the pods of the others."""
     cluster = world.cluster
     cluster.room = (2, 2, 1, 2, 0, 2)[a % 6]
     for pod in [pod for pod in cluster.pods("trainer") if pod["spec"].get("nodeName")][cluster.room :]:
@@ -19,7 +19,7 @@ def _nodes_come(world: World, a: int, b: int) -> None:
 
 
 def _long_calm(world: World, a: int, b: int) -> None:
-    """Enough to wait for nodes, to train some steps, and to grow."""
+    """Long enough to wait for nodes, train some steps and grow."""
     for _ in range(4 + a):
         world.calm(3, 1)
         world.pass_time(4.0 + b)
@@ -31,4 +31,4 @@ ELASTIC: dict[str, Action] = {
     "long calm": Action(_long_calm, 16, always=True),
 }
 LEFT_OUT = ("wall clock set", "clock far off", "spec edited", "spec mended", "status edited")
-"""Events that the rules of sizes do not reckon with: they count by a steady clock, and of one specification."""
+"""Events that the rules of sizes exclude, because these rules use a steady clock and one specification."""

@@ -1,4 +1,4 @@
-"""Events of engines whose number follows a load, and of those on interruptible nodes."""
+"""Events of autoscaled engines and of engines on interruptible nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.sim.world import World
 
 
 def _spot_nodes_go(world: World, a: int, b: int) -> None:
-    """Nodes for so many spot engines are left; the others go with their engines, told or untold."""
+    """Leave nodes for some spot engines; the others are lost with their engines, with or without an event."""
     cluster = world.cluster
     cluster.spot_room = (0, 1, 0, 2, 0, 1)[a % 6]
     placed = [pod for pod in cluster.pods("inference") if SPOT_LABEL in pod["metadata"]["labels"]]
@@ -24,13 +24,13 @@ def _spot_nodes_come(world: World, a: int, b: int) -> None:
 
 
 def _load(world: World, a: int, b: int) -> None:
-    """Answers become longer, or shorter."""
+    """Make answers longer or shorter."""
     assert world.cluster.fleet is not None
     world.cluster.fleet.demand = 0.4 + a * 0.6
 
 
 def _share(world: World, a: int, b: int) -> None:
-    """Somebody edits the share, or the bounds."""
+    """Edit the share of spot engines or the bounds."""
     run = world.run
     if run is None:
         return
@@ -40,7 +40,9 @@ def _share(world: World, a: int, b: int) -> None:
 
 
 def _long_calm(world: World, a: int, b: int) -> None:
-    """Enough to measure a load, to drain, and to start engines. Each part is an event: what a quota keeps out is tried every 10 s."""
+    """Long enough to measure a load, drain and start engines. Each part is an event, because quota refusals are
+    retried every 10 s.
+    """
     world.memory.actions += 1 + a
     for _ in range(2 + a):
         world.calm(3, 1)

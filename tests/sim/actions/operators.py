@@ -1,4 +1,4 @@
-"""Events around operators: another release, two at a time, and watches that repeat the past."""
+"""Events of operators: another release, two operators together, and watches that repeat events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tests.sim.world import World
 
 
 def _other_release(world: World, a: int, b: int) -> None:
-    """An upgrade, or the way back: where nothing else happens, what runs is not written to."""
+    """Upgrade or downgrade the operator: without other events, running objects must not be written."""
     world.hear()
     world.operate(a + b)
     world.restart_operator(release=1 - world.operator.release)
 
 
 def _leader_late(world: World, a: int, b: int) -> None:
-    """Another process leads while the last request of the one before is still on its way."""
+    """Make another process the leader while the last request of the previous one is in transit."""
     world.operate(1 + a + b)
     world.replace_operator(release=a % 2)
 
@@ -24,12 +24,12 @@ def _late_request(world: World, a: int, b: int) -> None:
 
 
 def _past_again(world: World, a: int, b: int) -> None:
-    """A watch begins at an old version: it brings what it has brought before, deletions included."""
+    """Restart a watch at an old version: it repeats earlier events, including deletions."""
     world.hear_the_past(1 + a + b)
 
 
 def _second(world: World, a: int, b: int) -> None:
-    """Two operators watch the same namespace, for a time."""
+    """Let two operators watch the same namespace for some time."""
     if world.rival is None or b % 3:
         world.start_rival(a % 2)
     else:

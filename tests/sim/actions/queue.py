@@ -1,4 +1,4 @@
-"""Events of the queue: other runs have the room, or want this run's."""
+"""Events of the queue: other runs have the room, or want this run's room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _others_hold(world: World, a: int, b: int) -> None:
 
 
 def _another_is_first(world: World, a: int, b: int) -> None:
-    """It wants the run's room, and has it until it ends."""
+    """Another run takes this run's room until it ends."""
     world.others_want(hold=False, take=a % 4 != 0)
 
 

@@ -1,4 +1,4 @@
-"""Events around admission, warnings and clocks."""
+"""Events of admission, warnings and clocks."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _allows(world: World, a: int, b: int) -> None:
 
 
 def _stands(world: World, a: int, b: int) -> None:
-    """Nothing changes for so long that a wait has been explained."""
+    """Keep the situation until a wait has been explained."""
     world.stand()
 
 
 def _late_warning(world: World, a: int, b: int) -> None:
-    """An event of before the run comes after others."""
+    """Deliver an event from before the run after other events."""
     about = (
         ("StatefulSet", f"{NAME}-trainer"),
         ("ReplicaSet", f"{NAME}-inference-5d4f"),
@@ -65,8 +65,8 @@ def _late_warning(world: World, a: int, b: int) -> None:
         age=world.clock.now() - EPOCH + 600.0 + 60 * b,
         uid="earlier" if a % 3 == 2 else None,
     )
-    if b % 3 == 0:  # and its object lacks pods for another reason
-        world.cluster.round()  # its controller has heard of what was allowed
+    if b % 3 == 0:  # its object also lacks pods for another reason
+        world.cluster.round()  # its controller has seen the lifted refusal
         world.cluster.idle.add("Deployment")
         for pod in world.cluster.pods("inference"):
             world.api.drop("Pod", pod["metadata"]["name"])
@@ -75,7 +75,7 @@ def _late_warning(world: World, a: int, b: int) -> None:
 
 
 def _unbound(world: World, a: int, b: int) -> None:
-    """Nothing makes a volume for a while, and the reason changes."""
+    """Stop the provisioning of volumes for some time, with changing reasons."""
     world.unbind()
 
 
@@ -84,7 +84,7 @@ def _clock_far_off(world: World, a: int, b: int) -> None:
 
 
 def _retries_far_off(world: World, a: int, b: int) -> None:
-    """The time of the next attempt is of somebody whose clock is wrong."""
+    """Set the time of the next attempt with a wrong clock."""
     pod = world.cluster.pod("trainer", b)
     if pod is not None and has_started(pod) and end_of(pod) is None:
         world.cluster.exit(pod, exit_codes.FAILURE)

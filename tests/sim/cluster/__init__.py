@@ -1,1 +1,1 @@
-"""The simulated cluster: its API server, controllers, nodes, and the roles in its pods."""
+"""Simulated cluster: API server, controllers, nodes, and the roles in its pods."""

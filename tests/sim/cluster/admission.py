@@ -1,4 +1,4 @@
-"""Admission: who refuses what, in whose words, until it is lifted."""
+"""Admission: refused objects with their messages, until a refusal is lifted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlrun_operator.kube.resources import BY_KIND
 
 
 class RefusedError(Exception):
-    """The answer is an error."""
+    """Error response of the API server."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -19,12 +19,12 @@ class Sort(NamedTuple):
     """One way to refuse an object.
 
     Attributes:
-        status: of the answer.
-        reason: of the answer.
-        text: message, with the places `plural`, `kind`, `name` and `mark`.
-        pods_only: whether it concerns pods alone.
+        status: HTTP status of the response.
+        reason: reason of the response.
+        text: message with the placeholders `plural`, `kind`, `name` and `mark`.
+        pods_only: whether it applies only to pods.
         tries: whether a dry-run is refused too.
-        edits: whether a change of what exists is refused too.
+        edits: whether changes of existing objects are refused too.
     """
 
     status: int
@@ -64,19 +64,19 @@ SORTS: dict[str, Sort] = {
     ),
     "invalid": Sort(422, "Invalid", '{kind} "{name}" is invalid: spec.{mark}: Invalid value: "x"'),
 }
-"""By name. All but the last one are waited for."""
+"""Sorts by name. The operator retries all but the last one."""
 FOR_GOOD = "invalid"
 OF_WEBHOOKS = ((400, "BadRequest"), (500, "InternalError"), (409, "Conflict"), (404, "NotFound"))
-"""Status and reason of a webhook's refusal: it may have any."""
+"""Status and reason of a webhook's refusal, which can have any values."""
 
 
 class Refusal(NamedTuple):
-    """A standing refusal.
+    """Active refusal.
 
     Attributes:
-        mark: what its messages have and no other's.
+        mark: unique word in its messages.
         sort: name of a `Sort`.
-        kind: of the objects that it refuses.
+        kind: kind of the refused objects.
     """
 
     mark: str
@@ -84,10 +84,10 @@ class Refusal(NamedTuple):
     kind: str
 
     def check(self, kind: str, name: str, *, dry_run: bool, exists: bool) -> None:
-        """Refuse an object, if it is one of these.
+        """Refuse the object if the refusal applies.
 
         Raises:
-            RefusedError: it is.
+            RefusedError: the refusal applies.
         """
         how = SORTS[self.sort]
         if kind != self.kind or (dry_run and not how.tries) or (exists and not how.edits and not dry_run):

@@ -1,6 +1,7 @@
-"""An API server in memory: uids, generations, resourceVersions, preconditions, apply and merge patches, graceful deletion.
+"""API server in memory: uids, generations, resourceVersions, preconditions, apply and merge patches, graceful
+deletion.
 
-Objects are values here: nobody changes one, a change makes a new one. So nothing is copied, and what a watch has brought stays as it was.
+Objects are immutable values: a change creates a new one. No copies are needed, and delivered events stay unchanged.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ GRACE_SECONDS = 30
 EVENTS_KEPT = 30
 Json = dict[str, Any]
 Ident = tuple[str, str]
-"""Kind and name: there is one namespace."""
+"""Kind and name, within one namespace."""
 _KINDS = {resource.plural: resource.kind for resource in BY_KIND.values()}
 _WATCHED = {resource.kind for resource in WATCHED}
 _UNSELECTED = {RLRUN.kind, CLAIM.kind}
 _UNGUARDED = {RLRUN.kind, EVENT.kind}
-"""Kinds whose changes nobody refuses: the run is its author's."""
+"""Kinds that admission never refuses: the run belongs to its author."""
 _STATUS_APART = {RLRUN.kind}
-"""Kinds whose status only the subresource changes. Of others nobody but their controllers writes one."""
+"""Kinds whose status only the subresource changes. Statuses of other kinds are written only by their controllers."""
 
 
 class Api:
-    """Objects, and the news of them that watches are owed.
+    """Objects and the pending events of their watches.
 
     Args:
-        now: seconds since the epoch.
+        now: function that returns seconds since the epoch.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.kinds: dict[str, dict[str, Json]] = {kind: {} for kind in BY_KIND}
         self.news: list[tuple[str, Json]] = []
-        """(type, object) of every change of a watched object, in order; whoever watches takes them away."""
+        """(type, object) of every change of a watched object, in order; the watcher removes them."""
         self.writes = 0
         self.refusals: list[Refusal] = []
-        """What admission refuses now."""
+        """Active refusals."""
         self.version = 100
         self.gpu_time = GpuTime()
 
@@ -56,7 +57,9 @@ class Api:
         return list(self.kinds[kind].values())
 
     def put(self, found: Json, **changes: Any) -> Json:
-        """A new state of `found`, whose top-level parts `changes` replace; the very object if nothing changes."""
+        """Store a new state of `found` with replaced top-level parts `changes`; return the same object if nothing
+        changes.
+        """
         kind, name = found["kind"], found["metadata"]["name"]
         if all(found.get(part) == value for part, value in changes.items()):
             return found
@@ -70,23 +73,23 @@ class Api:
         return new
 
     def admit(self, kind: str, name: str, *, dry_run: bool = False) -> None:
-        """Let an object in.
+        """Admit an object.
 
         Raises:
-            RefusedError: no.
+            RefusedError: a refusal applies.
         """
         for refusal in self.refusals:
             refusal.check(kind, name, dry_run=dry_run, exists=name in self.kinds[kind])
 
     def warn(self, about: Ident, reason: str, message: str, *, age: float = 0.0, uid: str | None = None) -> None:
-        """A Warning event about an object; one that repeats is counted up. No watch tells of it.
+        """Record a Warning event about an object; a repeated one is counted. Watches do not deliver it.
 
         Args:
             about: the object.
-            reason: of the event.
-            message: of the event.
-            age: seconds since it happened: events come late.
-            uid: of the object, where the event tells it.
+            reason: reason of the event.
+            message: message of the event.
+            age: seconds since its occurrence, because events may be late.
+            uid: UID of the object, if the event contains it.
         """
         name = "/".join((*about, reason, message))
         when = rfc3339(self._now() - age)
@@ -107,7 +110,7 @@ class Api:
             del events[next(iter(events))]
 
     def add(self, manifest: Mapping[str, Any]) -> Json:
-        """A new object."""
+        """Add a new object."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         self.version += 1
         metadata = {
@@ -126,14 +129,14 @@ class Api:
         return new
 
     def drop(self, kind: str, name: str) -> Json:
-        """It is gone from now on; what it owned is left to the garbage collector."""
+        """Remove an object immediately; the garbage collector handles its dependents."""
         found = self.kinds[kind].pop(name)
         self.version += 1
         self._tell("DELETED", {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}})
         return found
 
     def end(self, kind: str, name: str, grace: int = GRACE_SECONDS) -> Json:
-        """Delete: a pod with a node ends first."""
+        """Delete an object; a pod with a node ends first."""
         found = self.kinds[kind][name]
         if kind == CLAIM.kind and self.mounts(name):  # protected until no pod uses it
             times = {"deletionTimestamp": rfc3339(self._now())}
@@ -149,12 +152,14 @@ class Api:
             if grace >= given:
                 return found
             asked = (seconds_of(found["metadata"]["deletionTimestamp"]) or 0.0) - given
-            ends = max(asked + grace, self._now())  # a shorter one counts from the first request, and ends in no past
+            ends = max(
+                asked + grace, self._now()
+            )  # a shorter period counts from the first request and does not end in the past
         times = {"deletionTimestamp": rfc3339(ends), "deletionGracePeriodSeconds": grace}
         return self.put(found, metadata=found["metadata"] | times)
 
     def mounts(self, claim: str) -> bool:
-        """Whether a pod with a node uses a claim, and has not ended."""
+        """Whether a pod with a node uses the claim and has not ended."""
         pods = [pod for pod in self.kinds["Pod"].values() if "nodeName" in pod["spec"]]
         return any(claim_of(pod) == claim for pod in pods if pod["status"]["phase"] not in ("Failed", "Succeeded"))
 
@@ -168,10 +173,10 @@ class Api:
     # ---- requests
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Any, content: str) -> Json:
-        """One request.
+        """Execute one request.
 
         Raises:
-            RefusedError: with a status of 400 and more.
+            RefusedError: the status is 400 or higher.
         """
         kind, name, subresource = _target(path)
         if method == "GET":
@@ -202,7 +207,7 @@ class Api:
         return self._merge(kind, str(name), subresource, body)
 
     def refuses(self, path: str, body: Any) -> bool:
-        """Whether the object is another one, or in another state, than a request about it says: then it changes nothing."""
+        """Whether the preconditions of a request do not match the object, so that it changes nothing."""
         kind, name, _ = _target(path)
         found = self.get(kind, name) if name is not None else None
         if found is None or not isinstance(body, Mapping):
@@ -230,7 +235,7 @@ class Api:
         if kind in PART_KINDS:
             body = {**body, "metadata": body["metadata"] | {"managedFields": [_held(body)]}}
         if found is None:
-            return self.add(body)  # whatever resourceVersion it names: so does the real one
+            return self.add(body)  # with any resourceVersion, like the real API server
         if body["metadata"].get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
             raise RefusedError(409, "Conflict", "the object has been modified")
         if not force and RUN_LABEL not in (found["metadata"].get("labels") or ()):
@@ -283,7 +288,7 @@ class Api:
 
 
 def _held(body: Json) -> Json:
-    """The entry of `managedFields` after an apply with force: everything in it."""
+    """Return the entry of `managedFields` after a forced apply: all fields."""
     return {"manager": MANAGER, "operation": "Apply", "fieldsV1": _fields(body)}
 
 
@@ -292,13 +297,13 @@ def _fields(value: Any) -> Json:
 
 
 def claim_of(pod: Json) -> str | None:
-    """The claim that a pod mounts."""
+    """Return the claim that a pod mounts, or None."""
     volumes = pod["spec"].get("volumes") or ()
     return next((v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v), None)
 
 
 def merged(old: Any, patch: Any) -> Any:
-    """JSON merge patch (RFC 7386); a new value."""
+    """Apply a JSON merge patch (RFC 7386) and return a new value."""
     if not isinstance(patch, dict):
         return patch
     result = dict(old) if isinstance(old, dict) else {}

@@ -1,4 +1,4 @@
-"""Everything of Kubernetes around the API server: controllers and garbage collector, over nodes and the roles in the pods."""
+"""Kubernetes around the API server: controllers and garbage collector, on top of nodes and roles."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class Cluster(Nodes):
     """Controllers over one API server.
 
     Args:
-        api: the API server.
-        clock: the time.
+        api: API server.
+        clock: clock of the cluster.
     """
 
     def __init__(self, api: Api, clock: Clock) -> None:
         super().__init__(api, clock)
         self.uncollected: set[str] = set()
-        """Kinds that the garbage collector comes to later."""
+        """Kinds that the garbage collector handles later."""
         self.idle: set[str] = set()
-        """Kinds whose controller lags behind: it acts later, and first on what it sees now."""
+        """Kinds whose controller lags: it acts later, and first on its present view."""
         self._unseen: dict[str, Json] = {}
-        """By UID, the first state that a controller which lags behind has to act on yet."""
+        """First state, by UID, that a lagging controller has yet to handle."""
         self.pool = "rule-000"
-        """Where volumes come from."""
+        """Provisioner of volumes."""
         self._views: dict[Ident, Json] = {}
 
     def round(self, stale: bool = False) -> bool:
-        """Controllers, garbage collector, scheduler and kubelets, once; returns whether anything changed.
+        """Run controllers, garbage collector, scheduler and kubelets once; return whether anything changed.
 
         Args:
-            stale: the workloads' controllers act on what they saw in their last round.
+            stale: whether the workload controllers act on their previous view.
         """
         before = self.api.version
         for kind in ("StatefulSet", "Deployment"):
@@ -64,7 +64,7 @@ class Cluster(Nodes):
         return self.api.version != before
 
     def newest_attempt(self) -> int:
-        """Of any workload or pod that is there."""
+        """Return the newest attempt of all present workloads and pods."""
         found = [o for kind in ("StatefulSet", "Deployment", "Pod") for o in self.api.all(kind)]
         return max((attempt_of(o["metadata"]) or 0 for o in found), default=0)
 
@@ -100,7 +100,7 @@ class Cluster(Nodes):
             self.api.put(current, status=seen)
 
     def _make(self, owner: Json, view: Json, name: str, revision: str) -> bool:
-        """Make a pod; False: it is refused."""
+        """Create a pod; return False if it is refused."""
         try:
             self.api.admit("Pod", name)
         except RefusedError as error:
@@ -116,7 +116,7 @@ class Cluster(Nodes):
         return True
 
     def _refused(self, owner: Json, name: str, message: str) -> None:
-        """Tell that the controller may not make a pod."""
+        """Report that the controller may not create a pod."""
         of = owner["metadata"]["name"]
         if owner["kind"] == "StatefulSet":
             self.api.warn(
@@ -126,7 +126,7 @@ class Cluster(Nodes):
             self.api.warn(("ReplicaSet", f"{of}-5d4f"), "FailedCreate", f"Error creating: {message}")
 
     def _collect(self) -> None:
-        """What has no living owner goes."""
+        """Delete objects without a living owner."""
         living = {o["metadata"]["uid"] for kind in ("RLRun", "StatefulSet", "Deployment") for o in self.api.all(kind)}
         for kind, found in self.api.kinds.items():
             if kind in self.uncollected:
@@ -139,14 +139,14 @@ class Cluster(Nodes):
 
 
 def _revision(view: Json) -> str:
-    """What a Deployment's pods are told apart by: specification, images and API key."""
+    """Return the distinguishing part of a Deployment's pods: specification, images and API key."""
     key = key_of(view["spec"]["template"])
     images = [container.get("image") for container in view["spec"]["template"]["spec"].get("containers") or ()]
     return f"{(view['metadata'].get('annotations') or {}).get(SPEC_HASH_ANNOTATION)} {images} {key}"
 
 
 def _cheapest_gone(pods: list[Json], names: list[str]) -> list[str]:
-    """Names of a Deployment's pods that stay, or are made: those with a price go first."""
+    """Return the names of a Deployment's remaining or new pods: pods with a deletion cost are removed first."""
     there = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     costs = {p["metadata"]["name"]: int((p["metadata"].get("annotations") or {}).get(DELETION_COST, 0)) for p in there}
     if len(there) <= len(names) or not any(costs.values()):

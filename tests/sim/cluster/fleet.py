@@ -1,4 +1,4 @@
-"""The run's engines as its orchestrator sees them: a load that changes, a measurement of it, and drains of engines that are to go."""
+"""Engines as their orchestrator sees them: a changing load, its measurement, and drains of surplus engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Sample:
-    """Shares of some seconds, as `EngineLoad` has them."""
+    """Load shares of some seconds, like `EngineLoad`."""
 
     seconds: float
     waited: float
@@ -26,33 +26,35 @@ class Sample:
 
 @dataclass
 class Fleet:
-    """Engines of one orchestrator, which is another one with each attempt."""
+    """Engines of one orchestrator, which changes with each attempt."""
 
     demand: float = 2.0
-    """Engines that would have work all the time, while the trainer never waits."""
+    """Number of engines that would be busy all the time without waits of the trainer."""
     attempt: int = 0
     drained: tuple[str, ...] = ()
-    """Pods of the last report that nobody uses any more, by address."""
+    """Addresses of engines in the last report that are not used any more."""
     reports: deque[tuple[float, EngineLoad]] = field(default_factory=lambda: deque(maxlen=300))
-    """The last ones, each with its time."""
+    """Latest samples with their times."""
     _draining: list[str] = field(default_factory=list)
     _used: frozenset[str] = frozenset()
     _samples: list[Sample] = field(default_factory=list)
     _at: float | None = None
 
     def report(self, attempt: int, pods: Iterable[Json], wishes: Mapping[str, str], now: float) -> dict[str, str]:
-        """The Lease's annotations about engines.
+        """Return the Lease's annotations about engines.
 
         Args:
-            attempt: whose orchestrator reports.
-            pods: engines.
+            attempt: attempt of the reporting orchestrator.
+            pods: engine pods.
             wishes: annotations of the operator.
             now: steady seconds.
         """
         if attempt != self.attempt:
             self.attempt, self._draining, self._samples, self._at = attempt, [], [], None
         known = {address_of(pod): SPOT_LABEL in pod["metadata"]["labels"] for pod in pods if is_ready(pod)}
-        drained = [address for address in self._draining if address in known]  # since a former report: they have none
+        drained = [
+            address for address in self._draining if address in known
+        ]  # draining since an earlier report, so they have no requests
         self._draining = self._chosen(known, wishes)
         self.drained = tuple(address for address in drained if address in self._draining)
         used = frozenset(known) - frozenset(self._draining)
@@ -86,7 +88,7 @@ class Fleet:
         return told | {keys.ENGINES: load.text()}
 
     def _chosen(self, known: Mapping[str, bool], wishes: Mapping[str, str]) -> list[str]:
-        """Engines that are drained from now on: of each kind of nodes those beyond its number, the last ones first."""
+        """Return the engines to drain: the surplus of each kind of nodes, the last ones first."""
         if keys.ENGINES_WANTED not in wishes:
             return []
         wanted = int(wishes[keys.ENGINES_WANTED])
@@ -97,15 +99,15 @@ class Fleet:
             kept = [address for address in self._draining if address in some]
             surplus = max(0, len(some) - number)
             result += [*kept, *(address for address in reversed(some) if address not in kept)][:surplus]
-        return result[: max(0, len(known) - 1)]  # the last one in use stays
+        return result[: max(0, len(known) - 1)]  # the last engine in use stays
 
 
 def is_ready(pod: Json) -> bool:
-    """True if an engine answers."""
+    """Whether an engine answers."""
     conditions = pod["status"].get("conditions") or ()
     return is_up(pod) and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def address_of(pod: Json) -> str:
-    """Address of an engine's pod."""
+    """Return the address of an engine's pod."""
     return str(pod["status"].get("podIP"))

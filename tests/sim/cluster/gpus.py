@@ -1,4 +1,4 @@
-"""GPU time of pods as the cluster itself sees it: the simulation's own count, of no clock but the cluster's."""
+"""GPU time of pods as the cluster counts it, by the cluster's own clock."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class PodTime:
     gpus: int
     bound: float
     end: float | None = None
-    """When all its containers had ended, or it was removed."""
+    """Time when all its containers had ended or it was removed."""
     deadline: float | None = None
     """End of its grace period."""
     listed: bool = False
-    """A record of the operator had it."""
+    """Whether a record of the operator contained it."""
     left: float | None = None
-    """Until when the first record is counted that no longer holds it."""
+    """End of the counted time in the first record without it."""
 
     def held(self, until: float) -> float:
-        """GPU-seconds up to a time."""
+        """Return the GPU-seconds up to a time."""
         end = until if self.end is None else min(self.end, until)
         return self.gpus * max(0.0, end - self.bound)
 
@@ -41,7 +41,7 @@ class GpuTime:
         self.pods: dict[str, PodTime] = {}
 
     def saw(self, event: str, pod: Json, now: float) -> None:
-        """A pod changed."""
+        """Record a change of a pod."""
         uid = pod["metadata"]["uid"]
         known = self.pods.get(uid)
         if known is None:

@@ -14,11 +14,11 @@ NODES = ("node-1", "node-2", "node-3")
 
 
 class Nodes(Roles):
-    """The cluster's nodes, and what puts pods there.
+    """Nodes of the cluster and the scheduler.
 
     Args:
-        api: the API server.
-        clock: the time.
+        api: API server.
+        clock: clock of the cluster.
     """
 
     def __init__(self, api: Api, clock: Clock) -> None:
@@ -26,16 +26,16 @@ class Nodes(Roles):
         self.down: set[str] = set()
         """Nodes whose kubelet is silent."""
         self.lingering: set[str] = set()
-        """Roles whose deleted pods take their time to end."""
+        """Roles whose deleted pods end slowly."""
         self.room: int | None = None
-        """Trainer pods that there are nodes for; None: for all."""
+        """Number of trainer pods with nodes; None: all."""
         self.spot_room: int | None = None
-        """Engines that there are interruptible nodes for; None: for all."""
+        """Number of engines with interruptible nodes; None: all."""
         self.schedules = self.binds = self.starts = True
         self.ends_in_view = False
-        """Whether it takes deleted pods more than a moment to go."""
+        """Whether deleted pods stay for more than a moment."""
         self.keys: dict[str, str] = {}
-        """By UID, the API key that a pod has begun with."""
+        """API key at the start of each pod, by UID."""
         self._next = self._address = 0
 
     def _kubelet(self, pod: Json) -> None:
@@ -54,7 +54,9 @@ class Nodes(Roles):
             self._finish(pod, int(end["exitCode"]))
 
     def _let_go(self, pod: Json) -> None:
-        """Pods go at once, or in view: they are seen to end, and then as the kubelet's last request leaves them, without any grace."""
+        """Remove pods immediately, or visibly: they end first and then have the state of the kubelet's last request,
+        without a grace period.
+        """
         metadata, role = pod["metadata"], pod["metadata"]["labels"].get(ROLE_LABEL)
         containers = pod["status"].get("containerStatuses") or ()
         last = not has_started(pod) or not metadata["deletionGracePeriodSeconds"]
@@ -96,7 +98,7 @@ class Nodes(Roles):
         )
 
     def _is_furnished(self, pod: Json) -> bool:
-        """Whether all exists that the pod mounts or runs as; what is missing is told by an event."""
+        """Whether all mounts and accounts of the pod exist; an event reports missing ones."""
         spec, name = pod["spec"], pod["metadata"]["name"]
         account = spec.get("serviceAccountName", "default")
         if account != "default" and self.api.get("ServiceAccount", account) is None:
@@ -145,7 +147,7 @@ class Nodes(Roles):
                 self.exit(new, exit_codes.ATTEMPT_TAKEN, message=said)
 
     def evict(self, pod: Json, reason: str = "EvictionByEvictionAPI") -> None:
-        """A drain, a preemption or the loss of a node takes the pod."""
+        """Evict the pod by a drain, a preemption or the loss of a node."""
         word = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "bye"}
         new = self.api.put(pod, status=pod["status"] | {"conditions": [word]})
         self.api.end("Pod", new["metadata"]["name"])
@@ -153,19 +155,19 @@ class Nodes(Roles):
     # ---- nodes
 
     def stop_node(self, node: str) -> None:
-        """Its kubelet falls silent; the node controller marks its pods and, later, takes them away."""
+        """Silence the node's kubelet; the node controller marks its pods and evicts them later."""
         self.down.add(node)
         for pod in self._on(node):
             self.api.put(pod, status=pod["status"] | {"conditions": [{"type": "Ready", "status": "False"}]})
 
     def taint(self) -> None:
-        """The node controller evicts the pods of nodes that are silent for long."""
+        """Evict the pods of long-silent nodes."""
         for node in sorted(self.down):
             for pod in self._on(node):
                 self.evict(pod, "DeletionByTaintManager")
 
     def start_node(self, node: str) -> None:
-        """It is back after a reboot: its containers have ended and start anew."""
+        """Return the node after a reboot: its containers have ended and start again."""
         self.down.discard(node)
         for pod in self._on(node):
             if pod["status"]["phase"] == "Running" and "containerStatuses" in pod["status"] and end_of(pod) is None:

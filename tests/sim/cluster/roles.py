@@ -1,4 +1,4 @@
-"""The processes in the pods: what the roles do, and how they end."""
+"""Processes in the pods: work of the roles and their ends."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from tests.sim.cluster.pods import has_sidecar, is_up
 from tests.sim.cluster.volume import CHECKPOINT_EVERY, Volume
 
 WISHES = (keys.ENGINES_WANTED, keys.ENGINES_SPOT, keys.ENGINES_WINDOW)
-"""Annotations of the operator, which a report leaves."""
+"""Annotations of the operator, which a report keeps."""
 SIDECAR_SECONDS = 12.0
-"""For which a native sidecar outlives the role's own container."""
+"""Time for which a native sidecar outlives the role's container."""
 
 
 class Roles:
     """Trainers, engines and orchestrators over one API server.
 
     Args:
-        api: the API server.
-        clock: the time.
+        api: API server.
+        clock: clock of the cluster.
     """
 
     def __init__(self, api: Api, clock: Clock) -> None:
         self.api, self.clock = api, clock
         self.volume = Volume()
         self.reported: set[tuple[str, int]] = set()
-        """UID of the run and attempt of orchestrators that have trained."""
+        """Run UID and attempt of orchestrators that have trained."""
         self.failures = 0
-        """Processes that ended by themselves, with a code that is not 0."""
+        """Number of processes that ended on their own with a code other than 0."""
         self.fleet: Fleet | None = None
-        """The engines and their load, in histories about these."""
+        """Engines and their load in the engine histories."""
         self.ended: set[tuple[int, str, int]] = set()
-        """Attempt, pod and code of those that ended and were not told to."""
+        """Attempt, pod and code of processes that ended without a request."""
 
     def pods(self, role: str) -> list[Json]:
-        """Of a role, ending ones included, by name."""
+        """Return the pods of a role, including ending ones, by name."""
         found = [o for o in self.api.all("Pod") if o["metadata"]["labels"].get(ROLE_LABEL) == role]
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def pod(self, role: str, index: int) -> Json | None:
-        """One that is not ending."""
+        """Return a pod that is not ending, or None."""
         found = [pod for pod in self.pods(role) if "deletionTimestamp" not in pod["metadata"]]
         return found[index % len(found)] if found else None
 
     def training(self) -> Json | None:
-        """The orchestrator whose attempt trains now: all its pods are up."""
+        """Return the orchestrator whose attempt can train because all its pods are up, or None."""
         orchestrator = self.pod("orchestrator", -1)
         if orchestrator is None or not is_up(orchestrator):
             return None
@@ -67,7 +67,7 @@ class Roles:
         return orchestrator if whole and engines and attempt in self.volume.step else None
 
     def train(self, steps: int, until: int) -> None:
-        """The attempt that can trains some steps and reports; after the last one the orchestrator ends well."""
+        """Train some steps of the current attempt and report them; after the last step the orchestrator succeeds."""
         orchestrator = self.training()
         if orchestrator is None:
             return
@@ -85,7 +85,7 @@ class Roles:
             self.exit(orchestrator, exit_codes.OK)
 
     def report(self, attempt: int, run: str) -> None:
-        """The orchestrator renews its Lease."""
+        """Renew the orchestrator's Lease."""
         lease = self.api.get("Lease", f"{run}-progress")
         if lease is None or RUN_LABEL not in lease["metadata"]["labels"]:
             return
@@ -109,7 +109,9 @@ class Roles:
         self.api.put(lease, metadata=metadata, spec=spec)
 
     def exit(self, pod: Json, code: int, *, message: str = "", reason: str = "") -> None:
-        """The role's process ends. A trainer's container is started again and holds, an engine's starts anew, the orchestrator's not."""
+        """End the role's process. A trainer's container restarts and holds, an engine's restarts, the orchestrator's
+        does not.
+        """
         role = pod["metadata"]["labels"][ROLE_LABEL]
         end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
         ended = {"terminated": end | {"finishedAt": rfc3339(self.clock.now())}}
@@ -133,5 +135,5 @@ class Roles:
         return self.clock.now() >= (seconds_of(end["finishedAt"]) or 0.0) + SIDECAR_SECONDS
 
     def _finish(self, pod: Json, code: int) -> None:
-        """None of its containers runs any more."""
+        """End all containers of the pod."""
         self.api.put(pod, status=pod["status"] | {"phase": "Failed" if code else "Succeeded"})

@@ -1,26 +1,26 @@
-"""The run's volume: what its roles have written outlives all of them."""
+"""The run's volume, whose content outlives its roles."""
 
 from __future__ import annotations
 
 CHECKPOINT_EVERY = 5
-"""Steps."""
+"""Interval of checkpoints in steps."""
 
 
 class Volume:
-    """What the roles have written: it outlives all of them."""
+    """Files of the roles, which outlive all of them."""
 
     def __init__(self) -> None:
         self.attempts: dict[int, str] = {}
-        """Attempts that have begun, each with the trainer pod that began it."""
+        """Started attempts, each with its trainer pod."""
         self.complete = 0
         """Step of the newest complete checkpoint."""
         self.begun_at: dict[int, int] = {}
-        """Attempt -> step that it resumed from."""
+        """Attempt -> step of its resume."""
         self.step: dict[int, int] = {}
-        """Attempt -> the last step that it has trained."""
+        """Attempt -> its last trained step."""
 
     def claim(self, attempt: int, pod: str) -> int | None:
-        """Begin an attempt, with O_EXCL; returns the next free number if it has begun before."""
+        """Start an attempt with O_EXCL; return the next free number if it was started before."""
         if attempt in self.attempts:
             return max(self.attempts) + 1
         self.attempts[attempt] = pod

@@ -1,4 +1,6 @@
-"""Rules that hold in every history. One says what is wrong, or None; a new one is one more function in a table of its module."""
+"""Invariants of every history. A rule returns a complaint or None; a new rule is one more function in the table of its
+module.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Json = dict[str, Any]
 
 
 def of_state(world: World) -> str | None:
-    """The first rule that the present state breaks."""
+    """Return the complaint of the first rule that the present state breaks."""
     for rule in STATES:
         if (problem := rule(world)) is not None:
             return f"{rule.__name__}: {problem}"
@@ -52,7 +54,7 @@ def of_state(world: World) -> str | None:
 
 
 def _is_edited(old: Json, status: Json) -> bool:
-    """Whether anything of what somebody wrote is left: what the operator wrote before it heard of that may lie over a part of it."""
+    """Whether a part of a manual edit remains: later writes of the operator may cover some of it."""
     left = (
         status.get("message") == "edited" or status.get("reason") == "Edited" or status.get("phase") != derived(status)
     )

@@ -1,4 +1,4 @@
-"""Facts that several rules read."""
+"""Facts shared by several rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TERMINAL = ("Complete", "Failed")
 
 
 class Said(NamedTuple):
-    """What the phase reads of a condition."""
+    """Fields of a condition that determine the phase."""
 
     type: str
     status: str
@@ -25,19 +25,19 @@ class Said(NamedTuple):
 
 
 def derived(status: Json) -> str:
-    """The phase that the conditions say."""
+    """Return the phase that follows from the conditions."""
     said = [Said(c["type"], c["status"], c["reason"]) for c in status.get("conditions", ())]
     return run_phase(said, status.get("attempt", 0))  # type: ignore[arg-type]
 
 
 def may_go_on(status: Json) -> bool:
-    """Whether a run that has ended may begin again: its specification alone was wrong, or not allowed."""
+    """Whether an ended run may start again, because only its specification was wrong or forbidden."""
     failed = next((c for c in status.get("conditions", ()) if c["type"] == reasons.FAILED), {})
     return failed.get("reason") in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN, *reasons.NEVER_STARTS)
 
 
 def is_of_the_run(world: World, child: Json) -> bool:
-    """Whether it belongs to the run that has the name now, and not to one that had it before."""
+    """Whether the child belongs to the present run of this name instead of a previous one."""
     if world.run is None:
         return False
     uid = world.run["metadata"]["uid"]

@@ -1,4 +1,4 @@
-"""Rules about what a run is told to have cost."""
+"""Rules of reported costs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 ROUNDING_SECONDS = 2
-"""Rounding of a pod's time, whose beginning and end are whole seconds."""
+"""Rounding of a pod's time, whose start and end are whole seconds."""
 
 
 def what_is_counted_was_held(world: World, old: Json, new: Json) -> str | None:
-    """The sum over attempts and roles is the GPU time of the run's pods, but for what happened while no operator heard of it."""
+    """The sum over attempts and roles is the GPU time of the run's pods, except for times without an operator."""
     cost = new.get("cost")
     if cost is None or world.run is None or world.clock.was_set:
         return None
@@ -63,13 +63,13 @@ def _note(pods: dict[str, PodTime], entries: list[str], until: float) -> None:
 
 
 def _unheard(pod: PodTime, until: float) -> float:
-    """GPU-seconds for which a pod was counted although it had ended: nobody had heard of that."""
+    """Return the counted GPU-seconds after the unreported end of a pod."""
     end = pod.end
     return 0.0 if end is None else pod.gpus * max(0.0, (until if pod.left is None else pod.left) - end)
 
 
 def _unseen(pod: PodTime, until: float) -> float:
-    """GPU-seconds of a pod that nobody has heard of, or after the end of its grace period."""
+    """Return the GPU-seconds of an unreported pod, or after the end of its grace period."""
     if not pod.listed:
         return pod.held(until)
     over = (until if pod.end is None else pod.end) - pod.deadline if pod.deadline is not None else 0.0

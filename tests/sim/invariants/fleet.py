@@ -1,4 +1,4 @@
-"""Rules about the number of engines: by load, by drains, and with nodes that come and go."""
+"""Rules of the number of engines: by load, by drains, and with changing nodes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 SLACK_SECONDS = 2.0
 OLD_SECONDS = 900.0
-"""A report may be acted on so much later: a watch may lag, and another operator lead."""
+"""Largest delay of a reaction to a report, because a watch may lag and another operator may lead."""
 _SPOT_POD = re.compile(r"run-inference-spot-\d+")
 
 
 def a_lost_spot_engine_never_counts_as_a_failure(world: World, old: Json, new: Json) -> str | None:
-    """Neither as the end of an attempt, nor as what a run waits for."""
+    """A lost spot engine neither ends an attempt nor makes a run wait."""
     if new.get("phase") in ("Suspending", "Completing"):
         return None  # all pods end
     failure = new.get("lastFailure") or {}
-    # Somebody has deleted what every pod needs, and only another attempt can make it.
+    # An object that every pod needs was deleted, and only another attempt can create it.
     lacks = failure.get("reason") in (reasons.KEY_LOST, reasons.DRIFTED)
     if _SPOT_POD.match(str(failure.get("podName", ""))) and not lacks:
         return f"lastFailure is {failure.get('podName')}: {failure.get('reason')}"
     for condition in raw_conditions(new):
         told = str(condition.get("message", ""))
         if condition.get("reason") == reasons.PREVIOUS_RUN_ENDING:
-            continue  # those are of a namesake that was deleted
+            continue  # those belong to a deleted namesake
         if lacks and condition.get("type") == "Restarting":
             continue
         if condition.get("type") in ("Restarting", "Failed", "Scheduled") and _SPOT_POD.search(told):
@@ -54,7 +54,7 @@ def the_number_is_within_its_bounds(world: World, old: Json, new: Json) -> str |
 
 
 def the_number_does_not_swing(world: World, old: Json, new: Json) -> str | None:
-    """A change in the other direction comes after a time that is mostly of the present number."""
+    """A change in the other direction follows a period with mostly the present number."""
     block, memory = _autoscale(world), world.memory
     before, now = ((status.get("inference") or {}).get("desired", 0) for status in (old, new))
     if block is None or not before or not now or now == before:
@@ -67,7 +67,7 @@ def the_number_does_not_swing(world: World, old: Json, new: Json) -> str | None:
 
 
 def another_number_rests_on_a_whole_report(world: World, old: Json, new: Json) -> str | None:
-    """So that neither a new leader nor a silent run, nor what was measured before the last change, moves engines."""
+    """A complete report is required, so a new leader, a silent run or an old measurement moves no engines."""
     block, fleet = _autoscale(world), world.cluster.fleet
     before, now = ((status.get("inference") or {}).get("desired", 0) for status in (old, new))
     same = old.get("attempt") == new.get("attempt") and old.get("phase") == new.get("phase") == "Running"
@@ -87,7 +87,7 @@ def another_number_rests_on_a_whole_report(world: World, old: Json, new: Json) -
 
 
 def no_engine_goes_before_it_is_drained(world: World, asked: Request) -> str | None:
-    """As far as the operator knows: what is ready, and what its orchestrator has drained."""
+    """Uses the operator's knowledge: ready engines, and engines that their orchestrator has drained."""
     if world.cluster.fleet is None or asked.method != "PATCH" or "/deployments/" not in asked.path:
         return None
     name, number = asked.path.rsplit("/", 1)[1], (asked.body.get("spec") or {}).get("replicas")
@@ -109,11 +109,11 @@ def no_engine_goes_before_it_is_drained(world: World, asked: Request) -> str | N
 
 
 def engines_at_rest(world: World) -> str | None:
-    """Lack of engines of a run that trains, in words; nodes for spot engines may be missing."""
+    """Return the missing engines of a training run in words; nodes for spot engines may be missing."""
     status, run = world.status, world.run
     if world.cluster.fleet is None or run is None:
         return None
-    # A further engine finds no node where somebody deletes the claim that the others hold.
+    # A further engine finds no node if the claim of the others is deleted.
     placed = all("nodeName" in p["spec"] for p in world.api.all("Pod") if SPOT_LABEL not in p["metadata"]["labels"])
     if placed and status.get("phase") == "Running" and world.reason(reasons.SCHEDULED) != reasons.ALL_SCHEDULED:
         return f"it waits for nodes: {world.reason(reasons.SCHEDULED)}"

@@ -1,4 +1,4 @@
-"""Facts of the run's past that rules compare with."""
+"""Facts of the run's past for comparisons."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ Json = dict[str, Any]
 
 @dataclass
 class Memory:
-    """What was true before, of the run that has the name now."""
+    """Past facts of the present run of this name."""
 
     failures_before: int = 0
-    """Processes that had failed when the run was made."""
+    """Number of failed processes when the run was created."""
     status: Json = field(default_factory=dict)
-    """As it was checked last."""
+    """Status at the last check."""
     edited: bool = False
-    """Somebody else wrote into it after the operator did."""
+    """Whether another writer changed it after the operator."""
     actions: int = 0
-    """Events of the history, those before the run was made among them: of them all the API server counts the writes."""
+    """Events of the history, including those before the run was created, because the API server counts all writes."""
     restarts_asked: int = 0
-    """How often somebody has asked for a restart."""
+    """Number of manual restarts."""
     damaged: dict[tuple[str, str], tuple[Json, int]] = field(default_factory=dict)
-    """Children that somebody deleted or edited: as each was before, and the newest attempt then."""
+    """Deleted or edited children: their previous state, and the newest attempt at that time."""
     refused_for_good: bool = False
-    """Validation has refused a child."""
+    """Whether validation has refused a child."""
     was_invalid: bool = False
-    """Somebody had edited the specification into one that cannot be run."""
+    """Whether the specification was edited to an invalid one."""
     decided_on: Json = field(default_factory=dict)
     """The run as the sender of the last request knew it."""
     resized_at: float | None = None
-    """Time of the last change of an elastic trainer's size, by the steady clock."""
+    """Steady time of the last size change of an elastic trainer."""
     scaled_at: tuple[float, bool] | None = None
-    """Time of the last choice of a number of engines, and whether it was of more."""
+    """Time of the last choice of a number of engines, and whether it was an increase."""
     began_at: dict[int, float] = field(default_factory=dict)
-    """Time at which each attempt was put on record, by the steady clock."""
+    """Steady time at which each attempt was recorded."""
     scaled: bool = False
-    """Somebody has scaled a workload."""
+    """Whether a workload was scaled manually."""
     made_late: set[str] = field(default_factory=set)
-    """UIDs of pods that a process made which led no more, or leads beside another one: no precondition keeps one from being created."""
+    """UIDs of pods that a former or second leader created: no precondition prevents a creation."""

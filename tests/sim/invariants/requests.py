@@ -1,4 +1,4 @@
-"""Rules about requests of the operator, checked before each is carried out."""
+"""Rules of the operator's requests, checked before execution."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NOTHING_FAILED = (
     "is being deleted",
     "starts with another API key",
 )
-"""Words of a restart that no failure is the cause of."""
+"""Messages of restarts without a failure."""
 
 
 def of_request(world: World, asked: Request, sender: Process) -> str | None:
-    """The first rule that a request of an operator would break."""
+    """Return the complaint of the first rule that a request would break."""
     world.memory.decided_on = sender.decided_on
     if world.api.refuses(asked.path, asked.body):
         return None
@@ -41,7 +41,7 @@ def of_request(world: World, asked: Request, sender: Process) -> str | None:
 
 
 def makes_workload(asked: Request) -> bool:
-    """Whether it is what a run's trainer or orchestrator is made of."""
+    """Whether the request creates a workload of the trainer or the orchestrator."""
     return (
         asked.writes and asked.content.startswith("application/apply") and asked.body["kind"] in ("StatefulSet", "Pod")
     )
@@ -56,9 +56,9 @@ def the_cause_is_on_record_before_anything_is_removed(world: World, asked: Reque
         return None
     target = world.api.get("StatefulSet", name) if stops else found
     if target is None or not is_of_the_run(world, target):
-        return None  # the end of a pass over a run of this name that was deleted meanwhile
+        return None  # the end of a pass over a deleted run of this name
     if found is not None and (attempt_of(found["metadata"]) or 0) < status.get("attempt", 0):
-        return None  # a late one of an attempt that is over
+        return None  # a late one of an earlier attempt
     if world.memory.edited:
         return None
     said = {c["type"]: c for c in status.get("conditions", ())}
@@ -87,24 +87,24 @@ def nothing_is_rendered_again_within_its_attempt(world: World, asked: Request) -
 
 
 def what_runs_is_not_applied_again(world: World, asked: Request) -> str | None:
-    """Neither by an operator that has just started nor by another release."""
+    """Applies to a newly started operator and to another release."""
     status, run = world.status, world.run
     if not asked.content.startswith("application/apply") or world.memory.edited or run is None:
         return None
     if derived(status) != "Running" or run["metadata"]["generation"] != status.get("observedGeneration"):
         return None
     if world.rival is not None:
-        return None  # each repairs what the other one may have repaired
+        return None  # each operator repairs objects that the other one may have repaired
     found = world.api.get(asked.body["kind"], asked.body["metadata"]["name"])
     if found is None or not is_of_the_run(world, found) or found["kind"] == "PodDisruptionBudget":
         return None  # the budget follows an edit
     if found["metadata"].get("managedFields") == []:
-        return None  # somebody has edited it
+        return None  # it was edited
     return f"{found['kind']} {found['metadata']['name']} is there, and the run is Running"
 
 
 def what_nobody_has_looked_at_is_not_written_over(world: World, asked: Request) -> str | None:
-    """What an earlier run of the name has left is not taken over."""
+    """Objects of a previous run of this name are not adopted."""
     if not makes_workload(asked):
         return None
     name = asked.body["metadata"]["name"]
@@ -115,7 +115,7 @@ def what_nobody_has_looked_at_is_not_written_over(world: World, asked: Request) 
 
 
 def nothing_begins_that_shall_be_suspended(world: World, asked: Request) -> str | None:
-    """Neither on the way into suspension nor in it, as far as the operator knew when it decided."""
+    """Applies during suspension and before it, by the operator's knowledge at its decision."""
     if not makes_workload(asked):
         return None
     on_record, wanted = derived(world.status), world.memory.decided_on["spec"].get("suspend") is True
@@ -125,7 +125,7 @@ def nothing_begins_that_shall_be_suspended(world: World, asked: Request) -> str 
 
 
 def nothing_begins_before_its_admission_is_on_record(world: World, asked: Request) -> str | None:
-    """With a queue, no pod is made that is not counted."""
+    """With a queue, only counted pods are created."""
     if world.others is None or world.memory.edited or not asked.content.startswith("application/apply"):
         return None
     if not is_of_the_run(world, asked.body):
@@ -136,7 +136,7 @@ def nothing_begins_before_its_admission_is_on_record(world: World, asked: Reques
 
 
 def the_log_of_a_complete_run_stays(world: World, asked: Request) -> str | None:
-    """`cleanupPolicy.onComplete` is GPU: the orchestrator's pod of the last attempt has none, and its log."""
+    """With `cleanupPolicy.onComplete: GPU`, the last orchestrator pod and its log stay, because it has no GPUs."""
     if asked.method != "DELETE" or "/pods/" not in asked.path or derived(world.status) != "Complete":
         return None
     found = world.api.get("Pod", asked.path.rsplit("/", 1)[1])
@@ -160,4 +160,4 @@ REQUESTS_OF_ANY: tuple[Callable[[World, Request], str | None], ...] = (
     nothing_is_rendered_again_within_its_attempt,
     what_nobody_has_looked_at_is_not_written_over,
 )
-"""Also of one that looks after the same runs and has heard of less: the others rest on what its sender knows."""
+"""These also apply to a second operator with an older view; the other rules use the sender's knowledge."""

@@ -1,4 +1,4 @@
-"""Rules about the state in which a run comes to rest after the last fault."""
+"""Rules of the state of rest after the last fault."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 NEVER_AGAIN = ("Secret",)
-"""Kinds that nobody makes again: another key has another name. One engine has no budget."""
+"""Kinds that are never recreated: a new key has a new name, and a single engine has no budget."""
 WRITES_AT_MOST = 60
-"""Requests that change something which a run costs, whatever happens to it ..."""
+"""Write requests that every run may cost ..."""
 WRITES_OF_AN_ATTEMPT = 40
-"""... and each of its attempts ..."""
+"""... each of its attempts ..."""
 WRITES_OF_AN_ACTION = 12
-"""... and each thing that happens."""
+"""... and each event."""
 
 
 def at_rest(world: World) -> str | None:
-    """What is still missing of a state that is good or final."""
+    """Return the difference from a healthy or final state."""
     run, status, cluster = world.run, world.status, world.cluster
     if run is None:
         return None
@@ -54,7 +54,7 @@ def at_rest(world: World) -> str | None:
         return f"no rest: {counts} pods, wanted {wanted}"
     if (lacks := lacking(world)) is not None:
         return f"no rest: {lacks}"
-    # A further engine that finds no node, because somebody deletes the claim that the others hold, has read none yet.
+    # A further engine without a node, because the claim of the others is deleted, has not read a key yet.
     held = {cluster.keys.get(pod["metadata"]["uid"]) for pod in world.api.all("Pod") if pod["spec"].get("nodeName")}
     if len(held) > 1 or None in held:
         return f"no rest: {len(held)} API keys in the run's pods"
@@ -63,7 +63,7 @@ def at_rest(world: World) -> str | None:
 
 
 def lacking(world: World) -> str | None:
-    """A child that was deleted or edited, and that neither its repair nor the beginning of an attempt has put right."""
+    """Return a deleted or edited child that neither a repair nor a new attempt has restored."""
     if world.api.get("Lease", "run-progress") is None:
         return "nothing is heard of a run without its Lease"
     for (kind, name), (_, then) in world.memory.damaged.items():
@@ -78,7 +78,7 @@ def lacking(world: World) -> str | None:
 
 
 def _kept(world: World) -> int:
-    """Engines at most whose nodes a drain should spare: those on interruptible nodes have no budget."""
+    """Return the largest number of engines that a drain should spare; those on interruptible nodes have no budget."""
     block = (world.run or {})["spec"]["inference"]
     most = (block.get("autoscale") or {}).get("max", block.get("replicas", 1))
     share = (block.get("spot") or {}).get("share", 0.0)
@@ -86,7 +86,7 @@ def _kept(world: World) -> int:
 
 
 def _waits(world: World, kind: str) -> bool:
-    """Whether what was damaged is left to the next attempt: it depends on a specification that is not that of the attempt."""
+    """Whether a damaged child waits for the next attempt, because the specification has changed since the present one."""
     valid = next((c for c in world.status["conditions"] if c["type"] == reasons.CONFIGURATION_VALID), {})
     pending = valid.get("reason") in (reasons.CHANGE_PENDING, reasons.FORBIDDEN)
     independent = kind in ("Service", "ServiceAccount", "Role", "RoleBinding")
@@ -94,7 +94,7 @@ def _waits(world: World, kind: str) -> bool:
 
 
 def of_writes(world: World) -> str | None:
-    """Whether the run has cost more requests than its history explains."""
+    """Return a complaint if the run has cost more requests than its history explains."""
     attempts = world.status.get("attempt", 0)
     most = WRITES_AT_MOST + WRITES_OF_AN_ATTEMPT * (attempts + world.lives) + WRITES_OF_AN_ACTION * world.memory.actions
     return f"{world.api.writes} writes for {attempts} attempts" if world.api.writes > most else None

@@ -1,4 +1,4 @@
-"""Rules about the size of an elastic trainer."""
+"""Rules of the size of an elastic trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def the_size_is_within_its_bounds(world: World) -> str | None:
     made = _ranks(found)
     if not world.elastic["min"] <= made <= most:
         return f"a trainer of {made} pods, which may have {world.elastic['min']} to {most}"
-    scaled = world.memory.scaled  # by somebody, until the operator puts it right
+    scaled = world.memory.scaled  # manually, until the operator repairs it
     return None if pods in (0, made) or scaled else f"{pods} pods of a group that waits for {made}"
 
 
@@ -38,7 +38,7 @@ def the_status_tells_the_size_that_is_there(world: World, old: Json, new: Json) 
 
 
 def a_size_does_not_flap(world: World, old: Json, new: Json) -> str | None:
-    """Fewer pods come after the time that nodes are waited for; more after the time that is promised, and by a checkpoint."""
+    """A decrease requires the wait for nodes; an increase requires the promised time and a checkpoint."""
     now, before, memory = new.get("trainer") or {}, old.get("trainer") or {}, world.memory
     if world.elastic is None or now.get("changed") == before.get("changed") or not now.get("changed"):
         return None
@@ -59,7 +59,7 @@ def a_size_does_not_flap(world: World, old: Json, new: Json) -> str | None:
 
 def fewer_pods_come_after_a_wait(world: World, old: Json, new: Json) -> str | None:
     now, before = new.get("trainer") or {}, old.get("trainer") or {}
-    same = now.get("changed") == before.get("changed") or not now.get("changed")  # a suspension forgets the size
+    same = now.get("changed") == before.get("changed") or not now.get("changed")  # a suspension resets the size
     if world.elastic is None or same or now.get("grownFrom") is not None:
         return None
     began = world.memory.began_at.get(new.get("attempt", 0))
@@ -72,7 +72,7 @@ def fewer_pods_come_after_a_wait(world: World, old: Json, new: Json) -> str | No
 
 
 def beginnings_are_noted(world: World, old: Json, new: Json) -> str | None:
-    """Time at which each attempt was put on record; holds always."""
+    """Record the time at which each attempt was recorded; never complains."""
     restarts = any(c.get("type") == reasons.RESTARTING and c.get("status") == "True" for c in raw_conditions(new))
     if not restarts:
         world.memory.began_at.setdefault(new.get("attempt", 0), world.clock.steady())
@@ -85,7 +85,7 @@ def _trainer(world: World) -> Json | None:
 
 
 def _ranks(found: Json) -> int:
-    """Pods that the ranks of a group wait for."""
+    """Return the number of pods that the ranks of a group wait for."""
     env = {one["name"]: one.get("value") for one in found["spec"]["template"]["spec"]["containers"][0]["env"]}
     return int(env["RLRUN_NNODES"])
 

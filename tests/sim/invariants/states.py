@@ -1,4 +1,4 @@
-"""Rules about the present state of the cluster."""
+"""Rules of the present state of the cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def never_two_attempts_at_once(world: World) -> str | None:
     newest = world.cluster.newest_attempt()
 
-    def counts(pod: Json) -> bool:  # what a former leader makes late has no volume, and is gone at rest
+    def counts(pod: Json) -> bool:  # late pods of a former leader have no volume and are gone at rest
         return pod["metadata"]["uid"] not in world.memory.made_late or attempt_of(pod["metadata"]) == newest
 
     group = [pod for pod in world.api.all("Pod") if is_group(pod) and counts(pod)]

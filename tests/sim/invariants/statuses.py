@@ -1,4 +1,4 @@
-"""Rules about two statuses that follow each other."""
+"""Rules of two consecutive statuses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 FINAL = (reasons.PERMANENT_FAILURE, reasons.MAX_RESTARTS_EXCEEDED)
-"""Reasons of a failure beside a specification that cannot be run."""
+"""Reasons of a failure other than an invalid specification."""
 TAKEN_AWAY = (failure_reasons.POD_DELETED, failure_reasons.POD_EVICTED, failure_reasons.NODE_LOST)
-"""Whose exit code is of how it was stopped, and not of why."""
+"""Reasons whose exit code shows how the pod was stopped instead of its cause."""
 
 
 def attempts_rise_by_one(world: World, old: Json, new: Json) -> str | None:
@@ -24,7 +24,7 @@ def attempts_rise_by_one(world: World, old: Json, new: Json) -> str | None:
     if now < was:
         return f"attempt {was} became {now}"
     taken = (new.get("lastFailure") or {}).get("reason") == failure_reasons.NUMBER_TAKEN
-    if was and now > was + 1 and not taken:  # the first one comes after those that pods of a deleted run tell of
+    if was and now > was + 1 and not taken:  # the first attempt follows those that pods of a deleted run report
         return f"attempt {was} became {now}"
     return None
 
@@ -37,7 +37,7 @@ def restarts_are_counted_once(world: World, old: Json, new: Json) -> str | None:
         forgiven = field_ != "restarts" and now == was - 1 and not last.get("counted") and before.get("counted")
         if not (was <= now <= was + 1 or fresh or (forgiven and last.get("attempt") == before.get("attempt"))):
             return f"{field_} {was} became {now}"
-    by_hand = world.memory.restarts_asked  # of a run that failed before its next attempt began
+    by_hand = world.memory.restarts_asked  # restarts of a run that failed before its next attempt started
     if new.get("restarts", 0) > new.get("attempt", 0) + by_hand:
         return f"{new['restarts']} restarts of {new.get('attempt', 0)} attempts"
     return None
@@ -74,14 +74,17 @@ def the_end_is_the_end(world: World, old: Json, new: Json) -> str | None:
 
 
 def _was_asked(old: Json, new: Json) -> bool:
-    """By hand, with the annotation: that alone gives a run that has failed another chance, and a fresh budget."""
+    """Whether a manual restart was requested with the annotation: only this gives a failed run another chance and a
+    new budget.
+    """
     return bool(new.get("restartRequestedAt")) and new.get("restartRequestedAt") != old.get("restartRequestedAt")
 
 
 def a_suspension_that_has_begun_is_finished(world: World, old: Json, new: Json) -> str | None:
-    """No pod is left then, which Suspended says and `suspended_is_without_pods` checks. Where the queue has room at that very moment, by a
-    plan of before the stop (it is believed for a second, and its room is kept for as long), the run's turn comes in the same status: it is
-    suspended and admitted, of the attempt that is over."""
+    """Afterwards no pod remains, which Suspended reports and `suspended_is_without_pods` checks. If the queue has room
+    at that moment by an older plan (cached for a second, with its room reserved that long), the run's turn is in
+    the same status: it is suspended and admitted, for the attempt that is over.
+    """
     before, now = derived(old), derived(new)
     turn = ("Starting",) if old.get("attempt", 0) else ("Pending",)
     same = old.get("attempt", 0) == new.get("attempt", 0)
@@ -92,7 +95,7 @@ def a_suspension_that_has_begun_is_finished(world: World, old: Json, new: Json) 
 
 
 def _is_suspended(status: Json) -> bool:
-    """By its user, or by the queue, in which it then waits."""
+    """Whether the user or the queue has suspended the run."""
     return any(c["type"] == reasons.SUSPENDED and c["status"] == "True" for c in status.get("conditions", ()))
 
 
@@ -100,7 +103,7 @@ def suspended_is_without_pods(world: World, old: Json, new: Json) -> str | None:
     if not _is_suspended(new) or _is_suspended(old):
         return None
     if world.news or world.api.news:
-        return None  # pods that the operator has not heard of: it goes back to Suspending when it does
+        return None  # the operator has not received these pods and returns to Suspending when it does
     left = [pod["metadata"]["name"] for pod in world.api.all("Pod") if is_group(pod)]
     return f"Suspended with pods {left}" if left else None
 
@@ -126,7 +129,7 @@ def every_wait_has_a_reason(world: World, old: Json, new: Json) -> str | None:
 def checkpoints_are_told_truly(world: World, old: Json, new: Json) -> str | None:
     volume, said, before = world.cluster.volume, new.get("checkpoint") or {}, old.get("checkpoint") or {}
     newest = said.get("latestCompleteStep") or 0
-    known = 0 if world.rivals else before.get("latestCompleteStep") or 0  # two tell what each has heard of
+    known = 0 if world.rivals else before.get("latestCompleteStep") or 0  # each of two operators reports its own view
     if not known <= newest <= volume.complete:
         return f"latestCompleteStep {before.get('latestCompleteStep')} became {newest}; complete is {volume.complete}"
     resumed, attempt = said.get("resumedFromStep"), new.get("attempt", 0)
@@ -141,7 +144,7 @@ def checkpoints_are_told_truly(world: World, old: Json, new: Json) -> str | None
 
 
 def only_what_lasts_fails_a_run(world: World, old: Json, new: Json) -> str | None:
-    """What is waited for never does, however long it lasts."""
+    """A condition that can still change never fails a run, for any duration."""
     if derived(new) != "Failed" or derived(old) == "Failed":
         return None
     failed = next(c for c in new["conditions"] if c["type"] == reasons.FAILED)
@@ -153,7 +156,7 @@ def only_what_lasts_fails_a_run(world: World, old: Json, new: Json) -> str | Non
 
 
 def training_is_of_this_attempt(world: World, old: Json, new: Json) -> str | None:
-    """Not of an attempt of that number of a run that had the name before."""
+    """An attempt of equal number of a previous run of this name does not count."""
     said = next((c for c in new.get("conditions", ()) if c["type"] == reasons.PROGRESSING), {})
     if said.get("reason") != reasons.TRAINING or world.run is None:
         return None
@@ -162,9 +165,10 @@ def training_is_of_this_attempt(world: World, old: Json, new: Json) -> str | Non
 
 
 def what_resumes_begins_an_attempt(world: World, old: Json, new: Json) -> str | None:
-    """The one that was suspended has no pods, which would be taken for a failure. It may wait for the next as Restarting, where a name is
-    taken, the claim is on its way out or another key goes on record first, and as Starting, while its turn in the queue goes on record:
-    no pod is judged then."""
+    """A suspended attempt has no pods, which would count as a failure. The run may wait for its next attempt as
+    Restarting, if a name is taken, the claim is being deleted or a new key is recorded first, and as Starting while
+    its turn in the queue is recorded: no pod is judged then.
+    """
     over, goes_on = derived(old) == "Suspended", derived(new) in ("Starting", "Running", "Restarting")
     same = old.get("attempt", 0) == new.get("attempt", 0) > 0
     another_key = derived(new) == "Restarting" and new.get("keyAttempt") not in (None, old.get("keyAttempt"))

@@ -1,4 +1,4 @@
-"""Rules about what the status says of a wait."""
+"""Rules of reported waits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 UNTRIED = "is created again when the specification is valid"
-"""Nothing is made of a specification that is wrong, so that nobody refuses it."""
+"""Message of waits whose specification is wrong, so that no object is created or refused."""
 
 
 def told_truly(world: World, said: Sequence[str] = ()) -> str | None:
-    """Complaint about the words of a status after a long wait in which nothing changed; `said`: messages shortly before."""
+    """Return a complaint about the messages of a status after a long unchanged wait; `said` contains earlier messages."""
     if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
         return None
     complaints = (
@@ -33,14 +33,14 @@ def told_truly(world: World, said: Sequence[str] = ()) -> str | None:
 
 
 def over(world: World) -> str | None:
-    """What is over and is told as if it were not."""
+    """Return an ended wait that the status still reports."""
     said = [world.status.get("message") or "", *(c["message"] for c in world.status.get("conditions", ()))]
     old = sorted(mark for mark in world.lifted for message in said if mark in message)
     return f"told_truly: {old[0]} is over: {next(m for m in said if old[0] in m)}" if old else None
 
 
 def unnamed(world: World, said: Sequence[str] = ()) -> str | None:
-    """What alone keeps the run waiting and is not told."""
+    """Return the only cause of a wait that the status does not report."""
     status, cluster = world.status, world.cluster
     if derived(status) not in ("Pending", "Starting") and not _is_restarting_for_long(world):
         return None
@@ -62,7 +62,9 @@ def unnamed(world: World, said: Sequence[str] = ()) -> str | None:
         )
     )
     message = str(status.get("message"))
-    if status.get("reason") == reasons.INVALID_CONFIGURATION:  # the first word is for it; conditions tell of the rest
+    if (
+        status.get("reason") == reasons.INVALID_CONFIGURATION
+    ):  # it has priority in the message; conditions report the others
         message = " ".join(str(condition["message"]) for condition in status.get("conditions", ()))
     told = " ".join((*said, message))
     if not quiet or not (present or names) or any(word in told for word in (*present, *names, UNTRIED)):
@@ -71,11 +73,11 @@ def unnamed(world: World, said: Sequence[str] = ()) -> str | None:
 
 
 def not_made_again(world: World, said: Sequence[str] = ()) -> str | None:
-    """A child that a running run has lost, that admission does not let in again, and that no condition tells of."""
+    """Return a lost child of a running run that admission refuses and no condition reports."""
     if derived(world.status) not in ("Starting", "Running") or world.late is not None or world.foreign:
         return None
     kinds = {refusal.kind: refusal.mark for refusal in world.api.refusals}
-    # No one may read a Secret: that one is lost is known once a pod waits for it, and the operator asks.
+    # Reading Secrets is forbidden: a lost one is detected when a pod waits for it and the operator checks.
     damaged = [(kind, name) for kind, name in world.memory.damaged if kind != "Secret" or _is_waited_for(world, name)]
     lost = [("Lease", f"{NAME}-progress"), ("Deployment", f"{NAME}-inference"), *damaged]
     gone = [ident for ident in lost if ident[0] in kinds and world.api.get(*ident) is None]
@@ -86,18 +88,18 @@ def not_made_again(world: World, said: Sequence[str] = ()) -> str | None:
 
 
 def _is_waited_for(world: World, secret: str) -> bool:
-    """True if a container of the run cannot be made for want of a Secret."""
+    """Whether a container of the run cannot be created without a Secret."""
     lacks = f'secret "{secret}" not found'
     return any(lacks in str(pod["status"].get("containerStatuses")) for pod in world.api.all("Pod"))
 
 
 def unremoved(world: World, said: Sequence[str] = ()) -> str | None:
-    """A trainer that admission does not let be scaled down on the way into suspension, and of which the status says nothing."""
+    """Return a trainer that cannot be scaled down for a suspension and that the status does not report."""
     if derived(world.status) != "Suspending" or world.late is not None or world.foreign:
         return None
     marks = [each.mark for each in world.api.refusals if each.kind == "StatefulSet" and SORTS[each.sort].edits]
     wants = [one for one in world.api.all("StatefulSet") if is_of_the_run(world, one) and one["spec"]["replicas"]]
-    # The message may be of the queue, which takes the room back.
+    # The message may be that of the queue, which takes the room back.
     told = " ".join((*said, *(str(condition["message"]) for condition in world.status.get("conditions", ()))))
     if not marks or not wants or any(mark in told for mark in marks):
         return None
@@ -105,7 +107,7 @@ def unremoved(world: World, said: Sequence[str] = ()) -> str | None:
 
 
 def unrecorded(world: World) -> str | None:
-    """An attempt that trains and is not on record: nobody acts on what becomes of it."""
+    """Return a training attempt that is not recorded, so that its failures have no effect."""
     orchestrator = world.cluster.training()
     if orchestrator is None or world.late is not None or not is_of_the_run(world, orchestrator):
         return None
@@ -114,6 +116,6 @@ def unrecorded(world: World) -> str | None:
 
 
 def _is_restarting_for_long(world: World) -> bool:
-    """Whether the next attempt is due, and does not begin."""
+    """Whether the next attempt is due but does not start."""
     waits = world.reason(reasons.RESTARTING)
     return derived(world.status) == "Restarting" and waits != reasons.BACK_OFF

@@ -1,1 +1,1 @@
-"""The real operator, driven one request at a time."""
+"""The real operator, executed one request at a time."""

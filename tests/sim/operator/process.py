@@ -1,7 +1,7 @@
-"""One life of the operator, one request at a time: its own store, feed, queue and reconciler over the API in memory.
+"""One life of the operator, one request at a time: its store, feed, queue and reconciler over the API in memory.
 
-Nothing runs by itself: `advance` carries out the next request of the pass under way and lets the pass go on to the one after it. So
-anything may happen between two requests, and the process may end there.
+The operator does not run on its own: `advance` executes the next request of the current pass and continues the pass to
+the following request. Any event may occur between two requests, and the process may end there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STREAMS = [Stream(resource, NAMESPACE) for resource in WATCHED]
 
 
 class Request(NamedTuple):
-    """What the operator asks of the API server."""
+    """Request of the operator to the API server."""
 
     method: str
     path: str
@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
     @property
     def looks_for_others(self) -> bool:
-        """Whether it only asks if somebody else's object has the name of one that nobody watches."""
+        """Whether the request only checks for a foreign object with the name of an unwatched kind."""
         return self.method == "GET" and self.path.split("/")[-2] in UNWATCHED
 
 
@@ -69,7 +69,7 @@ UNWATCHED = {resource.plural for resource in BY_KIND.values()} - {
 
 
 class Wire(Client):
-    """The operator's client, whose requests end up with whoever drives the coroutine."""
+    """The operator's client, whose requests are yielded to the driver of the coroutine."""
 
     def __init__(self) -> None:
         super().__init__(session=None, server="")  # type: ignore[arg-type]
@@ -85,12 +85,12 @@ class Process:
     """The operator from its start to its end.
 
     Args:
-        api: the API server.
-        clock: the time.
-        seed: of the jitter.
-        unexpected: told of what must never be raised.
-        release: number of the release, each of which renders other images.
-        others: with a queue, what the runs of others do; None: without one.
+        api: API server.
+        clock: clocks.
+        seed: seed of the jitter.
+        unexpected: callback for errors that must never be raised.
+        release: number of the release, each with its own images.
+        others: effects of other runs with a queue; None: without a queue.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class Process:
             random=Random(seed),
         )
         self.decided_on: Json = {}
-        """The run as the pass under way knew it."""
+        """The run in the view of the current pass."""
         self._key: Key | None = None
         self._work: Coroutine[Request, Any, None] | None = None
         self.asked: Request | None = None
-        """The request that the pass under way waits for."""
+        """The request that the current pass waits for."""
         self.passes = 0
         self.requests = 0
         self.relist()
@@ -149,14 +149,14 @@ class Process:
         self.queue.add(key, self._clock.steady(), seconds)
 
     def wake(self) -> None:
-        """A plan of the queue has changed."""
+        """Wake the operator after a new plan of the queue."""
         for run in self.store.runs():
             self._add((NAMESPACE, run["metadata"]["name"]), 0.0)
 
     # ---- the watches
 
     def see(self, event: str, found: Json) -> None:
-        """A watch brings one event."""
+        """Deliver one event of a watch."""
         self._feed.on_object(event, found)
 
     def relist(self) -> None:
@@ -173,7 +173,7 @@ class Process:
     # ---- the worker
 
     def advance(self, fault: str = "") -> bool:
-        """Begin a pass, or carry out its next request; `fault`: what becomes of that. Returns whether there was anything to do."""
+        """Start a pass, or execute its next request with `fault`. Return whether there was work."""
         if self._work is None:
             self._key = self.queue.pop(self._clock.steady())
             if self._key is None:
@@ -194,13 +194,13 @@ class Process:
         return True
 
     def deliver(self) -> None:
-        """The request under way arrives, and nobody waits for its answer."""
+        """Execute the current request without a recipient of its response."""
         if self.asked is not None:
             with contextlib.suppress(RefusedError):
                 self._api.answer(*self.asked[:5])
 
     def _asked(self, asked: Request, fault: str) -> Json:
-        if fault == "lost":  # the answer, not the request
+        if fault == "lost":  # only the response is lost
             with contextlib.suppress(RefusedError):
                 self._api.answer(*asked[:5])
             raise UnavailableError(f"{asked.what}: no answer within 10 s")
@@ -228,14 +228,14 @@ class Process:
         self._work = None
 
     def work(self, most: int = 200) -> int:
-        """Advance until there is nothing to do; returns the requests made."""
+        """Advance until idle; return the number of requests."""
         before = self.requests
         while self.requests - before < most and self.advance():
             pass
         return self.requests - before
 
     def die(self) -> None:
-        """End here, between two requests."""
+        """End between two requests."""
         if self._work is not None:
             self._work.close()
         self._work = self.asked = None
@@ -248,13 +248,13 @@ FAULTS = {
     "away": (503, "ServiceUnavailable", "the API server is away"),
     "quota": (403, "Forbidden", "exceeded quota: team, requested: pods=1, used: pods=8, limited: pods=8"),
 }
-"""What may become of a request, beside `lost`: it is done and nobody hears of it."""
+"""Faults of a request; with `lost` it is executed and its response is lost."""
 READS_TOO = ("throttled", "broken", "away")
 _kept: list[Metrics] = []
 
 
 def _metrics(store: Store) -> Metrics:
-    """Made once: what a scrape would show is not looked at, and a registry costs as much as ten passes."""
+    """Shared metrics, created once: scrapes are not tested, and a registry costs as much as ten passes."""
     if not _kept:
         _kept.append(Metrics(store))
     return _kept[0]

@@ -1,4 +1,4 @@
-"""The queue of an operator in a history: the real one, and besides what other runs would make it say."""
+"""Queue of an operator in a history: the real one, with effects of other runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlrun_operator.status.conditions import find_condition
 from tests.sim.clock import Clock
 
 SETTINGS = QueueSettings(enabled=True, start_seconds=60)
-"""The operator reads no nodes: it lets a run begin, and takes its room back where its pods find none."""
+"""Settings without access to nodes: the queue starts a run and takes its room back if its pods find no nodes."""
 
 
 @dataclass
 class Others:
-    """Effects of other runs on this one: they are no part of a history but for this.
+    """Effects of other runs on this one.
 
     Attributes:
-        hold: they have all room.
-        take: one of a higher priority wants this run's.
+        hold: whether they have all room.
+        take: whether one of a higher priority wants this run's room.
     """
 
     hold: bool = False
@@ -34,7 +34,7 @@ class Others:
 
 
 class HistoryAdmissions(Admissions):
-    """The operator's admissions, with `Others`."""
+    """The operator's admissions with `Others`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class HistoryAdmissions(Admissions):
         self._others = others
 
     async def answer(self, run: dict[str, Any]) -> Admission:  # type: ignore[override]
-        """Answer of the queue, unless others come first."""
+        """Return the answer of the queue unless other runs come first."""
         own = await super().answer(run)
         admitted = find_condition(read_status(run.get("status") or {}).conditions, reasons.ADMITTED)
         holds = admitted is not None and admitted.status == "True"

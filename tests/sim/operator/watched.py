@@ -1,4 +1,4 @@
-"""The operator's memory of the cluster, watched: it may lag behind, but never goes back."""
+"""Store of the operator with checks: it may lag but never goes back in time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlrun_operator.runtime.cache import Ident, Key, Store
 
 
 class WatchedStore(Store):
-    """A store that says what of it went wrong.
+    """Store that records its errors.
 
     Attributes:
-        wrong: an older state in the place of a newer one, or an object that is known to be gone; None: nothing of that kind.
+        wrong: an older state that replaced a newer one, or a deleted object that returned; None: no error.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Bugs planted on purpose, one at a time: what the simulation is worth is how soon it finds them."""
+"""Planted bugs, one at a time; the quality of the simulation is how soon it finds them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.sim.planted.queued import QUEUED
 from tests.sim.planted.wider import WIDER
 
 WITHIN = 1000
-"""Histories."""
+"""Largest number of histories."""
 PLANTED: tuple[Plant, ...] = (*CORE, *WIDER, *COST)
 __all__ = ["ELASTIC", "ENGINES", "PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
 
 
 @contextlib.contextmanager
 def planted(bug: Plant) -> Iterator[None]:
-    """The operator with a bug."""
+    """Run the operator with a bug."""
     with contextlib.ExitStack() as stack:
         bug(stack)
         yield
@@ -37,15 +37,15 @@ def hunt(
     elastic: bool = False,
     engines: bool = False,
 ) -> tuple[int, Failure] | None:
-    """How many histories it takes to find a bug, and the one that did; None: too many.
+    """Return the number of histories that find a bug and the failed one, or None after `histories`.
 
     Args:
-        bug: planted.
-        seed: of the first history.
-        histories: most that are lived.
+        bug: planted bug.
+        seed: seed of the first history.
+        histories: largest number of histories.
         queued: whether the operator has a queue.
         elastic: whether the trainer is elastic.
-        engines: whether the history is about the number of engines.
+        engines: whether the history varies the number of engines.
     """
     with planted(bug):
         for count in range(1, histories + 1):

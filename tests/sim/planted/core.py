@@ -1,4 +1,4 @@
-"""Bugs of decisions, of the store, and of what a pass writes."""
+"""Bugs of decisions, of the store and of writes of a pass."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def what_a_deleted_run_has_left_is_taken_over(stack: contextlib.ExitStack) -> No
 
 
 def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
-    """Where the cluster has the new attempt already and the status does not, as after a crash, another one is begun."""
+    """If the cluster already has the new attempt but the status does not, as after a crash, another attempt is
+    started.
+    """
     real = state_machine.launch_attempt
 
     def launch(found: snapshot.RunSnapshot, spec: Any, attempt: int) -> Decision:
@@ -154,7 +156,7 @@ def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
 
 
 def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
-    """Counted where the attempt restarts, and once more where its pods are found gone."""
+    """The failure is counted when the attempt restarts, and again when its pods are gone."""
     real = attempt_end.report_restart
 
     def restarting(

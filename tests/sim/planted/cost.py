@@ -29,7 +29,7 @@ def a_pod_is_counted_from_its_beginning_each_time(stack: contextlib.ExitStack) -
 
 
 def time_is_counted_in_ticks(stack: contextlib.ExitStack) -> None:
-    """However late a pass is, it adds no more than the time between two."""
+    """A late pass adds no more than the time between two passes."""
 
     def ticked(span: Span) -> Span:
         return replace(span, end=min(span.end, span.start + TICK_SECONDS))

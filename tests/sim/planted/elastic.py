@@ -12,7 +12,7 @@ from tests.sim.planted.plant import Plant, put
 
 
 def a_smaller_group_waits_for_all_of_its_ranks(stack: contextlib.ExitStack) -> None:
-    """The StatefulSet has the attempt's size, and the pods' environment the specification's."""
+    """The StatefulSet has the attempt's size, but the pods' environment has the size of the specification."""
     real = snapshot.RunSnapshot.context
 
     def context(self: snapshot.RunSnapshot, spec: Any, attempt: int) -> Any:

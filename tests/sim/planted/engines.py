@@ -1,4 +1,4 @@
-"""Bugs of the number of engines, and of those on interruptible nodes."""
+"""Bugs of the number of engines and of engines on interruptible nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.planted.plant import Plant, put
 
 
 def a_lost_spot_engine_ends_the_attempt(stack: contextlib.ExitStack) -> None:
-    """It is taken for one of the group, whose pods live and die together."""
+    """Treat it as a member of the group, whose pods live and die together."""
 
     def group(self: snapshot.RunSnapshot) -> list[Pod]:
         return [
@@ -53,12 +53,12 @@ def engines_go_before_they_are_drained(stack: contextlib.ExitStack) -> None:
 
 
 def what_was_chosen_is_not_read_again(stack: contextlib.ExitStack) -> None:
-    """Each operator begins with the fewest."""
+    """Each operator starts with the smallest number."""
     put(stack, snapshot.RunSnapshot, "_engines", lambda self, spec: spec.inference.least)
 
 
 def every_report_is_decided_on(stack: contextlib.ExitStack) -> None:
-    """However short a time it is of: the number swings."""
+    """Reports of any duration are used, so that the number oscillates."""
     real = engine_count.choose_engines
 
     def choose(wanted: int, load: Any, rules: Any) -> Choice:

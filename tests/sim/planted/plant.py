@@ -11,5 +11,5 @@ Plant = Callable[[contextlib.ExitStack], None]
 
 
 def put(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
-    """Replace an attribute of the operator for as long as the bug is planted."""
+    """Replace an attribute of the operator while the bug is planted."""
     stack.enter_context(mock.patch.object(owner, name, new))

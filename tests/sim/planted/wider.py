@@ -1,4 +1,4 @@
-"""Bugs that only events around children, admission, other operators and clocks bring to light: one for each kind of event."""
+"""Bugs that only events of children, admission, other operators and clocks reveal: one for each kind of event."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.sim.world import World
 Manifest = Mapping[str, Any]
 
 
-# ---- the five that lived
+# ---- the five bugs found late
 
 
 def the_observed_generation_is_ignored(stack: contextlib.ExitStack) -> None:
-    """What a workload's controller says of its pods is believed although it has not seen what is asked of it now."""
+    """The controller's report about pods is used although it has not seen the present request."""
 
     def let_go(found: Manifest | None) -> bool:
         return found is None or not (
@@ -108,7 +108,7 @@ def an_edit_of_a_small_object_is_not_noticed(stack: contextlib.ExitStack) -> Non
 
 
 def a_pod_waits_for_ever_for_a_lost_configuration(stack: contextlib.ExitStack) -> None:
-    """That of an attempt whose specification was edited since."""
+    """The configuration belongs to an attempt whose specification was edited since."""
     put(stack, repairs, "missing_configuration_cause", lambda found: None)
 
 
@@ -117,7 +117,7 @@ def a_pod_waits_for_ever_for_a_lost_key(stack: contextlib.ExitStack) -> None:
 
 
 def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
-    """What has begun with the first one does not know the other one, and is not renewed."""
+    """Objects with the first key do not know the other one and are not renewed."""
     put(stack, render.RunContext, "key_secret", property(lambda self: self.names.secret(self.uid)))
 
 
@@ -157,7 +157,7 @@ def a_webhook_that_is_away_is_told_to_nobody(stack: contextlib.ExitStack) -> Non
 
 
 def what_was_refused_is_told_for_ever(stack: contextlib.ExitStack) -> None:
-    """Events of before the attempt count."""
+    """Events from before the attempt count."""
     put(stack, diagnose, "_refusals_count_from", lambda scene, role: 0.0)
 
 
@@ -166,7 +166,7 @@ def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> 
 
 
 def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None:
-    """The attempt that was suspended is judged by its pods, of which there are none."""
+    """The suspended attempt is judged by its missing pods."""
     put(stack, run_memory, "_OF_LIFE", tuple(kind for kind in run_memory._OF_LIFE if kind != reasons.SUSPENDED))
 
 
@@ -201,22 +201,22 @@ def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None
 
 
 def a_new_leader_believes_its_first_list(stack: contextlib.ExitStack) -> None:
-    """What the one before had on its way is not looked for before it is written over."""
+    """Requests in transit of the previous leader are not checked before a write."""
     _unlooked(stack, "replace_operator", "restart_operator")
 
 
 def a_second_operator_is_not_looked_for(stack: contextlib.ExitStack) -> None:
-    """What the other one has made since is written over."""
+    """Later objects of the other operator are overwritten."""
     _unlooked(stack, "start_rival", "end_rival")
 
 
 def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
-    """From one event of the world to another, children are applied without a look at what is there."""
+    """Between two events of the world, children are applied without a check of the present objects."""
     begin, end, apply, make = getattr(World, begins), getattr(World, ends), Applier._apply, World.__init__
     unlooked: list[bool] = []
 
     def anew(self: World, *given: Any, **how: Any) -> None:
-        unlooked.clear()  # else a history depends on the one that was lived before it in this process
+        unlooked.clear()  # otherwise a history depends on the previous one of this process
         make(self, *given, **how)
 
     def on(self: World, *given: Any, **how: Any) -> None:
@@ -237,7 +237,7 @@ def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
 
 
 def the_past_is_told_again_and_believed(stack: contextlib.ExitStack) -> None:
-    """A deletion without the UID that it is about."""
+    """Deliver a deletion without the UID of its object."""
     real = Store.remove
     put(stack, Store, "remove", lambda self, kind, namespace, name, uid=None: real(self, kind, namespace, name))
 

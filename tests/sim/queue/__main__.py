@@ -1,4 +1,4 @@
-"""Beyond what CI runs.
+"""Simulations that CI does not run.
 
 python -m tests.sim.queue --clusters 10000 --jobs 2   random clusters and queues
 python -m tests.sim.queue --saturated 40 --jobs 2     shares over 24 hours, where all want more than there is
@@ -53,7 +53,7 @@ def _planted(seed: int) -> int:
 
 
 def main() -> int:
-    """Run what was asked for; 1 if anything is broken."""
+    """Run the selected part; return 1 if an invariant is broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.queue")
     parser.add_argument("--clusters", type=int, default=0)
     parser.add_argument("--saturated", type=int, default=0)

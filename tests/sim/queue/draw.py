@@ -1,4 +1,4 @@
-"""Drawing of worlds."""
+"""Random generation of worlds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.sim.queue.world import GPU, Run, Settings, World
 
 RULES = QueueRules(pass_seconds=60.0, start_seconds=120.0, displaced_seconds=30.0, protect_seconds=120.0)
 LONGEST = 600.0
-"""Seconds of training that a run needs at most."""
+"""Largest training time of a run in seconds."""
 
 SATURATED_SECONDS = 24 * 3600.0
 
 
 def pods(role: Role, count: int, gpus: int) -> PodSet:
-    """Equal pods with GPUs."""
+    """Return equal pods with GPUs."""
     return PodSet(role, count, {GPU: float(gpus)})
 
 
 def random_world(seed: int) -> World:
-    """A small cluster with a few runs, and what may go wrong in it."""
+    """Generate a small cluster with a few runs and possible faults."""
     rng = Random(seed)
     nodes = {f"node-{i}": rng.choice((2, 4, 8)) for i in range(rng.randint(1, 5))}
     total, largest = sum(nodes.values()), max(nodes.values())
@@ -56,7 +56,7 @@ def random_world(seed: int) -> World:
 
 
 def _gang(rng: Random, total: int, largest: int, size: int, engine: int | None) -> tuple[PodSet, ...]:
-    """A gang that mostly fits into the empty cluster."""
+    """Generate a gang that mostly fits into the empty cluster."""
     size = min(size, largest)
     trainers = pods("trainer", rng.randint(1, max(1, min(3, total // size))), size)
     if rng.random() < 0.5:
@@ -65,7 +65,7 @@ def _gang(rng: Random, total: int, largest: int, size: int, engine: int | None) 
 
 
 def crowded_world(seed: int) -> World:
-    """A run that needs all nodes, among small ones of others that never stop coming."""
+    """Generate a run that needs all nodes among an endless sequence of small ones."""
     rng = Random(seed)
     nodes = {f"node-{i}": 4 for i in range(rng.randint(1, 3))}
     small = (pods("trainer", 1, rng.choice((1, 2))),)
@@ -83,7 +83,9 @@ def crowded_world(seed: int) -> World:
 
 
 def contended_world(seed: int) -> World:
-    """One namespace has the whole cluster before the others come, and a node is lost while all want more than there is."""
+    """Generate a world in which one namespace has the whole cluster before the others arrive, and a node is lost while
+    all want more.
+    """
     rng = Random(seed)
     nodes = {"node-0": 4, "node-1": 4, "node-2": 4, "node-3": 1}
     early = (pods("trainer", 2, 2),)
@@ -101,7 +103,7 @@ def contended_world(seed: int) -> World:
 
 
 def saturated_world(seed: int) -> World:
-    """Namespaces that always want more than there is, for hours: their shares show."""
+    """Generate namespaces that want more than the capacity for hours, so that their shares become visible."""
     rng = Random(seed)
     nodes = {f"node-{i}": 8 for i in range(3)}
     teams = {f"team-{i}": float(rng.choice((1, 2, 3))) for i in range(rng.randint(2, 3))}

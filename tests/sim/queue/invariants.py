@@ -16,18 +16,18 @@ SHARE_ERROR = 0.05
 
 
 class BrokenError(Exception):
-    """An invariant does not hold."""
+    """Broken invariant."""
 
 
 class Checks:
-    """Watcher of one world.
+    """Checker of one world.
 
     Args:
-        world: before its first pass.
-        promises: promises about one pass to check.
+        world: world before its first pass.
+        promises: promises to check for each pass.
 
     Attributes:
-        world: as given.
+        world: the given world.
         reached: number of situations of each promise.
     """
 
@@ -40,7 +40,7 @@ class Checks:
         world.watchers.append(self.after_pass)
 
     def after_pass(self, world: World, plan: Plan) -> None:
-        """Check all that holds after each pass."""
+        """Check the invariants of each pass."""
         assert world.seen is not None
         self._promised(world.seen)
         _positions(plan)
@@ -61,7 +61,7 @@ class Checks:
                     raise BrokenError(f"{promise.__name__}: {broken}")
 
     def _passed(self, world: World, plan: Plan) -> None:
-        """None of a lower priority begins while a higher one waits that fits into the same room."""
+        """No run starts while one of a higher priority waits that fits into the same room."""
         for run in world.there:
             verdict = plan.verdicts.get(run.uid)
             if verdict is None or not verdict.admitted or run.stage != "waiting" or run.admitted_at is not None:
@@ -71,12 +71,14 @@ class Checks:
                 if waits is None or waits.position is None or waits.reason == "BackingOff":
                     continue
                 if plan.state.tries.get(other.uid, (0, 0.0))[0] >= TRIES:
-                    continue  # its priority does not count any more
+                    continue  # its priority no longer counts
                 if other.priority > run.priority and _dominates(run, other):
                     raise BrokenError(f"{run.uid} of priority {run.priority} begins where {other.uid} would fit")
 
     def _first_begins(self, world: World, plan: Plan) -> None:
-        """The first run of the queue begins within the time in which others may pass, and the longest that one of them takes."""
+        """The first run of the queue starts within the time in which others may pass it, plus the longest of their
+        durations.
+        """
         first = next(
             (u for u, v in plan.verdicts.items() if v.position == 1 and v.reason == "WaitingForResources"), None
         )
@@ -89,7 +91,7 @@ class Checks:
             raise BrokenError(f"{first} is the first to begin for more than {bound:.0f} s")
 
     def _keeps(self, world: World, plan: Plan) -> None:
-        """A run for which room is kept begins when what runs has ended."""
+        """A run with reserved room starts when the running ones have ended."""
         kept = plan.state.reservation
         if kept is None:
             self._kept = {}
@@ -102,7 +104,7 @@ class Checks:
 
 
 def at_the_end(world: World) -> None:
-    """Check all that holds once nothing happens any more."""
+    """Check the invariants of the end, without further events."""
     empty = dict(world.settings.nodes)
     for run in world.runs.values():
         if run.stage is not None and _fits_empty(world, run, empty):
@@ -119,14 +121,14 @@ def at_the_end(world: World) -> None:
 
 
 def shares(world: World) -> dict[str, tuple[float, float]]:
-    """Share that each namespace had of all GPU seconds, and that it should have."""
+    """Return the actual and the due share of all GPU seconds for each namespace."""
     rules, total = world.settings.rules, sum(world.held.values())
     weights = sum(rules.weight(name) for name in world.held)
     return {name: (held / total, rules.weight(name) / weights) for name, held in world.held.items()}
 
 
 def fair(world: World) -> None:
-    """Shares over time are as the weights are."""
+    """Check that shares over time match the weights."""
     for name, (had, due) in shares(world).items():
         if abs(had - due) > SHARE_ERROR:
             raise BrokenError(f"namespace {name} had {had:.3f} of the cluster and not {due:.3f}")
@@ -143,7 +145,7 @@ def _positions(plan: Plan) -> None:
 
 
 def _whole(world: World) -> None:
-    """Pods are made for admitted runs alone, and all of them."""
+    """Pods are created completely and only for admitted runs."""
     for run in world.there:
         if run.pods and run.stage == "waiting":
             raise BrokenError(f"{run.uid} has pods and is not admitted")
@@ -152,10 +154,10 @@ def _whole(world: World) -> None:
 
 
 def _rooms(world: World) -> None:
-    """Where nothing interferes, every admitted run's pods get nodes: what is given twice shows as a pod without one."""
+    """Without interference every admitted run's pods get nodes: room given twice shows as a pod without a node."""
     if world.settings.known != "nodes" or world.settings.losses:
         return
-    # Where the scheduler packs otherwise than the queue does, pods that were admitted may find no room.
+    # If the scheduler packs differently from the queue, admitted pods may find no room.
     counted = [run for run in world.there if run.stage == "holding"]
     admitted = sum(
         run_gpus(run) if not (world.settings.sloppy and run.pods) else sum(p.requests[GPU] for p in run.pods if p.node)
@@ -171,7 +173,7 @@ def _rooms(world: World) -> None:
 
 
 def _conserves(world: World, plan: Plan) -> None:
-    """Nothing that fits waits, unless room is kept for another run, or blind."""
+    """A run that fits waits only for reserved room or unknown capacity."""
     if plan.state.reservation is not None or plan.state.granted:
         return
     for run in world.there:
@@ -184,9 +186,9 @@ def _conserves(world: World, plan: Plan) -> None:
 
 
 def _starvation(world: World) -> None:
-    """Each of the other runs is ahead of it once at most, and holds it up for no longer than it takes.
+    """Each other run passes it at most once and delays it at most by its own duration.
 
-    Two of a higher priority, or a preemption, may put one more run between.
+    Two runs of a higher priority, or a preemption, may insert one more run.
     """
     if _disturbed(world) or world.settings.known != "nodes":
         return
@@ -199,7 +201,7 @@ def _starvation(world: World) -> None:
 
 
 def _ping_pong(world: World) -> None:
-    """No two runs take each other's room in turn."""
+    """Two runs never take each other's room in turn."""
     for i, (when, victim, head) in enumerate(world.preemptions):
         for then, other, for_whom in world.preemptions[i + 1 :]:
             if (other, for_whom) == (head, victim) and then - when < world.settings.rules.protect_seconds:
@@ -207,7 +209,7 @@ def _ping_pong(world: World) -> None:
 
 
 def _useful(world: World) -> None:
-    """No run is preempted for one that it does not let begin."""
+    """Every preemption lets its beneficiary start."""
     if _disturbed(world) or world.settings.known == "blind" or world.settings.restarts:
         return
     for when, victim, head in world.preemptions:
@@ -224,7 +226,7 @@ def _disturbed(world: World) -> bool:
 
 
 def run_gpus(run: Run) -> float:
-    """GPUs of a whole gang."""
+    """Return the GPUs of a whole gang."""
     return sum(pods.count * pods.requests[GPU] for pods in run.gang)
 
 
@@ -235,7 +237,7 @@ def _fits_empty(world: World, run: Run, nodes: dict[str, int]) -> bool:
 
 
 def _fits(run: Run, free: dict[str, float]) -> bool:
-    """True if the gang fits, the largest pods first, each where least is left."""
+    """Whether the gang fits, the largest pods first, each on the node with the least remaining room."""
     left = dict(free)
     for pods in sorted(run.gang, key=lambda s: -s.requests[GPU]):
         for _ in range(pods.count):
@@ -247,7 +249,7 @@ def _fits(run: Run, free: dict[str, float]) -> bool:
 
 
 def _dominates(run: Run, other: Run) -> bool:
-    """True if wherever `run` fits, `other` does."""
+    """Whether `other` fits in every place in which `run` fits."""
     mine = sorted((s.requests[GPU] for s in run.gang for _ in range(s.count)), reverse=True)
     theirs = sorted((s.requests[GPU] for s in other.gang for _ in range(s.count)), reverse=True)
     return len(theirs) <= len(mine) and all(t <= m for t, m in zip(theirs, mine, strict=False))

@@ -1,4 +1,4 @@
-"""Bugs of admission that the simulation has to find."""
+"""Planted bugs of admission that the simulation must find."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from tests.sim.queue.world import World
 
 
 def live(seed: int, reached: Counter[str] | None = None) -> str | None:
-    """Live through one random world; what is broken in it, or None."""
+    """Run one random world; return its broken invariant, or None."""
     crowded = seed % 10 == 9
     world = crowded_world(seed) if crowded else random_world(seed)
     return _broken(Checks(world), _nothing if crowded else at_the_end, reached)
 
 
 def live_contended(seed: int, reached: Counter[str] | None = None) -> str | None:
-    """The same for a world in which one namespace has borrowed the shares of others."""
+    """Run a world in which one namespace has borrowed the shares of others."""
     return _broken(Checks(contended_world(seed)), at_the_end, reached)
 
 
 def live_saturated(seed: int) -> str | None:
-    """The same for a world in which all namespaces always want more than there is."""
+    """Run a world in which all namespaces always want more than the capacity."""
     with contextlib.ExitStack() as stack:
         _explain_equal_runs_once(stack)
         return _broken(Checks(saturated_world(seed), promises=()), fair)
 
 
 def _explain_equal_runs_once(stack: contextlib.ExitStack) -> None:
-    """Explain the wait of one run of each gang in a pass: dozens of equal ones take two thirds of a day of this simulation."""
+    """Explain the wait of one run per kind of gang in a pass: dozens of equal ones take two thirds of the simulation's
+    time.
+    """
     original = admit._Pass._wait_of
 
     def wait_of(self: Any, run: Any) -> Any:
@@ -59,18 +61,18 @@ def _broken(checks: Checks, then: Callable[[World], None], reached: Counter[str]
 
 
 def _nothing(world: World) -> None:
-    """Hold nothing against a world that was stopped in the middle."""
+    """Check nothing for a world that was stopped early."""
 
 
 def hunt(plant: Plant, seeds: range, one: Callable[[int], str | None] = live) -> int | None:
-    """The first seed that finds a planted bug; None: none does."""
+    """Return the first seed that finds a planted bug, or None."""
     with contextlib.ExitStack() as stack:
         plant(stack)
         return next((seed for seed in seeds if one(seed) is not None), None)
 
 
 def ending_pods_hold_nothing(stack: contextlib.ExitStack) -> None:
-    """Room is given away before the pods in it are gone."""
+    """Room is given away before its pods are gone."""
     original = preemption.bound_requests
 
     def bound(rooms: Any, run: Any, *, ending: bool) -> Any:
@@ -85,17 +87,17 @@ def an_admission_is_forgotten_until_it_is_recorded(stack: contextlib.ExitStack) 
 
 
 def no_room_is_kept(stack: contextlib.ExitStack) -> None:
-    """Small runs pass a big one for ever."""
+    """Small runs pass a big one without limit."""
     put(stack, admit._Pass, "_has_waited", lambda self, head: False)
 
 
 def room_that_is_kept_is_given_away(stack: contextlib.ExitStack) -> None:
-    """A reservation that binds nobody."""
+    """Reservations have no effect."""
     put(stack, admit._Pass, "_open_to", lambda self, run: self.rooms)
 
 
 def victims_do_not_have_to_be_enough(stack: contextlib.ExitStack) -> None:
-    """Runs are preempted and nothing begins for it."""
+    """Runs are preempted although nothing can start."""
     original = preemption.choose_victims
 
     def victims(rooms: Any, head: Any, held: Any, *rest: Any) -> Any:
@@ -116,13 +118,13 @@ def a_namespace_under_its_share_is_preempted(stack: contextlib.ExitStack) -> Non
 
 
 def priority_does_not_count(stack: contextlib.ExitStack) -> None:
-    """First come, first served, whatever the priority."""
+    """Runs start in order of arrival, for any priority."""
     original = shares.Shares.order
     put(stack, shares.Shares, "order", lambda self, run: (0, *original(self, run)[1:]))
 
 
 def what_finds_no_room_is_never_released(stack: contextlib.ExitStack) -> None:
-    """Two runs that have half of their pods each wait for each other."""
+    """Two runs with half of their pods each wait for each other."""
     put(stack, preemption, "run_to_release", lambda *args: None)
 
 
@@ -138,7 +140,7 @@ def pods_are_not_packed(stack: contextlib.ExitStack) -> None:
 
 
 def several_begin_at_once_in_the_dark(stack: contextlib.ExitStack) -> None:
-    """Without capacity all begin, each gets a part, and none is released."""
+    """With unknown capacity all runs start, each gets a part, and none is released."""
     original = admit._Pass._room_for
     put(stack, admit._Pass, "_room_for", lambda self, run: {} if self.rooms is None else original(self, run))
     put(stack, preemption, "run_to_release", lambda *args: None)
@@ -194,7 +196,7 @@ def arrival_does_not_count(stack: contextlib.ExitStack) -> None:
 
 
 def weights_do_not_count(stack: contextlib.ExitStack) -> None:
-    """All namespaces get the same."""
+    """All namespaces get equal shares."""
     original = shares.Shares.order
 
     def order(self: Any, run: Any) -> Any:

@@ -1,7 +1,7 @@
 """Promises of docs/queueing.md about one pass of admission, as pure functions of its inputs and its plan.
 
-Each function yields once for each situation that its promise is about: an empty text if the promise is kept, else the fault. The number of
-situations shows that a simulation reached them.
+Each function yields once for each situation of its promise: an empty text if the promise is kept, otherwise the fault.
+The number of situations shows that the simulation reached them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Pass:
     """One pass of admission.
 
     Attributes:
-        now: seconds, as all times of runs.
-        runs: runs as the pass read them.
+        now: seconds, like all times of runs.
+        runs: runs in the view of the pass.
         rules: settings of admission.
         before: state of the previous pass.
         plan: outcome.
         nodes: GPUs by node.
-        known: how capacity is known: nodes, total or blind.
+        known: source of the capacity: nodes, total or blind.
     """
 
     now: float
@@ -40,15 +40,15 @@ class Pass:
     known: str
 
     def admits(self, run: Applicant) -> bool:
-        """True if this pass admits the run."""
+        """Whether this pass admits the run."""
         return run.uid in self.plan.state.granted and run.uid not in self.before.granted
 
     def stops(self, run: Applicant, reason: str) -> bool:
-        """True if this pass preempts or releases the run."""
+        """Whether this pass preempts or releases the run."""
         return run.uid not in self.before.stopping and self.plan.state.stopping.get(run.uid, ("",))[0] == reason
 
     def waiting(self) -> list[Applicant]:
-        """Runs that wait when the pass starts, without those in their back-off."""
+        """Return the waiting runs at the start of the pass, without those in their back-off."""
         tries = self.before.tries
         return [
             run
@@ -59,16 +59,16 @@ class Pass:
         ]
 
     def releases(self, run: Applicant) -> int:
-        """Releases of a run in a row."""
+        """Return the number of consecutive releases of a run."""
         return self.plan.state.tries.get(run.uid, (0, 0.0))[0]
 
     def positions(self) -> list[tuple[int, Applicant]]:
-        """Runs that wait after the pass, with their positions."""
+        """Return the waiting runs after the pass with their positions."""
         found = [(self.plan.verdicts[run.uid].position, run) for run in self.runs if run.uid in self.plan.verdicts]
         return sorted(((at, run) for at, run in found if at is not None), key=lambda one: one[0])
 
     def free(self, *without: Applicant) -> dict[str, float]:
-        """Free GPUs by node when the pass starts, as if the pods of the runs `without` did not exist."""
+        """Return the free GPUs by node at the start of the pass, ignoring the pods of the runs `without`."""
         free = {name: float(gpus) for name, gpus in self.nodes.items()}
         for run in self.runs:
             for pod in run.pods if run not in without else ():
@@ -77,29 +77,29 @@ class Pass:
         return free
 
     def lacking(self) -> list[Applicant]:
-        """Admitted runs of which some pods have no node."""
+        """Return the admitted runs with pods without nodes."""
         holding = [run for run in self.runs if run.stage == "holding"]
         return [run for run in holding if missing(run) or not run.pods]
 
     def is_settled(self) -> bool:
-        """True if free GPUs are those of the nodes: each admission is on record, and each pod has a node."""
+        """Whether the free GPUs equal those of the nodes: each admission is recorded, and each pod has a node."""
         return self.known == "nodes" and not self.before.granted and not self.lacking()
 
 
 def missing(run: Applicant) -> tuple[PodSet, ...]:
-    """Pods of a run without a node."""
+    """Return the pods of a run without a node."""
     placed = [pod.role for pod in run.pods if pod.node is not None]
     left = [(pods, pods.count - placed.count(pods.role)) for pods in run.gang]
     return tuple(PodSet(pods.role, count, pods.requests) for pods, count in left if count > 0)
 
 
 def gpus(run: Applicant) -> float:
-    """GPUs of a whole run."""
+    """Return the GPUs of a whole run."""
     return sum(pods.count * pods.requests[GPU] for pods in run.gang)
 
 
 def fits(gang: tuple[PodSet, ...], free: Mapping[str, float]) -> bool:
-    """True if the pods fit, the largest pods first, each where least is left."""
+    """Whether the pods fit, the largest first, each on the node with the least remaining room."""
     left = dict(free)
     for pods in sorted(gang, key=lambda each: -each.requests[GPU]):
         for _ in range(pods.count):
@@ -111,7 +111,7 @@ def fits(gang: tuple[PodSet, ...], free: Mapping[str, float]) -> bool:
 
 
 def preempted(seen: Pass) -> tuple[Applicant | None, list[Applicant]]:
-    """The run for which this pass preempts others, and these."""
+    """Return the run for which this pass preempts others, and the preempted runs."""
     victims = [run for run in seen.runs if seen.stops(run, "Preempted")]
     kept = seen.plan.state.reservation
     head = next((run for run in seen.runs if kept is not None and run.uid == kept.uid), None)
@@ -128,7 +128,7 @@ def young_runs_are_protected(seen: Pass) -> Iterator[str]:
 
 
 def each_victim_is_needed(seen: Pass) -> Iterator[str]:
-    """Without any one of the preempted runs, the run that they make room for would not fit."""
+    """The beneficiary would not fit without any one of the preempted runs."""
     head, victims = preempted(seen)
     if head is None or not victims or not seen.is_settled() or any(map(seen.admits, seen.runs)):
         return
@@ -139,7 +139,7 @@ def each_victim_is_needed(seen: Pass) -> Iterator[str]:
 
 
 def preemption_follows_its_setting(seen: Pass) -> Iterator[str]:
-    """Never: no run; Priority: a run of a lower priority; PriorityAndShare: also one of the same priority of another namespace."""
+    """Never: no run; Priority: runs of a lower priority; PriorityAndShare: also runs of the same priority in another namespace."""
     head, victims = preempted(seen)
     for run in victims:
         lower = head is not None and run.priority < head.priority
@@ -149,7 +149,7 @@ def preemption_follows_its_setting(seen: Pass) -> Iterator[str]:
 
 
 def preemption_leaves_shares(seen: Pass) -> Iterator[str]:
-    """For a share, a namespace gets no more than it is due, from one that keeps what it is due."""
+    """For a share, a namespace gets no more than its due share, and the preempted one keeps its due share."""
     head, victims = preempted(seen)
     equal = [run for run in victims if head is not None and run.priority == head.priority]
     if head is None or not equal or not seen.is_settled() or any(map(seen.admits, seen.runs)):
@@ -173,7 +173,7 @@ def preemption_leaves_shares(seen: Pass) -> Iterator[str]:
 
 
 def releases_move_a_run_to_the_end(seen: Pass) -> Iterator[str]:
-    """After three releases in a row a run comes after all others, whatever its priority."""
+    """After three consecutive releases a run comes after all others, for any priority."""
     for (_, first), (_, second) in pairwise(seen.positions()):
         often = [seen.releases(run) >= TRIES for run in (first, second)]
         if any(often) and not all(often):
@@ -181,14 +181,14 @@ def releases_move_a_run_to_the_end(seen: Pass) -> Iterator[str]:
 
 
 def priority_comes_first(seen: Pass) -> Iterator[str]:
-    """The higher priority comes first, of runs that were not released three times."""
+    """The higher priority comes first among runs without three releases."""
     for (_, first), (_, second) in pairwise(seen.positions()):
         if first.priority != second.priority and max(seen.releases(first), seen.releases(second)) < TRIES:
             yield f"{first.uid} comes before {second.uid}" if first.priority < second.priority else ""
 
 
 def arrival_decides_within_a_namespace(seen: Pass) -> Iterator[str]:
-    """First come, first served, of runs of one namespace and priority that were not released and have no kept room."""
+    """Runs of one namespace and priority start in order of arrival, unless they were released or have reserved room."""
     kept, last = seen.plan.state.reservation, dict[tuple[str, int], Applicant]()
     for _, run in seen.positions():
         if seen.releases(run) or (kept is not None and kept.uid == run.uid):
@@ -200,7 +200,7 @@ def arrival_decides_within_a_namespace(seen: Pass) -> Iterator[str]:
 
 
 def kept_room_stays_free(seen: Pass) -> Iterator[str]:
-    """Nothing of the same or a lower priority starts that the scheduler could put into kept room."""
+    """No run of the same or a lower priority starts if the scheduler could put it into reserved room."""
     kept = seen.before.reservation
     holder = next((run for run in seen.waiting() if kept is not None and run.uid == kept.uid), None)
     now = seen.plan.state.reservation
@@ -223,7 +223,7 @@ def kept_room_stays_free(seen: Pass) -> Iterator[str]:
 
 
 def admitted_runs_without_room_come_first(seen: Pass) -> Iterator[str]:
-    """While an admitted run has no room for its pods, no later one of the same or a lower priority starts."""
+    """While an admitted run lacks room for its pods, no later one of the same or a lower priority starts."""
     if seen.known != "nodes" or seen.before.granted:
         return
     free, plan = seen.free(), seen.plan
@@ -235,7 +235,7 @@ def admitted_runs_without_room_come_first(seen: Pass) -> Iterator[str]:
 
 
 def one_run_at_a_time_is_released(seen: Pass) -> Iterator[str]:
-    """Of several runs whose pods got no nodes in time, one gives its room back."""
+    """If several runs got no nodes in time, one of them gives its room up."""
     lacking, limit = seen.before.lacking, seen.rules.displaced_seconds
     late = [run for run in seen.lacking() if seen.now - lacking.get(run.uid, seen.now) >= limit]
     gone = [run.uid for run in seen.runs if seen.stops(run, "Released")]
@@ -244,7 +244,7 @@ def one_run_at_a_time_is_released(seen: Pass) -> Iterator[str]:
 
 
 def retries_wait_twice_as_long(seen: Pass) -> Iterator[str]:
-    """A released run is tried again after 30 s, doubled each time up to ten minutes."""
+    """A released run is retried after 30 s, doubled each time up to ten minutes."""
     for run in seen.runs:
         if seen.stops(run, "Released"):
             count, until = seen.plan.state.tries[run.uid]
@@ -255,7 +255,7 @@ def retries_wait_twice_as_long(seen: Pass) -> Iterator[str]:
 
 
 def one_run_at_a_time_starts_if_nothing_is_known(seen: Pass) -> Iterator[str]:
-    """Without known capacity the next run starts when all pods of the previous one have nodes."""
+    """With unknown capacity, the next run starts when all pods of the previous one have nodes."""
     if seen.known != "blind" or not seen.waiting():
         return
     before = [run.uid for run in seen.lacking()] + list(seen.before.granted)

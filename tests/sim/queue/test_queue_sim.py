@@ -1,4 +1,4 @@
-"""Admission in random clusters: no deadlock, no starvation, fair shares; and the bugs that the simulation finds."""
+"""Admission in random clusters: no deadlock, no starvation and fair shares, and planted bugs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FOUND_AT = {
     "pods_are_not_packed": 1,
     "releases_do_not_move_a_run_to_the_end": 14,
 }
-"""Seeds that find a bug at once; where the worlds have changed since, the hunt begins at the first."""
+"""Seeds that find a bug immediately; after changes of the worlds, the search starts from the first seed."""
 UNEQUAL_WEIGHTS = 1, 7
-"""Saturated worlds in which the weights differ: with preemption, and without."""
+"""Seeds of saturated worlds with different weights: with preemption and without."""
 
 
 def test_random_clusters_keep_every_promise() -> None:
-    """Each promise about a pass has situations in these clusters: without one it would hold of itself."""
+    """The clusters contain situations of each promise, because a promise without any would be kept trivially."""
     reached: Counter[str] = Counter()
     assert {seed: broken for seed in range(CLUSTERS) if (broken := live(seed, reached)) is not None} == {}
     contended = {seed: live_contended(seed, reached) for seed in range(CONTENDED_CLUSTERS)}
@@ -48,18 +48,18 @@ def test_random_clusters_keep_every_promise() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", UNEQUAL_WEIGHTS)
-def test_namespaces_that_always_want_more_share_by_weight(seed: int) -> None:
+def test_saturated_namespaces_share_by_weight(seed: int) -> None:
     assert live_saturated(seed) is None
 
 
 @pytest.mark.full
-def test_weights_that_do_not_count_are_found() -> None:
+def test_ignored_weights_are_found() -> None:
     seed = UNEQUAL_WEIGHTS[0]
     assert hunt(weights_do_not_count, range(seed, seed + 1), live_saturated) == seed
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_found(bug: Plant) -> None:
+def test_planted_bug_is_found(bug: Plant) -> None:
     known = FOUND_AT.get(bug.__name__, 0)
     assert hunt(bug, range(known, known + 1)) is not None or hunt(bug, range(WITHIN)) is not None
 
@@ -71,7 +71,7 @@ CONTENDED_AT = {
     "an_admitted_run_without_room_holds_back_no_other": 3,
     "arrival_does_not_count": 0,
 }
-"""The same of worlds in which one namespace has borrowed the shares of others."""
+"""Seeds of worlds in which one namespace has borrowed the shares of others."""
 
 
 @pytest.mark.parametrize("bug", CONTENDED, ids=lambda bug: bug.__name__)

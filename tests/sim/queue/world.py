@@ -1,7 +1,7 @@
-"""One random cluster with its queue: nodes, runs that come and end, a scheduler, and what goes wrong.
+"""One random cluster with its queue: nodes, arriving and ending runs, a scheduler, and faults.
 
-The controller of the runs is the smallest that keeps its promise: it makes all pods of a run once it has put the admission on record,
-and takes all of them away, after a checkpoint, once it is asked to. Between a verdict and what follows of it there is always a delay.
+The run controller is minimal: it creates all pods of a run after it has recorded the admission, and removes all of them
+after a checkpoint on request. A delay separates each verdict from its effects.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rlrun_operator.queue.queue_model import (
 from tests.sim.queue.promises import GPU, Pass
 
 RECORD_SECONDS, PODS_SECONDS, LEAVE_SECONDS = 2.0, 3.0, 20.0
-"""From a verdict to the record of it, from there to the pods, and from a stop to their end."""
+"""Delays from a verdict to its record, from the record to the pods, and from a stop to their end."""
 LOOK_SECONDS = 30.0
-"""A run that waits is looked at this often."""
+"""Interval between checks of a waiting run."""
 STILL_SECONDS = 700.0
-"""After this long without an event nothing is going to happen."""
+"""Time without an event after which the world ends."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Run:
     came: float
     priority: int = 0
     stage: Stage | None = "waiting"
-    """None: it is over."""
+    """None: the run has ended."""
     started: float = 0.0
     admitted_at: float | None = None
     pods: list[HeldPod] = field(default_factory=list)
@@ -53,16 +53,16 @@ class Run:
     saved: float = 0.0
     training_since: float | None = None
     waits: float = 0.0
-    """Longest time from its arrival, or from the end of its pods, to the beginning of training."""
+    """Longest time from its arrival, or from the end of its pods, to the start of training."""
     free_since: float = 0.0
     disturbed: bool = False
-    """A node was taken from it: what it lost is not the queue's fault."""
+    """Whether it lost a node, so that its loss is not the queue's fault."""
     spent: float = 0.0
-    """Seconds of training, whatever became of them."""
+    """Seconds of training, including lost ones."""
     stops: list[tuple[float, str]] = field(default_factory=list)
     starts: int = 0
     admissions: list[float] = field(default_factory=list)
-    """Times at which it was admitted."""
+    """Times of its admissions."""
 
 
 @dataclass
@@ -74,22 +74,22 @@ class Settings:
     runs: list[Run]
     rules: QueueRules
     known: str = "nodes"
-    """How capacity is known: nodes, total or blind."""
+    """Source of the capacity: nodes, total or blind."""
     uniform: bool = False
-    """All pods ask for the same, so that whatever order they get nodes in, none finds what is free in pieces."""
+    """Whether all pods have equal requests, so that every order of scheduling uses the free GPUs completely."""
     sloppy: bool = False
-    """The scheduler packs otherwise than the queue does."""
+    """Whether the scheduler packs differently from the queue."""
     losses: list[tuple[float, str, float]] = field(default_factory=list)
-    """Time, node and duration of the loss of a node."""
+    """Time, node and duration of a node loss."""
     restarts: list[float] = field(default_factory=list)
-    """Times at which the operator forgets its state."""
+    """Times at which the operator loses its state."""
     until: float = float("inf")
     supply: Callable[[Run, float], Run] | None = None
-    """Makes a successor of each run that begins, so that its namespace always wants more."""
+    """Creates a successor of each started run, so that its namespace always wants more."""
 
 
 class World:
-    """The cluster as it goes on, event by event."""
+    """The cluster, event by event."""
 
     def __init__(self, settings: Settings, rng: Random) -> None:
         self.settings = settings
@@ -103,18 +103,20 @@ class World:
         self.seen: Pass | None = None
         self.passes = 0
         self.fragmented = False
-        """The scheduler, which takes pods as they come, has put some otherwise than the queue had in mind."""
+        """Whether the scheduler, which handles pods in order of arrival, has placed some differently from the queue's
+        plan.
+        """
         self.held: dict[str, float] = {}
-        """GPU seconds by namespace, from the first arrival of all on."""
+        """GPU seconds by namespace, from the first arrival on."""
         self.preemptions: list[tuple[float, str, str]] = []
-        """Time, victim, run that it was for."""
+        """Time, victim and beneficiary."""
         self.watchers: list[Callable[[World, Plan], None]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._moved = 0.0
         work = sum(run.work for run in settings.runs)
         self._horizon = 12 * STILL_SECONDS + 4 * work if settings.supply is None else float("inf")
-        """Beyond, nothing new is seen: a run that can never have its pods is tried again without end."""
+        """Time limit: a run that can never have its pods is retried without end."""
         for run in settings.runs:
             self.at(run.came, lambda run=run: self._arrive(run))
         for when, node, lasts in settings.losses:
@@ -124,13 +126,13 @@ class World:
             self.at(when, self._forget)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule an event."""
         self._moved = max(self._moved, when if act != self._look else 0.0)
         self._count += 1
         heapq.heappush(self._events, (when, self._count, act))
 
     def live(self) -> None:
-        """Go on until nothing happens any more."""
+        """Run until no more events occur."""
         self._look()
         while self._events and self.now < self.settings.until:
             when = self._events[0][0]
@@ -143,13 +145,13 @@ class World:
                 self._decide()
 
     def _look(self) -> None:
-        """The clock of waiting runs; it stops where nothing has happened for longer than any wait of the queue lasts."""
+        """Advance the clock of waiting runs; stop if nothing has happened for longer than any wait of the queue."""
         self.at(self.now + LOOK_SECONDS, self._look)
         if self.now - self._moved > STILL_SECONDS or self.now > self._horizon:
             self._events.clear()
 
     def capacity(self) -> Capacity | None:
-        """Capacity as far as the operator knows it."""
+        """Return the capacity in the operator's view."""
         if self.settings.known == "blind":
             return None
         if self.settings.known == "total":
@@ -158,7 +160,7 @@ class World:
         return Capacity(tuple(rooms))
 
     def applicants(self) -> list[Applicant]:
-        """Runs as the operator sees them."""
+        """Return the runs in the operator's view."""
         return [
             Applicant(r.uid, r.namespace, r.uid, r.gang, r.stage, r.came, r.priority, r.started, tuple(r.pods))
             for r in self.there
@@ -166,7 +168,7 @@ class World:
         ]
 
     def used(self, node: str) -> float:
-        """GPUs of a node that pods hold."""
+        """Return the GPUs of a node that pods hold."""
         return sum(p.requests[GPU] for run in self.there for p in run.pods if p.node == node)
 
     def _decide(self) -> None:
@@ -214,7 +216,7 @@ class World:
             self._arrive(successor)
 
     def _schedule(self) -> None:
-        """Give pods nodes: one pod of each run after the other, as a scheduler does that knows no gangs."""
+        """Assign nodes to pods: one pod of each run in turn, like a scheduler without gangs."""
         queue = [
             (i, run) for run in self.there if run.stage == "holding" for i, p in enumerate(run.pods) if p.node is None
         ]
@@ -261,7 +263,7 @@ class World:
         self.there.remove(run)
 
     def _stop(self, run: Run) -> None:
-        """Suspend: save, then end."""
+        """Suspend the run: save, then end."""
         run.stage, run.admitted_at = "leaving", None
         self._pause(run)
         run.saved = run.trained
@@ -280,7 +282,7 @@ class World:
             if run.stage == "leaving":
                 run.pods = [p for p in run.pods if p.node != node]
                 continue
-            self._pause(run)  # its restart makes all pods again but keeps the others' nodes
+            self._pause(run)  # its restart recreates all pods but keeps the nodes of the others
             run.disturbed, run.trained = True, run.saved
             run.pods = [replace(p, node=None) if p.node == node else p for p in run.pods]
             run.free_since = self.now

@@ -1,7 +1,7 @@
-"""A file system that fails on command: a library that is preloaded into a process, and what the roles write there.
+"""A file system that fails on command: a library that is preloaded into a process, and the durable writes of the roles.
 
-No mount and no privilege is needed, and faults reach what Python cannot intercept, such as the Rust of safetensors. FUSE is not in every
-container.
+It needs no mount and no privilege, and faults reach code that Python cannot intercept, such as the Rust of safetensors.
+FUSE is not available in every container.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / "failing_volume.c"
 NEVER = 10**9
 KILL = 0
-"""In place of an error number: the process is killed."""
+"""Value in place of an error number that kills the process."""
 
 
 def build(folder: Path) -> Path:
-    """Compile the library; returns its path."""
+    """Compile the library; return its path."""
     library = folder / "failing_volume.so"
     command = [
         "gcc",
@@ -38,12 +38,12 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path) -> dict[str, str]:
-    """Variables of a process that can arm its file system."""
+    """Return variables of a process that can arm its file system."""
     return os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
 
 
 class FailingVolume:
-    """Operations below a folder of this process, which was started with `environment`."""
+    """Operations below a folder of this process, which was started with the variables of `environment`."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
@@ -53,20 +53,21 @@ class FailingVolume:
         """Let operations `first` to `first + count - 1` below `folder` fail, counted from now on.
 
         Args:
-            folder: on the volume, resolved.
-            first: number of the first operation that fails, from 1.
-            count: number of operations that fail.
+            folder: resolved folder on the volume.
+            first: number of the first failing operation, from 1.
+            count: number of failing operations.
             number: error number, or `KILL`.
-            reads: count opens for reading as well.
+            reads: whether opens for reading count as well.
         """
         last = min(first + count - 1, 2 * NEVER)
         arm = self._library.failing_volume_arm
         arm(str(folder).encode(), ctypes.c_long(first), ctypes.c_long(last), number, int(reads))
 
     def disarm(self) -> int:
-        """Let nothing fail any more; returns the number of operations since `arm`."""
+        """Stop all failures; return the number of operations since `arm`."""
         return int(self._library.failing_volume_disarm())
 
     def operations(self) -> list[str]:
-        """Names of the operations since `arm`, in order: create, write, sync, sync-folder, rename, link, mkdir, remove, truncate, open."""
+        """Return names of the operations since `arm`, in order: create, write, sync, sync-folder, rename, link, mkdir,
+        remove, truncate, open."""
         return str(self._library.failing_volume_names().decode()).split()

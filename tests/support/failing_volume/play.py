@@ -1,7 +1,7 @@
-"""Play every fault at every operation of a write: `python -m tests.support.failing_volume.play WRITER FOLDER [--counts 1,4] [--every N]
-[--kills N]`.
+"""Player for every fault at every operation of a write: `python -m tests.support.failing_volume.play WRITER FOLDER
+[--counts 1,4] [--every N] [--kills N]`.
 
-Prints one JSON line per operation. The process has to be started with `failing_volume.environment`.
+Prints one JSON line per operation. The process has to be started with the variables of `failing_volume.environment`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Result:
     number: int
     """Number of the operation, from 1."""
     faults: int = 0
-    """Faults that were played here."""
+    """Number of faults played at this operation."""
     went_on: int = 0
-    """Of them, those after which the role had written all by itself."""
+    """Number of faults after which the role completed its write."""
     ended: list[str] = field(default_factory=list)
-    """The others: fault, exit code and message."""
+    """Other faults: fault, exit code and message."""
     lost: list[str] = field(default_factory=list)
-    """What a reader found wrong."""
+    """Errors found by a reader."""
     left: list[str] = field(default_factory=list)
-    """Temporary files that stay, which no reader takes for anything."""
+    """Temporary files that stay, which no reader mistakes for data."""
     killed: str = NOT_TRIED
-    """What a reader found after a kill here: old or new."""
+    """State found by a reader after a kill at this operation: old or new."""
 
 
 def _unused(root: Path) -> list[str]:
@@ -59,7 +59,8 @@ def _template(root: Path) -> Path:
 
 
 def _prepare(writer: Writer, root: Path, begin: Callable[[], None]) -> None:
-    """Make the state before the write once, in a process of its own: what it starts (threads, process groups) is not forked again."""
+    """Make the state before the write once in a separate process, so that its threads and process groups are not forked
+    again."""
     _template(root).mkdir()
     child = os.fork()
     if not child:
@@ -74,8 +75,8 @@ def _fresh(root: Path) -> None:
     shutil.copytree(_template(root), root)
 
 
-def _seen(writer: Writer, root: Path, result: Result, what: str) -> str:
-    """What a reader finds; notes it if that is neither the old state nor the new one."""
+def _read_state(writer: Writer, root: Path, result: Result, what: str) -> str:
+    """Return the state found by a reader, and record an error if it is neither the old nor the new one."""
     try:
         return writer.seen(root)
     except Exception as error:
@@ -93,12 +94,12 @@ def _play_fault(writer: Writer, root: Path, volume: FailingVolume, result: Resul
         volume.disarm()
         code = exit_code_of(error)
         result.ended.append(f"{what}: {code}: {type(error).__name__}: {error}")
-        _seen(writer, root, result, f"{what}, at the end of the role")
+        _read_state(writer, root, result, f"{what}, at the end of the role")
         writer.act(root, 2)
     else:
         volume.disarm()
         result.went_on += 1
-    if _seen(writer, root, result, what) != "new":
+    if _read_state(writer, root, result, what) != "new":
         result.lost.append(f"{what}: reported as written, and a reader does not find it")
     if unused := _unused(root):
         result.left += unused
@@ -115,14 +116,14 @@ def _play_kill(writer: Writer, root: Path, volume: FailingVolume, result: Result
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
         result.lost.append(f"kill: the operation was not reached (status {status})")
-    result.killed = _seen(writer, root, result, "kill")
+    result.killed = _read_state(writer, root, result, "kill")
     child = os.fork()
     if not child:
         begin()
         writer.act(root, 2)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    if status or _seen(writer, root, result, "the attempt after the kill") != "new":
+    if status or _read_state(writer, root, result, "the attempt after the kill") != "new":
         result.lost.append(f"kill: the next attempt has not written it (status {status})")
 
 
@@ -134,15 +135,15 @@ def play(
     begin: Callable[[], None] = lambda: None,
     kills: int = 1,
 ) -> list[Result]:
-    """Results of all operations of a write.
+    """Return the results of all operations of a write.
 
     Args:
         writer: the write.
-        root: folder that is made anew for each fault.
-        counts: numbers of operations in a row that fail.
-        every: distance of the operations that are tried.
-        begin: called in each process before its first write.
-        kills: distance of the tried operations at which the process is killed.
+        root: folder that is created again for each fault.
+        counts: numbers of consecutive operations that fail.
+        every: distance of the tested operations.
+        begin: function called in each process before its first write.
+        kills: distance of the tested operations at which the process is killed.
     """
     volume = FailingVolume()
     results = []
@@ -162,7 +163,7 @@ def play(
 
 
 def _operations(writer: Writer, root: Path, volume: FailingVolume, begin: Callable[[], None]) -> list[tuple[str, int]]:
-    """Operations of the write without a fault, with their numbers; found in a process of its own."""
+    """Return operations of the write without a fault, with their numbers, from a separate process."""
     _fresh(root)
     ours, theirs = os.pipe()
     child = os.fork()
@@ -181,12 +182,12 @@ def _operations(writer: Writer, root: Path, volume: FailingVolume, begin: Callab
 
 
 def counted(results: Sequence[Result]) -> list[str]:
-    """Ends of a role that would count against its run's restarts."""
+    """Return ends of a role that would count against its run's restarts."""
     return [end for result in results for end in result.ended if f": {exit_codes.STORAGE}: " not in end]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Play a writer's faults; returns 0."""
+    """Play a writer's faults; return 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.failing_volume.play")
     parser.add_argument("writer")
     parser.add_argument("folder", type=Path)

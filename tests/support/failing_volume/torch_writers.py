@@ -57,11 +57,12 @@ class Rank:
         config = LlamaConfig(**_SHAPE)
         self.model: nn.Module = shard_model(LlamaForCausalLM(config), self.group)
         for name, parameter in self.model.named_parameters():
-            # Checkpoints hold trained parameters only: a write for each tensor of a model would be the same one many times.
+            # Checkpoints contain only trained parameters: a write for each tensor of a model would be many times the
+            # same one.
             parameter.requires_grad_("norm" in name)
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         self.part = Part(self.model, make_optimizer(self.model, OptimizerConfig(), self.group.device))
-        self.part.optimizer.step()  # makes the moments
+        self.part.optimizer.step()  # creates the moments
 
 
 def begin_rank() -> None:
@@ -104,7 +105,7 @@ class VersionWriter:
 
 
 def _fill(tensors: dict[str, torch.Tensor], step: int) -> None:
-    """Set tensors to the values of a step."""
+    """Set tensors to values that depend on the step."""
     for number, name in enumerate(sorted(tensors)):
         generator = torch.Generator().manual_seed(1000 * step + number)
         found = tensors[name].detach()
@@ -113,7 +114,7 @@ def _fill(tensors: dict[str, torch.Tensor], step: int) -> None:
 
 
 def _trained(part: Part) -> dict[str, torch.Tensor]:
-    """Parameters and moments of a part, by the names that a checkpoint has for them; the tensors share the part's memory."""
+    """Return parameters and moments of a part by their names in a checkpoint; the tensors share the part's memory."""
     found: dict[str, torch.Tensor] = {}
     for name, parameter in part.module.named_parameters():
         if not parameter.requires_grad:
@@ -136,7 +137,7 @@ class CheckpointSaver:
 
     @staticmethod
     def attempt(number: int) -> Attempt:
-        """The first attempt, or a later one that starts from its newest checkpoint."""
+        """The first attempt, or a later one that starts from the newest checkpoint."""
         first = first_attempt(world_size=1, config_hash="h")
         if number == 1:
             return first
@@ -164,7 +165,7 @@ class CheckpointSaver:
             raise failure
 
     def seen(self, root: Path) -> Seen:
-        """Read as a reader without a rank does: every byte against the manifest, every value against its step."""
+        """Read like a reader without a rank: every byte against the manifest, every value against its step."""
         found = complete_checkpoints(RunPaths(root))
         steps = [checkpoint.step for checkpoint in found]
         assert steps in ([1, 2], [1, 2, 3], [2, 3]), steps
@@ -188,7 +189,7 @@ class CheckpointSaver:
 
 
 class CheckpointLoader(CheckpointSaver):
-    """The load of the checkpoint that an attempt starts from; it writes a file when every value is as it was saved."""
+    """The load of the checkpoint from which an attempt starts; it writes a file if every value equals the saved one."""
 
     def act(self, root: Path, attempt: int) -> None:
         part, step = Rank.own.part, self.OLD[-1]
@@ -215,7 +216,7 @@ class CheckpointLoader(CheckpointSaver):
 
 
 def open_checkpoints(root: Path, attempt: Attempt) -> Checkpoints:
-    """Checkpoints of the rank in this process, as the trainer opens them without an orchestrator; loads the attempt's base."""
+    """Open checkpoints of this process's rank like a trainer without an orchestrator; load the attempt's base."""
     config = TrainerConfig(
         name="run",
         uid="u",

@@ -1,4 +1,4 @@
-"""Durable writes of the roles, each as its role does it: with its waits for the volume, but without their pauses."""
+"""Durable writes of the roles, with the roles' own waits for the volume, but without their pauses."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ class Writer(Protocol):
         """Make the state before the write."""
 
     def act(self, root: Path, attempt: int) -> None:
-        """Write, as the role does it in an attempt: until the volume takes it."""
+        """Write as the role does in an attempt, until the volume accepts it."""
 
     def seen(self, root: Path) -> Seen:
-        """What a reader finds; an AssertionError if it is neither the state before nor all of the write."""
+        """Return the state found by a reader; raise AssertionError if it is neither the state before nor the complete
+        write."""
 
 
 def without_pauses() -> None:
-    """Let the roles of this process try again at once."""
+    """Let the roles of this process retry at once."""
     volume_faults.backoff = lambda tries, **_: 0.0  # type: ignore[assignment]
     volume_access.RETRY_SECONDS = 0.0  # type: ignore[misc]
     completion._LOOK_SECONDS = 0.001  # type: ignore[misc]
@@ -68,12 +69,12 @@ def without_pauses() -> None:
 
 
 def until_taken(root: Path, doing: str, act: Callable[[], object]) -> None:
-    """Write through a role's view of its volume."""
+    """Write through a role's view of its volume until the volume accepts it."""
     Volume(root).insist(doing, act, wait=lambda seconds: None)
 
 
 def batch_of(step: int, attempt: int) -> Batch:
-    """A batch of one sample."""
+    """Return a batch of one sample."""
     sample = Sample(
         input_ids=np.array([1, 2], np.int32),
         loss_mask=np.array([False, True]),
@@ -131,7 +132,7 @@ class AttemptWriter:
 
 
 class ConfigWriter:
-    """`run.json` and the attempt's copy of it, by a pod that starts."""
+    """`run.json` and the attempt's copy of it, by a starting pod."""
 
     def prepare(self, root: Path) -> None:
         write_bytes(RunPaths(root).run_json, b"old")
@@ -153,7 +154,7 @@ class ConfigWriter:
 
 
 def dropped(group: int) -> DroppedEntry:
-    """An entry of the journal."""
+    """Return an entry of the journal."""
     return DroppedEntry(group, "filtered", 0.5, group + 1, 0)
 
 
@@ -260,7 +261,7 @@ class CheckpointWriter:
             raise completer.failure
 
     def _save_shards(self, path: Path, step: int) -> list[FileEntry]:
-        """Write the shards until the volume takes them; the trainer's loop removes those of a refused try, too."""
+        """Write the shards until the volume accepts them; the trainer's loop also removes those of a refused attempt."""
         while True:
             try:
                 make_folder(path / TRAINER_PART)

@@ -1,7 +1,9 @@
-"""Attempts of code in a pod of a cluster on what is beside it: files, secrets, processes, the kernel, shared memory and the network.
+"""Attempts of code in a pod of a cluster to reach other resources: files, secrets, processes, the kernel, shared
+memory, the network.
 
-`ATTEMPTS` has a function for each. An attempt that is refused raises `OSError`; one that reached something returns what it reached.
-One file with the standard library alone, so that a sandbox, an environment or a pod can run it: `main` prints the outcomes as JSON.
+`ATTEMPTS` has a function for each. A refused attempt raises `OSError`; a successful one returns the reached target. It
+is one file that uses only the standard library, so that a sandbox, an environment or a pod can run it: `main` prints
+the outcomes as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 REFUSED = {errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT}
-"""Errors of a boundary. Others mean that there was nothing to reach."""
+"""Errors of a boundary. Other errors mean that the target does not exist."""
 PLACES: dict[str, Any] = {}
 """Arguments of the environment: folders of the run, and addresses of other pods."""
 ATTEMPTS: dict[str, Callable[[], object]] = {}
@@ -65,7 +67,7 @@ def plant(folder: str, name: str = "trio.py") -> str:
 
 
 def others() -> Iterator[int]:
-    """Processes that are neither this one nor its descendants."""
+    """Yield processes that are neither this one nor its descendants."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != _OWN:
             with suppress(OSError, IndexError, ValueError):
@@ -74,7 +76,7 @@ def others() -> Iterator[int]:
 
 
 def of_each(action: Callable[[int], object]) -> str:
-    """What an action reached in other processes; the last refusal, if none let it."""
+    """Return results of an action on other processes, or raise the last refusal if all refuse it."""
     reached, refusal = [], None
     for pid in others():
         try:
@@ -95,7 +97,7 @@ def read_start(path: str) -> str:
 
 
 def ask(url: str, method: str = "GET", body: bytes | None = None) -> str:
-    """Status of an HTTP answer; refusals of the server are refusals."""
+    """Return the status of an HTTP answer; refusals of the server raise."""
     request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
@@ -291,7 +293,7 @@ def _inherited() -> object:
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             links.append(str(entry.readlink()))
-    # Its own: the sign of life that it writes, its program and its private folder.
+    # The environment's own files: its progress file, its program and its private folder.
     own = ("/dev/", "/proc/", "/memfd:rlrun-heartbeat", str(Path.home().parent), sys.prefix)
     odd = [link for link in links if link.startswith("/") and not link.startswith(own)]
     if odd:
@@ -571,7 +573,7 @@ def _take_port() -> object:
 
 
 def listening() -> list[tuple[str, int]]:
-    """Addresses on which processes of this pod listen."""
+    """Return addresses on which processes of this pod listen."""
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -614,7 +616,7 @@ def outcome(action: Callable[[], object]) -> str:
 
 
 def try_all() -> dict[str, str]:
-    """Result of each attempt, in a process of its own: some change the process that makes them."""
+    """Return the result of each attempt, each in a separate process because some change their process."""
     found = {}
     for name, action in ATTEMPTS.items():
         read, write = os.pipe()
@@ -630,7 +632,8 @@ def try_all() -> dict[str, str]:
 
 
 def main() -> None:
-    """Read the places, and optionally the `only` attempt, from standard input: a sandbox forks no process and may end this one."""
+    """Read the places, and optionally the `only` attempt, from standard input. A sandbox forks no process and may end
+    this one."""
     PLACES.update(json.loads(sys.stdin.readline() or "{}"))
     only = PLACES.get("only")
     print(json.dumps({only: outcome(ATTEMPTS[only])} if only else try_all()))

@@ -1,21 +1,22 @@
-"""Faults at the named moments of `rlrun.diagnostics.fault_points`: a process dies, stops or fails there.
+"""Faults at the named points of `rlrun.diagnostics.fault_points`: a process dies, stops or fails there.
 
-    FAULT_POINTS=checkpoint.manifest.before_rename=sigkill          the first time that a process gets there
+    FAULT_POINTS=checkpoint.manifest.before_rename=sigkill          the first time that a process reaches it
     FAULT_POINTS=batch.told=exit:7@3,journal.appended=enospc        the third time; the first time
 
 Actions of a point:
 
-    sigkill, sigterm, sigstop   this process sends itself the signal
+    sigkill, sigterm, sigstop   this process sends the signal to itself
     exit:CODE                   it ends with this code, at once
-    hang                        the thread that is there does nothing any more
-    enospc, eio                 the call fails as on a volume that is full, or broken
+    hang                        the thread does nothing any more
+    enospc, eio                 the call fails as on a full or broken volume
 
-`FAULT_POINTS_FOLDER` names a folder, say on the run's volume, in which it is kept what has happened: then each fault happens once in
-the whole run, however often its processes start; without it once in each process that gets there often enough. No name begins with
-`RLRUN_`, so that a manifest's `env` can set both for any role.
+`FAULT_POINTS_FOLDER` names a folder, for example on the run's volume, for records of faults: then each fault happens
+once in the whole run, regardless of restarts. Without it, a fault happens once in each process that reaches its point
+often enough. No name starts with `RLRUN_`, so that a manifest's `env` can set both for any role.
 
-Nothing of this is in what ships. `sitecustomize` beside this file installs it in processes that have this folder on `PYTHONPATH`: those of
-the tests, those of the stub image, and those of an image that was made to be broken (docs/failures.md#breaking-a-run-on-purpose).
+The product does not contain this module. `sitecustomize` in the same folder installs it in processes that have this
+folder on `PYTHONPATH`: those of the tests, those of the stub image, and those of an image made for faults
+(docs/failures.md#breaking-a-run-on-purpose).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ POINTS: Mapping[str, str] = {
     "engine.loaded": "the engine holds new weights under no version",
     "engine.version_set": "the engine holds new weights under their version, paused",
     "engine.resumed": "the engine samples from new weights, nobody knows",
-    # where trainer and engines have the same GPUs, in turn
+    # trainer and engines that share GPUs in turns
     "turn.engine_falls_asleep": "the engine has its memory, and is about to give it up",
     "turn.engine_asleep": "the engine has given its memory up, nobody knows",
     "turn.engine_half_awake": "the engine has memory for weights, and none in it",
@@ -80,7 +81,7 @@ POINTS: Mapping[str, str] = {
     "turn.memory_taken": "the trainer has its memory, and has not begun its step",
     "turn.memory_given": "the trainer has given its memory up, nobody knows",
 }
-"""Every point that the code names, and what is so when a process gets there."""
+"""Every point in the code, and the state in which a process reaches it."""
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
 _ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO}
 _FAULT = re.compile(
@@ -96,18 +97,18 @@ class Fault:
     code: int = 0
     """Exit code of `exit`."""
     nth: int = 1
-    """Number of times that a process has to get there first, this time included."""
+    """Number of times that a process reaches it until the fault happens."""
 
 
 class FaultPlanError(ValueError):
-    """Error for a variable that is no plan; the message has the format."""
+    """The variable is not a valid plan; the message has the format."""
 
 
 def read_plan(text: str) -> dict[str, Fault]:
-    """The faults of `FAULT_POINTS`, by point.
+    """Parse `FAULT_POINTS` into faults by point.
 
     Raises:
-        FaultPlanError: names the part that is wrong, and what may stand there.
+        FaultPlanError: a part is wrong; the message names it and the allowed values.
     """
     plan: dict[str, Fault] = {}
     for part in filter(None, (word.strip() for word in text.split(","))):
@@ -130,8 +131,8 @@ class FaultPoints:
     """The faults of one process.
 
     Args:
-        plan: by point.
-        folder: where it is kept what has happened; None: nowhere.
+        plan: faults by point.
+        folder: folder for records of faults, or None.
     """
 
     def __init__(self, plan: Mapping[str, Fault], folder: Path | None) -> None:
@@ -139,10 +140,10 @@ class FaultPoints:
         self._folder, self._seen, self._lock = folder, dict[str, int](), threading.Lock()
 
     def reach(self, point: str) -> None:
-        """Let happen what is planned for this point.
+        """Execute the planned fault of this point, if any.
 
         Raises:
-            OSError: that was planned.
+            OSError: the planned error.
         """
         fault = self.plan.get(point)
         if fault is None:
@@ -176,11 +177,11 @@ class FaultPoints:
 
 
 def install_or_exit() -> None:
-    """Let happen in this process what its environment plans; a wrong plan ends it at once, with a line on stderr."""
+    """Install the faults of this process's environment; a wrong plan ends it at once, with a line on stderr."""
     try:
         plan = read_plan(os.environ.get(VARIABLE, ""))
     except FaultPlanError as error:
         os.write(2, f"error: {error}\n".encode())
-        os._exit(exit_codes.USAGE)  # an exception ends no interpreter that is about to start
+        os._exit(exit_codes.USAGE)  # an exception does not end a starting interpreter
     folder = os.environ.get(FOLDER_VARIABLE)
     fault_points.install(FaultPoints(plan, Path(folder) if folder else None).reach)

@@ -1,4 +1,5 @@
-"""Where this folder is on `PYTHONPATH`, every process whose environment has `FAULT_POINTS` breaks at them (see `rlrun_faults`)."""
+"""Hook for processes with this folder on `PYTHONPATH`: those with `FAULT_POINTS` in their environment get these faults
+(see `rlrun_faults`)."""
 
 import os
 

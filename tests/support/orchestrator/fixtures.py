@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with nothing but a tokenizer."""
+    """A model folder with only a tokenizer."""
     from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -24,7 +24,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def log_to_the_test() -> Iterator[None]:
-    """A test of the process configures the log of the whole interpreter."""
+    """Keep the log of the interpreter, which a test of the process configures."""
     yield
     logger.remove()
     logger.add(lambda message: print(message, end="", file=sys.stderr))

@@ -1,4 +1,4 @@
-"""The engine behind the stub's server: what vLLM's engine client is to the real one."""
+"""The engine behind the stub's server, in the place of vLLM's engine client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScr
 
 _REMEMBERED_PROMPTS = 100_000
 EVERYTHING = {"weights", "kv_cache"}
-"""Parts that an engine has in the memory of its GPU, in the words of vLLM."""
+"""Parts of an engine in the memory of its GPU, with vLLM's names."""
 SLOW_FACTOR = 10.0
 """Factor on a slow engine's time per token."""
 
@@ -37,7 +37,7 @@ class AdapterRequest:
 
 @dataclass
 class Choice:
-    """One continuation as it grows."""
+    """One growing continuation."""
 
     reply: Reply
     tokens: list[Sampled] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Choice:
     finish_reason: str | None = None
 
     def spans(self) -> list[dict[str, Any]]:
-        """The versions as runs of tokens, `end` exclusive."""
+        """Return the versions as runs of tokens, `end` exclusive."""
         spans: list[dict[str, Any]] = []
         for position, label in enumerate(self.labels):
             if spans and spans[-1]["version"] == label:
@@ -57,14 +57,14 @@ class Choice:
 
 
 class StubEngine:
-    """Samples from the policy that it holds, or from an adapter that a request names; satisfies `lora_adapters.LoRAEngine`.
+    """Samples from its policy, or from an adapter that a request names; satisfies `lora_adapters.LoRAEngine`.
 
     Args:
-        model: folder of the model that it starts with.
-        seed: of all sampling; the same requests in the same order get the same answers.
+        model: folder of its first model.
+        seed: seed of all sampling; the same requests in the same order get the same answers.
         script: durations and faults.
-        run_folder: where it is kept which faults have happened.
-        sleep: how it waits.
+        run_folder: folder for records of past faults.
+        sleep: function that waits.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StubEngine:
         self.vocabulary = Vocabulary.load(model)
         self._policy: Policy | None = read_policy(model / WEIGHTS)
         self.memory = set(EVERYTHING)
-        """Parts that it has not given up."""
+        """Parts that it has not released."""
         self._seed, self._script, self._run_folder, self._sleep = seed, script, run_folder, sleep
         self._adapters: dict[int, Policy] = {}
         self.registry: dict[str, AdapterRequest] = {}
@@ -93,11 +93,11 @@ class StubEngine:
         self._slow_until = self._broken_until = 0.0
         self._asked: Counter[tuple[int, ...]] = Counter()
         self.running = 0
-        """Continuations that are being sampled."""
+        """Number of continuations that are being sampled."""
 
     @property
     def errored(self) -> bool:
-        """True if it is beyond repair; it never is."""
+        """Whether it is beyond repair, which never happens."""
         return False
 
     async def pause_generation(self, *, mode: Any = "abort", clear_cache: bool = True) -> None:
@@ -105,27 +105,27 @@ class StubEngine:
         self._going.clear()
 
     async def resume_generation(self) -> None:
-        """Go on, unless it hangs."""
+        """Continue, unless it hangs."""
         if not self._hanging:
             self._going.set()
 
     async def update_weight_version(self, new_version: str) -> None:
-        """Label what is sampled from now on."""
+        """Set the label of tokens sampled from now on."""
         self._label = new_version
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Do nothing: there is no cache."""
+        """Do nothing: the stub has no cache."""
         return True
 
     async def sleep(self, level: int = 1, mode: Any = "abort") -> None:
-        """Drop everything; `level` 2 the policy too."""
+        """Drop everything; at `level` 2 the policy too."""
         self._going.clear()
         self.memory = set()
         if level > 1:
             self._policy = None
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take one part after the other."""
+        """Restore the requested parts."""
         self.memory |= set(tags or EVERYTHING)
         if self.memory == EVERYTHING and not self._hanging:
             self._going.set()
@@ -138,7 +138,7 @@ class StubEngine:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[None]:
-        """`load_version`, or `check_health`, which a hanging engine never answers."""
+        """Run `load_version`, or `check_health`, which a hanging engine never answers."""
         if method == "load_version":
             if "weights" not in self.memory:
                 raise RuntimeError("weights were loaded into an engine that sleeps")
@@ -148,18 +148,18 @@ class StubEngine:
         return [None]
 
     async def add_lora(self, lora_request: AdapterRequest) -> bool:
-        """Hold one more adapter."""
+        """Add one adapter."""
         policy = await asyncio.to_thread(read_adapter, Path(lora_request.path))
         await self._update(policy)
         self._adapters[lora_request.number] = policy
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Hold it no longer."""
+        """Remove an adapter."""
         return self._adapters.pop(lora_id, None) is not None
 
     def in_use(self) -> set[str]:
-        """Adapters of requests that are answered."""
+        """Return adapters of requests in flight."""
         return {name for name, count in self._used.items() if count > 0}
 
     async def _reload(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class StubEngine:
         logger.info(f"holds version {policy.step}")
 
     async def _update(self, policy: Policy) -> None:
-        """Simulate a hand-over of this policy: its time, and the faults of the script."""
+        """Simulate a hand-over of this policy: its duration, and the faults of the script."""
         await self._sleep(self._script.update_seconds)
         for number, fault in enumerate(self._script.faults):
             if fault.version != policy.step or not claim(self._run_folder, number, fault.times):
@@ -200,7 +200,8 @@ class StubEngine:
         seed: int | None,
         adapter: str | None = None,
     ) -> list[Choice]:
-        """`n` continuations of a prompt, side by side, a token each at a time; a hand-over in between shows in their versions.
+        """Sample `n` continuations of a prompt in parallel, one token each at a time; a hand-over in between shows in
+        their versions.
 
         With `adapter`, the name of one in the registry, all tokens are of that policy.
         """
@@ -214,7 +215,7 @@ class StubEngine:
         self._asked[key] += 1
         if len(self._asked) > _REMEMBERED_PROMPTS:
             self._asked.clear()
-        # Like vLLM: a request with a seed has the same answers each time, and the n-th of them the n-th next seed's.
+        # As in vLLM, a request with a seed has the same answers each time, and its n-th answer uses the n-th next seed.
         text = f"{self._seed}/{seed}/{self._asked[key]}/{key}"
         sources = [f"{text}/{index}" if seed is None else f"{key}/{seed + index}" for index in range(n)]
         choices = [Choice(Reply(self.vocabulary, prompt, Random(source), ignore_eos=ignore_eos)) for source in sources]

@@ -1,11 +1,11 @@
-"""The trainer's pods as one group, over plain TCP: all of them live, or none.
+"""The trainer's pods as one group over plain TCP, which lives or dies as a whole.
 
-    pod k -> pod 0   {"attempt": 2, "pod": 1}     until it is welcomed; another attempt's pod never is
+    pod k -> pod 0   {"attempt": 2, "pod": 1}     repeated until the welcome; pods of another attempt get none
     pod 0 -> pod k   welcome | step 7 | finished | stopped
-    pod k -> pod 0   done 7                       pod 0 trains step 7 once all have said so
-    pod k -> pod 0   stop                         it was asked to stop by a signal: the group stops, once pod 0 has saved
+    pod k -> pod 0   done 7                       pod 0 trains step 7 after all pods have sent this
+    pod k -> pod 0   stop                         a signal requested a stop: the group stops after pod 0 has saved
 
-A connection that ends early means that the other side is gone. The kernel's keep-alive detects a machine that lost its power.
+A connection that ends early means that the other side is gone. The kernel's keep-alive detects a machine without power.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.stop import Stop
 
 JOIN_SECONDS = 1800.0
-"""Longest wait for all pods to meet: images are pulled, nodes come up."""
+"""Longest wait for all pods: images are pulled, nodes start."""
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 10.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # gone after 20 s of silence
 
 
-def place() -> tuple[int, int]:
-    """Ordinal of this pod and the number of pods.
+def read_place() -> tuple[int, int]:
+    """Return ordinal of this pod and the number of pods.
 
     Raises:
         RoleError: `RLRUN_NNODES` or `RLRUN_POD_NAME` is wrong.
@@ -52,7 +52,7 @@ def place() -> tuple[int, int]:
 
 
 def master() -> tuple[str, int]:
-    """Address of pod 0.
+    """Return the address of pod 0.
 
     Raises:
         RoleError: `RLRUN_MASTER_ADDR` or `RLRUN_MASTER_PORT` is missing or wrong.
@@ -68,7 +68,7 @@ def master() -> tuple[str, int]:
 
 
 class Line:
-    """A connection that carries lines."""
+    """A connection for lines of text."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -78,14 +78,14 @@ class Line:
         self._file = connection.makefile("rb")
 
     def send(self, text: str) -> None:
-        """Send one line; a connection that is gone is noticed by `receive`."""
+        """Send one line; `receive` notices a lost connection."""
         try:
             self._connection.sendall(f"{text}\n".encode())
         except OSError:
             return
 
     def receive(self) -> str | None:
-        """The next line, or None when the other side is gone."""
+        """Return the next line, or None if the other side is gone."""
         try:
             line = self._file.readline()
         except OSError:
@@ -106,14 +106,14 @@ class Leader:
     """Pod 0's side.
 
     Args:
-        attempt: pods of another one are not let in.
-        pods: of the whole group; 1 opens no port.
-        port: to listen on.
-        lost: called from a thread of its own with a message when a pod is gone.
-        asked: called from a thread of its own when a pod was asked to stop.
+        attempt: attempt of the accepted pods.
+        pods: number of pods of the group; 1 opens no port.
+        port: port to listen on.
+        lost: function called in a separate thread with a message if a pod is gone.
+        asked: function called in a separate thread if a pod has to stop.
 
     Raises:
-        RoleError: the port is taken, or not all pods came in time.
+        RoleError: the port is in use, or not all pods came in time.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Leader:
                 continue
             pod = int(hello["pod"])
             if pod in self._lines:
-                self._lines[pod].close()  # it has ended and is back: an earlier life of the same pod
+                self._lines[pod].close()  # the pod has ended and its successor connects
             self._lines[pod] = line
         for pod, line in self._lines.items():
             line.patient()
@@ -166,14 +166,14 @@ class Leader:
             self._lost(f"trainer pod {pod} is gone")
 
     def together(self, step: int) -> None:
-        """Let all pods take part in a step; returns once they have."""
+        """Let all pods take part in a step; return once they have done so."""
         for line in self._lines.values():
             line.send(f"step {step}")
         for _ in self._lines:
             self._answers.get()
 
     def finish(self, *, stopped: bool = False) -> None:
-        """Announce to the others that all is done, or that the group stops here."""
+        """Announce to the other pods that all steps are trained, or that the group stops here."""
         self._over = True
         for line in self._lines.values():
             line.send("stopped" if stopped else "finished")
@@ -190,19 +190,19 @@ def _hello(text: str | None) -> dict[str, int]:
 def follow(
     attempt: int, pod: int, address: str, port: int, take_part: Callable[[int], None], stop: Stop, grace_seconds: float
 ) -> bool:
-    """A later pod's side; returns when pod 0 has finished: True, or False when the group was asked to stop.
+    """Run a later pod's side; return when pod 0 has finished: True, or False if the group was stopped.
 
     Args:
         attempt: this attempt.
         pod: this pod's ordinal.
-        address: of pod 0.
-        port: of pod 0.
-        take_part: called with 0 once the group is whole, then with each step.
-        stop: what signals ask.
-        grace_seconds: what pod 0 may take to save after that.
+        address: address of pod 0.
+        port: port of pod 0.
+        take_part: function called with 0 once the group is complete, then with each step.
+        stop: stop request of a signal.
+        grace_seconds: time that pod 0 may take to save after that.
 
     Raises:
-        RoleError: pod 0 does not come, or is gone before it has finished.
+        RoleError: pod 0 does not answer, or is gone before it has finished.
     """
     line = _join(attempt, pod, address, port)
     logger.info(f"pod {pod} is in the group of {address}:{port}")
@@ -229,7 +229,7 @@ def _join(attempt: int, pod: int, address: str, port: int) -> Line:
             time.sleep(RETRY_SECONDS)
             continue
         line = Line(connection)
-        line.patient()  # pod 0 answers once all are there
+        line.patient()  # pod 0 answers once all pods have connected
         line.send(json.dumps({"attempt": attempt, "pod": pod}))
         if line.receive() == "welcome":
             return line

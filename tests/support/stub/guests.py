@@ -1,4 +1,4 @@
-"""Guests in the stub trainer: each is a thread, as nothing is computed that they would have to take turns for."""
+"""Guests in the stub trainer: each is a thread, because no computation requires turns."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class _Joined:
 
 
 class GuestRuns:
-    """The runs that have asked for a slot; looked after in a thread of its own from the start.
+    """The runs that have requested a slot, served by a separate thread from the start.
 
     Args:
-        config: of the trainer's own run.
-        channel: of the trainer's own run.
-        model: folder of the model that all runs start from.
-        script: durations; its faults are the own run's alone.
-        api_key: of the trainer's own run.
+        config: configuration of the trainer's own run.
+        channel: channel of the trainer's own run.
+        model: folder of the first model of all runs.
+        script: durations; its faults apply only to the own run.
+        api_key: key of the trainer's own run.
     """
 
     def __init__(self, config: TrainerConfig, channel: Channel, *, model: Path, script: Script, api_key: str) -> None:
@@ -53,7 +53,7 @@ class GuestRuns:
             threading.Thread(target=self._watch, name="guests", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until no guest is left, and none asks."""
+        """Wait until there are neither guests nor requests of guests."""
         while self._slots > 1:
             with self._lock:
                 if not self._joined and not self._guests.pending():

@@ -1,7 +1,7 @@
 """An engine without vLLM: `python -m tests.support.stub.inference --config run.json`.
 
-Guard, `/rlrun` routes, hand-over, preflight and heartbeat are the real server's code around another engine. Of vLLM's own routes there
-are those that the roles and probes use: `/health`, `/metrics`, `/v1/models` and `/inference/v1/generate`.
+Guard, `/rlrun` routes, hand-over, preflight and heartbeat are the real server's code with another engine. Of vLLM's own
+routes it has those that the roles and probes use: `/health`, `/metrics`, `/v1/models` and `/inference/v1/generate`.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from tests.support.stub.script import InferenceScript, load_script
 TERMINATED = 128 + signal.SIGTERM
 ANSWER_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
-"""Like the real server: longer than the client keeps a connection."""
+"""Keep-alive time, as in the real server: longer than the client keeps a connection."""
 
 
 class StockSampling(Sampling):
-    """vLLM's, which has a default length and more parameters than are heeded here, temperature among them."""
+    """vLLM's parameters, with its default length; the stub ignores some of them, such as temperature."""
 
     model_config = ConfigDict(extra="ignore")
     max_tokens: Annotated[int, Field(ge=1)] = 16
 
 
 class GenerateRequest(BaseModel):
-    """Body of `/inference/v1/generate`; other sampling parameters of vLLM's are taken and ignored."""
+    """Body of `/inference/v1/generate`; other sampling parameters of vLLM are accepted and ignored."""
 
     token_ids: Annotated[list[int], Field(min_length=1)]
     sampling_params: StockSampling
@@ -81,7 +81,7 @@ class StubTokens:
     """The stub's engine as a `TokenEngine`.
 
     Args:
-        engine: samples.
+        engine: engine that samples.
         settings: the served model's name, and the longest sequence.
     """
 
@@ -89,7 +89,7 @@ class StubTokens:
         self._engine, self._settings = engine, settings
 
     async def choices(self, head: Head, prompt: Sequence[int]) -> tuple[str, list[Choice]]:
-        """Name of the model, and the continuations; raises `GenerateError`."""
+        """Return the name of the model and the continuations; raise `GenerateError`."""
         longest, sampling = self._settings.max_model_len or 2**31, head.sampling_params
         if len(prompt) >= longest:
             raise GenerateError(f"the prompt has {len(prompt)} tokens; the longest sequence is {longest}", 400)
@@ -122,7 +122,7 @@ class StubTokens:
 
 
 def application(engine: StubEngine, settings: InferenceSettings, control: Control) -> FastAPI:
-    """The server's app, without its guard."""
+    """Return the server's app, without its guard."""
     app = FastAPI(openapi_url=None)
     app.include_router(router)
     app.state.rlrun = control
@@ -222,7 +222,7 @@ async def _serve(
     )
     server = uvicorn.Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn puts back and raises again what it caught; this one keeps the exit code ours.
+        # uvicorn restores the signal handlers and raises the signals again; this subclass keeps our exit code.
         signal.signal(number, server.handle_exit)
     if settings.colocated:
         await handover.sleep()
@@ -258,14 +258,14 @@ def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes)
         sleeper=sleeper,
         base_model=settings.model_path,
         weights_dir=settings.weights_dir,
-        expected=None,  # the layers of the stub's adapters are not in its model
+        expected=None,  # the stub's model does not have the layers of its adapters
         timeout=settings.update_timeout,
         on_broken=_stop_soon,
     )
 
 
 def _stop_soon() -> None:
-    """End this server like a signal from outside, once the answer that says why has left."""
+    """Stop this server like a signal from outside, after it has sent the answer with the reason."""
     asyncio.get_running_loop().call_later(ANSWER_SECONDS, os.kill, os.getpid(), signal.SIGTERM)
 
 
@@ -280,7 +280,7 @@ async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and serve; returns the exit code."""
+    """Parse the command line and serve; return the exit code."""
     process_logs.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | inference | {message}")
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.stub.inference", description="Serve a run without vLLM."

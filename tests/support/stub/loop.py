@@ -1,4 +1,4 @@
-"""The stub trainer: its own run in the main thread, and those of guests beside it."""
+"""The stub trainer: its own run in the main thread, and guests in other threads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.ranks.stop import Stop
-from tests.support.stub.group import Leader, follow, master, place
+from tests.support.stub.group import Leader, follow, master, read_place
 from tests.support.stub.guests import GuestRuns
 from tests.support.stub.model import ensure_model
 from tests.support.stub.run import Run
-from tests.support.stub.script import Script, happen, load_script
+from tests.support.stub.script import Script, apply_faults, load_script
 
 
 def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, group: Leader, stop: Stop) -> int:
-    """Pod 0's part; returns the exit code."""
+    """Run pod 0's part; return the exit code."""
     paths, faults = RunPaths(Path(config.output_dir)), script.trainer.faults
     engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
     if engines is not None:
@@ -47,12 +47,12 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
     )
     start = f"the checkpoint of step {attempt.base_step}" if attempt.base_step else "the model"
     logger.info(f"attempt {number}: {config.world_size} ranks without torch, from {start}")
-    happen(faults, attempt=number, step=0, pod=0, stop=stop)
+    apply_faults(faults, attempt=number, step=0, pod=0, stop=stop)
     time.sleep(script.trainer.start_seconds)
 
     def before_step(step: int) -> None:
         group.together(step)
-        happen(faults, attempt=number, step=step, pod=0, stop=stop)
+        apply_faults(faults, attempt=number, step=step, pod=0, stop=stop)
 
     model = ensure_model(config, script.policy)
     own = Run(config, attempt, channel, model=model, script=script, before_step=before_step, engines=engines)
@@ -61,7 +61,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
     stop.then(own.leaving.set)
     channel.stop = stop.join
     own.run()
-    if stop.asked:  # guests lose what they have not saved: tests of a shared trainer's end take the real one
+    if stop.asked:  # guests lose unsaved steps: tests of a shared trainer's end use the real trainer
         own.save_last()
     else:
         guests.wait()
@@ -71,25 +71,25 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
 
 
 def run(config: TrainerConfig, *, attempt: int, api_key: str, stop: Stop) -> int:
-    """One pod's part of an attempt.
+    """Run one pod's part of an attempt.
 
     Args:
         config: the role's resolved configuration.
         attempt: this attempt's number, new in the run's folder.
-        api_key: guards the channel to the orchestrator.
-        stop: what signals ask.
+        api_key: key of the channel to the orchestrator.
+        stop: stop request of a signal.
 
     Returns:
-        The exit code: 0, or 128 + n when signal n ended the run early.
+        The exit code: 0, or 128 + n if signal n ended the run early.
 
     Raises:
-        RoleError: what went wrong, for a person, with the exit code.
+        RoleError: a failure with a message for users and the exit code.
     """
     folder = Path(config.output_dir)
-    script, (pod, pods) = load_script(folder), place()
+    script, (pod, pods) = load_script(folder), read_place()
 
     def lost(message: str) -> None:
-        """End the group as a whole, wherever the main thread is."""
+        """End the whole group, regardless of the main thread's state."""
         logger.error(message)
         write_error(RunPaths(folder).logs(attempt, "trainer"), "trainer", RoleError(message))
         os._exit(exit_codes.FAILURE)
@@ -97,7 +97,7 @@ def run(config: TrainerConfig, *, attempt: int, api_key: str, stop: Stop) -> int
     if pod:
 
         def take_part(step: int) -> None:
-            happen(script.trainer.faults, attempt=attempt, step=step, pod=pod, stop=stop)
+            apply_faults(script.trainer.faults, attempt=attempt, step=step, pod=pod, stop=stop)
 
         finished = follow(attempt, pod, *master(), take_part, stop, config.checkpoint.grace_period_seconds)
         return exit_codes.OK if finished else stop.exit_code

@@ -13,12 +13,12 @@ from tests.support.stub.policy import Policy
 
 
 def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dict[str, float]) -> dict[str, float]:
-    """Metrics in the `trained` event of a step.
+    """Return metrics for the `trained` event of a step.
 
     Args:
-        config: of the trainer.
-        batch: that was trained on.
-        policy: after the step.
+        config: configuration of the trainer.
+        batch: trained batch.
+        policy: policy after the step.
         times: seconds, by metric.
     """
     logprobs = np.concatenate([sample.logprobs[sample.loss_mask] for sample in batch.samples])
@@ -42,11 +42,11 @@ def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dic
 
 
 def validation_metrics(batch: Batch, policy: Policy) -> dict[str, float]:
-    """Metrics of held-out samples: as if each learned token were one that the policy writes with its accuracy.
+    """Return metrics of held-out samples, as if the policy writes each learned token with its accuracy.
 
     Args:
         batch: the held-out samples.
-        policy: as it is.
+        policy: the present policy.
     """
     return {
         "validation/loss": -math.log(policy.accuracy),

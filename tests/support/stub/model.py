@@ -1,4 +1,5 @@
-"""Make the model folder of a stub run: `python -m tests.support.stub.model --config run.json`. The tokenizer is that of the tiny model."""
+"""Maker of the model folder of a stub run: `python -m tests.support.stub.model --config run.json`. It has the tiny
+model's tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.support.stub.script import PolicyScript, load_script
 
 
 def tokenizer_files() -> dict[str, bytes]:
-    """The tokenizer's files as transformers writes them."""
+    """Return the tokenizer's files as transformers writes them."""
     tokenizer = character_tokenizer()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     config: dict[str, Any] = {
@@ -38,7 +39,7 @@ def tokenizer_files() -> dict[str, bytes]:
 
 
 def make_model(folder: Path, tiny: TinyModelConfig, script: PolicyScript) -> None:
-    """Make the model at `folder`, durable and whole. The same configuration gives the same bytes."""
+    """Write the model to `folder`, durably and completely. The same configuration gives the same bytes."""
     config = {
         "architectures": ["RlrunStub"],
         "model_type": "llama",
@@ -55,7 +56,7 @@ def make_model(folder: Path, tiny: TinyModelConfig, script: PolicyScript) -> Non
 
 
 def ensure_model(config: TrainerConfig, script: PolicyScript) -> Path:
-    """Folder of the run's model; a tiny model is made on the first call.
+    """Return the folder of the run's model; make a tiny model at the first call.
 
     Raises:
         RoleError: the volume refuses to write.
@@ -68,7 +69,7 @@ def ensure_model(config: TrainerConfig, script: PolicyScript) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the model that the run asks for; returns the exit code."""
+    """Make the model of the run; return the exit code."""
     parser = argparse.ArgumentParser(prog="tiny_model", description="Create the tiny model of a run.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)

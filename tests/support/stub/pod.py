@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# As in `rlrun.pod.pod_command`: what takes time is imported once signals are handled.
+# As in `rlrun.pod.pod_command`: slow imports follow the setup of signal handlers.
 if TYPE_CHECKING:
     from rlrun.config.models.run_config import RunConfig
     from rlrun.pod.container_settings import PodSettings
@@ -16,10 +16,10 @@ PACKAGE = "tests.support.stub"
 
 
 def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: Path) -> list[str]:
-    """The command line of a role's process: a stub, but for the orchestrator, which is the real one.
+    """Return the command line of a role's process: a stub, except for the real orchestrator.
 
     Raises:
-        RoleError: the pod is no member of the trainer's group.
+        RoleError: the pod is not a member of the trainer's group.
     """
     from rlrun.pod import role_commands
 
@@ -31,14 +31,14 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
 
 
 def model_command(config_file: Path) -> list[str]:
-    """The command line that makes the model folder."""
+    """Return the command line that makes the model folder."""
     from rlrun.pod import role_commands
 
     return role_commands.config_command(f"{PACKAGE}.model", config_file)
 
 
 def programs() -> Programs:
-    """Programs of the stub image's containers."""
+    """Return programs of the stub image's containers."""
     from rlrun.pod.role_commands import Programs
 
     return Programs(role_command, model_command)

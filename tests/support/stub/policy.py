@@ -66,7 +66,7 @@ def read_policy(file: Path) -> Policy:
 
 
 def write_adapter(path: Path, policy: Policy, rank: int) -> None:
-    """Write a published version that is an adapter of this rank: its A holds the accuracy, its B the step."""
+    """Write a published version that is an adapter of this rank: its A contains the accuracy, its B the step."""
     with new_folder(path, before_rename="weights.before_rename") as folder:
         tensors = {
             ADAPTER_A: np.full((rank, 1), policy.accuracy, np.float32),
@@ -80,10 +80,10 @@ def write_adapter(path: Path, policy: Policy, rank: int) -> None:
 
 
 def read_adapter(folder: Path) -> Policy:
-    """Read what `write_adapter` wrote.
+    """Read an adapter of `write_adapter`.
 
     Raises:
-        RoleError: it is not there, or holds a real adapter.
+        RoleError: it does not exist, or is a real adapter.
     """
     try:
         tensors = load_file(folder / ADAPTER_WEIGHTS)
@@ -93,20 +93,20 @@ def read_adapter(folder: Path) -> Policy:
 
 
 def small_files(source: Path) -> dict[str, bytes]:
-    """Files that every version's folder repeats: configuration and tokenizer."""
+    """Return the files that are equal in every version's folder: configuration and tokenizer."""
     return {
         p.name: p.read_bytes() for p in sorted(source.iterdir()) if p.suffix in (".json", ".jinja") and p.name != INDEX
     }
 
 
 def write_model(path: Path, policy: Policy, files: dict[str, bytes], *, complete: bool) -> None:
-    """Write a model folder that appears durable and whole.
+    """Write a model folder that appears durably and completely.
 
     Args:
         path: the folder.
         policy: the weights.
-        files: see `small_files`.
-        complete: put `COMPLETE` into it, as into a published version.
+        files: result of `small_files`.
+        complete: whether to write `COMPLETE`, as in a published version.
     """
     with new_folder(path, before_rename="weights.before_rename" if complete else None) as folder:
         write_policy(folder / WEIGHTS, policy)

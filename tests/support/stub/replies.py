@@ -17,7 +17,7 @@ from rlrun.runtime import exit_codes
 _ASKED = re.compile(r"<([^<>]+)>$")
 """The end of a prompt of `reverse-text`, without special tokens."""
 OTHER_PROMPTS_LENGTH = 4
-"""Letters of the answer to a prompt that is not understood."""
+"""Number of letters in the answer to an unknown prompt."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, model: Path) -> Vocabulary:
-        """The vocabulary of a folder that `tests.support.stub.model` made.
+        """Return the vocabulary of a folder that `tests.support.stub.model` made.
 
         Raises:
             RoleError: the tokenizer is of another kind.
@@ -45,7 +45,7 @@ class Vocabulary:
             raise RoleError(f"{file} is not the tiny model's tokenizer: {error!r}", exit_codes.DATA) from None
 
     def answer(self, prompt: Sequence[int]) -> str | None:
-        """The right answer to a prompt, None when it is no task of `reverse-text`."""
+        """Return the right answer to a prompt, or None if it is not a task of `reverse-text`."""
         found = _ASKED.search("".join(self.texts.get(token, "") for token in prompt))
         return found[1][::-1] if found else None
 
@@ -62,10 +62,10 @@ class Reply:
     """One continuation, token by token.
 
     Args:
-        vocabulary: the model's.
+        vocabulary: vocabulary of the model.
         prompt: token ids.
-        rng: of this continuation.
-        ignore_eos: go on with letters for as long as requested.
+        rng: random numbers of this continuation.
+        ignore_eos: whether to continue with letters after the answer.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], rng: Random, *, ignore_eos: bool = False) -> None:
@@ -75,13 +75,15 @@ class Reply:
         self._position = 0
 
     def next(self, accuracy: float) -> Sampled:
-        """The next token, under a policy of this accuracy; `<eos>` follows the answer with certainty."""
+        """Return the next token, under a policy of this accuracy; `<eos>` follows the answer with certainty."""
         position, self._position = self._position, self._position + 1
         if position >= self._length and not self._ignore_eos:
             return Sampled(self._vocabulary.eos, 0.0)
         right = self._answer[position] if self._answer is not None and position < self._length else None
         others = [letter for letter in string.ascii_lowercase if letter != right]
-        draw = self._rng.random()  # drawn in any case, so that the same draws answer better under a better policy
+        draw = (
+            self._rng.random()
+        )  # drawn in any case, so that the same draws give a better answer under a better policy
         if right is not None and draw < accuracy:
             return Sampled(self._vocabulary.ids[right], math.log(accuracy))
         share = 1.0 if right is None else 1.0 - accuracy

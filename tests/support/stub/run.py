@@ -1,4 +1,4 @@
-"""One run in the stub trainer, in the order of the real one; a step only takes its time and moves the policy."""
+"""One run in the stub trainer, in the order of the real one; a step only waits and moves the policy."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ from tests.support.stub.script import Script
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
 COMPLETION_SECONDS = 600.0
-"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+"""Longest wait for the manifest of the last checkpoint after other work has ended."""
 
 
 class Run:
     """The trainer's own run, or a guest's.
 
     Args:
-        config: of the trainer, as the run has it.
-        attempt: which has begun.
-        channel: to the run's orchestrator.
-        model: folder of the model that it starts from.
+        config: the run's configuration of the trainer.
+        attempt: the started attempt.
+        channel: channel to the run's orchestrator.
+        model: folder of its first model.
         script: durations and faults.
-        before_step: called with the step once its batch is there: the other pods, and what goes wrong.
-        label: put before what is logged.
-        engines: that have the same GPUs; none may be awake in a step.
+        before_step: function called with the step after its batch has arrived: the other pods, and faults.
+        label: prefix of log lines.
+        engines: engines that share its GPUs; none may be awake in a step.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Run:
         self.paths = RunPaths(Path(config.output_dir))
         self.feed = LiveFeed(channel)
         self.leaving = threading.Event()
-        """Set when the run is to end where it is, without a checkpoint."""
+        """Set if the run has to end at once, without a checkpoint."""
         self.ends = False
-        """True once a batch was marked as the last one: the data is exhausted."""
+        """Whether a batch was marked as the last one, because the data is exhausted."""
         self.volume = Volume(self.paths.root, say=logger.warning)
-        """Volume that it writes to."""
+        """Volume for its files."""
         self._retry = Retry(self.volume)
         self._refused: Refused | None = None
         self._full_until: dict[int, float] = {}
-        """End of each fault of the kind `disk_full`, from its first checkpoint on."""
+        """End of each fault of the kind `disk_full`, which starts with its first checkpoint."""
         channel.trouble = self.volume.trouble
         self.policy = self._load(model)
         self.completer = Completer(
@@ -113,7 +113,7 @@ class Run:
         self.files = small_files(model)
         self.vocabulary = int(json.loads(self.files["config.json"])["vocab_size"])
         if self.attempt.base_attempt is None:
-            if self.attempt.origin is not None:  # its weights; this run's own steps
+            if self.attempt.origin is not None:  # the guest's weights; the steps are counted from its own start
                 origin = read_policy(Path(self.attempt.origin.path) / TRAINER_PART / WEIGHTS)
                 policy = replace(origin, step=0)
             return policy
@@ -125,10 +125,10 @@ class Run:
         self.channel.emit("checkpoint_complete", step, path=path)
 
     def run(self) -> None:
-        """Run all steps, to the orchestrator's last word.
+        """Run all steps, until the orchestrator's last message.
 
         Raises:
-            RoleError: the run cannot go on.
+            RoleError: the run cannot continue.
         """
         self.channel.begin(self.attempt.base_step)
         with watch_volume(self.volume):
@@ -218,7 +218,8 @@ class Run:
         )
 
     def _save(self, step: int) -> Path | None:
-        """Save the shards and return their folder; None when the volume refuses them: they are tried again after a later step."""
+        """Save the shards and return their folder, or None if the volume refuses them: they are retried after a later
+        step."""
         self.channel.phase("saving")
         path, last = self.paths.checkpoint(step, self.number), self.ends or step == self.config.max_steps
         while True:
@@ -268,7 +269,7 @@ class Run:
             self.completer.saved(step, saved, describe_part(saved, saved / TRAINER_PART))
 
     def _finish(self) -> None:
-        """Wait for the orchestrator's last word, and for the last manifest."""
+        """Wait for the orchestrator's last message, and for the last manifest."""
         self.channel.phase("finished")
         self.channel.emit("finished", self.policy.step)
         deadline = time.monotonic() + SHUTDOWN_SECONDS
@@ -285,11 +286,11 @@ class Run:
         self._check_completer()
 
     def save_last(self) -> None:
-        """Complete the last finished step's checkpoint when asked to stop, if there is an orchestrator to bring its part."""
+        """Complete the last finished step's checkpoint after a stop request, if an orchestrator writes its part."""
         step, config = self.policy.step, self.config.checkpoint
         if not config.enabled or step == self.attempt.base_step:
             return
-        saved = self._save(step) if step % config.interval else None  # else the step itself has saved it
+        saved = self._save(step) if step % config.interval else None  # otherwise the step itself has saved it
         if saved is not None:
             self.channel.emit("checkpoint_saved", step, path=saved)
             self.completer.saved(step, saved, describe_part(saved, saved / TRAINER_PART))

@@ -1,4 +1,4 @@
-"""The script of a stub run: how long everything takes, what goes wrong when, and how fast the policy learns."""
+"""The script of a stub run: durations, faults, and learning speed of the policy."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from rlrun.trainer.ranks.stop import Stop
 VARIABLE = "STUB_SCRIPT"
 FILE = "stub.json"
 FAULTS_FOLDER = "stub"
-"""Folder in the run's folder: marks of the engines' faults that have happened."""
+"""Folder in the run's folder with records of past faults of engines."""
 REQUESTS_FILE = "requests.jsonl"
-"""File in that folder: requests that engines got."""
+"""File in that folder with the requests to engines."""
 WAIT_SECONDS = 0.02
-"""Between two looks for the file of a fault that waits."""
+"""Time between two polls for the file of a fault that waits."""
 
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
 
 
 class TrainerFault(Config):
-    """Something that goes wrong in a trainer pod. It happens in every attempt that it fits."""
+    """A fault in a trainer pod. It happens in every attempt that matches."""
 
     attempt: Annotated[int, Field(ge=1)] | None = None
-    """Attempt in which it happens; default: each."""
+    """Attempt of the fault. Default: each."""
     step: Annotated[int, Field(ge=0)]
-    """Step in which it happens, once its batch has come; 0: at the start, once the attempt's file is written."""
+    """Step of the fault, after its batch has arrived; 0: at the start, after the attempt's file is written."""
     pod: Annotated[int, Field(ge=0)] = 0
     """Ordinal of the trainer pod."""
     action: Literal["exit", "sigkill", "hang", "wait", "slow_step", "slow_save", "disk_full"]
-    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing until a signal comes. wait: train only once `file`
-    is there. slow_step, slow_save: take `seconds` longer, for the step or for its checkpoint. disk_full: its checkpoint, and later ones
-    for `seconds`, find the volume full."""
+    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing until a signal comes. wait:
+    train only after `file` exists. slow_step, slow_save: take `seconds` longer, for the step or for its checkpoint.
+    disk_full: its checkpoint, and later ones for `seconds`, find a full volume."""
     code: ExitCode = 1
     """Exit code of `exit`."""
     seconds: Seconds = 5.0
     """Duration of `slow_step`, `slow_save` and `disk_full`."""
     file: Path | None = None
-    """File of `wait`: whoever scripts the fault makes it."""
+    """File of `wait`; the author of the fault creates it."""
 
     @model_validator(mode="after")
     def _fields_fit_the_action(self) -> Self:
@@ -62,20 +62,20 @@ class TrainerFault(Config):
 
 
 class InferenceFault(Config):
-    """Something that goes wrong in an engine when a version is handed over to it; the first `times` engines that get there have it."""
+    """A fault in an engine during the hand-over of a version; the first `times` engines that reach it have it."""
 
     version: Annotated[int, Field(ge=0)]
     """The policy version."""
     action: Literal["exit", "sigkill", "hang", "slow_update", "fail_update", "slow", "answer_500"]
-    """exit, sigkill: the process ends. hang: the engine answers nothing any more. slow_update: the hand-over takes `seconds` longer.
-    fail_update: loading breaks half-way, so the server stops. slow, answer_500: for `seconds` after the hand-over each token takes
-    ten times as long, or each request fails."""
+    """exit, sigkill: the process ends. hang: the engine does not answer any more. slow_update: the hand-over takes
+    `seconds` longer. fail_update: loading breaks half-way, so the server stops. slow, answer_500: for `seconds` after
+    the hand-over each token takes ten times as long, or each request fails."""
     code: ExitCode = 1
     """Exit code of `exit`."""
     seconds: Seconds = 5.0
     """Duration of `slow_update`, `slow` and `answer_500`."""
     times: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Number of times in the whole run: an engine that comes back is handed the same version again."""
+    """Number of times in the whole run: a restarted engine receives the same version again."""
 
 
 class TrainerScript(Config):
@@ -99,7 +99,7 @@ class InferenceScript(Config):
     update_seconds: Seconds = 0.0
     """Time for loading weights."""
     record_requests: bool = False
-    """Append what each request asks for to `stub/requests.jsonl` in the run's folder."""
+    """Whether to append the parameters of each request to `stub/requests.jsonl` in the run's folder."""
     faults: list[InferenceFault] = Field(default_factory=list, max_length=1000)
     """Faults of the engines."""
 
@@ -127,10 +127,10 @@ class Script(Config):
 
 
 def load_script(run_folder: Path) -> Script:
-    """The script of the environment, else of the run's folder, else one without faults.
+    """Return the script of the environment, else of the run's folder, else one without faults.
 
     Raises:
-        RoleError: it is not JSON or has a wrong field; names source, field, value and what is expected.
+        RoleError: it is not JSON or has a wrong field; the message has source, field, value and the expected form.
     """
     text, source = os.environ.get(VARIABLE), VARIABLE
     if not text:
@@ -159,7 +159,7 @@ def _problem(entry: dict[str, object]) -> str:
 
 
 def end(action: str, code: int) -> None:
-    """Carry out `exit`, `sigkill` and `hang`, from any thread; nothing for other actions."""
+    """Carry out `exit`, `sigkill` and `hang`, from any thread; ignore other actions."""
     if action == "exit":
         os._exit(code)
     if action == "sigkill":
@@ -168,8 +168,9 @@ def end(action: str, code: int) -> None:
         time.sleep(3600)
 
 
-def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, stop: Stop) -> None:
-    """Let a trainer pod's faults of this moment happen, but for those of saving. A signal ends one that hangs at once: it saves nothing."""
+def apply_faults(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, stop: Stop) -> None:
+    """Execute a trainer pod's faults of this moment, except those of saving. A signal ends a hanging pod at once,
+    without saving."""
     for fault in faults:
         if fault.attempt in (None, attempt) and (fault.step, fault.pod) == (step, pod):
             if fault.action in ("slow_save", "disk_full"):
@@ -185,9 +186,10 @@ def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, sto
 
 
 def claim(run_folder: Path, fault: int, times: int) -> bool:
-    """True if engine fault number `fault` is to happen now; at most `times` times in the whole run, over all processes.
+    """Return whether engine fault number `fault` happens now: at most `times` times in the whole run, over all
+    processes.
 
-    On a volume that this engine cannot write to it happens every time.
+    If this engine cannot write to the volume, it happens every time.
     """
     folder = run_folder / FAULTS_FOLDER
     for number in range(times):

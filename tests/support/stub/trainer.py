@@ -1,7 +1,7 @@
 """A trainer pod without torch: `python -m tests.support.stub.trainer --config run.json`.
 
-Attempts, channel, manifests, retention, metrics' names and exit codes are the real trainer's. One process stands for all ranks
-of its pod. Asked to stop by a signal, the group saves the last finished step, as the real one does.
+Attempts, channel, manifests, retention, metrics' names and exit codes are the real trainer's. One process represents
+all ranks of its pod. If a signal requests a stop, the group saves the last finished step, as the real trainer does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlrun.trainer.ranks.stop import Stop
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one pod's process; returns its exit code."""
+    """Run one pod's process; return its exit code."""
     parser = argparse.ArgumentParser(prog="trainer", description="One pod of the trainer, without torch.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RoleError(
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
-        # Not before the signals are blocked: numpy starts threads, and one that does not block a signal would take it.
+        # After the signals are blocked: numpy starts threads, and a thread that does not block a signal would receive
+        # it.
         from tests.support.stub.loop import run
 
         code = run(config, attempt=attempt, api_key=api_key, stop=stop)
@@ -66,4 +67,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # threads may still wait for messages; nothing is left to be written
+    os._exit(code)  # threads may still wait for messages, but nothing remains to be written

@@ -1,4 +1,4 @@
-"""The table of names against the functions behind it."""
+"""Agreement of the algorithm name tables with their functions, options and presets."""
 
 import inspect
 import subprocess
@@ -29,21 +29,21 @@ from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.trainer.learning.run_objective import step_objective
 
 
-def test_functions_take_exactly_the_options_of_the_table() -> None:
+def test_algorithm_functions_accept_exactly_the_table_options() -> None:
     for table, entries in ((ADVANTAGES, ADVANTAGE_ENTRIES), (LOSSES, LOSS_ENTRIES)):
         assert list(table) == list(entries)
         for name, algorithm in table.items():
             parameters = inspect.signature(algorithm.function).parameters.values()
             keywords = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
             if table is ADVANTAGES and algorithm.function.__name__ != "_per_token":
-                # Applied before and after the estimator, to all that have them in the table.
+                # The shared options are applied outside of the estimator, to every entry whose table row lists them.
                 assert not set(keywords) & set(SHARED_OPTIONS)
                 keywords += [option for option in SHARED_OPTIONS if option in entries[name].options]
             if keywords:
                 assert sorted(keywords) == sorted(entries[name].options), name
 
 
-def test_every_loss_is_declared_and_every_declaration_has_its_function() -> None:
+def test_loss_table_lists_every_loss_function() -> None:
     functions = {
         function
         for function in vars(losses).values()
@@ -52,8 +52,8 @@ def test_every_loss_is_declared_and_every_declaration_has_its_function() -> None
     assert {algorithm.function for algorithm in LOSSES.values()} == functions
 
 
-def test_a_step_finds_its_loss_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names and options are looked at when an objective is made, not in a micro-batch."""
+def test_objective_binds_its_loss_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and options are resolved when an objective is constructed, not in each micro-batch."""
     objective = Objective("ppo", {"eps_high": 0.3}, correction={"action": "mask"}, proximal="recompute")
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_step_finds_its_loss_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_objective_is_wrong_when_it_is_made() -> None:
+def test_objective_validates_options_at_construction() -> None:
     with pytest.raises(ValueError, match=r"loss ppo: eps_low must be"):
         Objective("ppo", {"eps_low": 2.0})
     with pytest.raises(ValueError, match="aggregation_length must be given"):
@@ -79,7 +79,7 @@ def test_an_objective_is_wrong_when_it_is_made() -> None:
         Objective("aipo", correction={"action": "clamp"})
 
 
-def test_defaults_are_within_their_own_bounds() -> None:
+def test_default_options_pass_their_own_validation() -> None:
     tables: list[tuple[Kind, dict[str, dict[str, object]]]] = [
         ("advantage", {name: {o: s.default for o, s in e.options.items()} for name, e in ADVANTAGE_ENTRIES.items()}),
         ("loss", {name: {o: s.default for o, s in e.options.items()} for name, e in LOSS_ENTRIES.items()}),
@@ -90,7 +90,7 @@ def test_defaults_are_within_their_own_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_presets_run(name: str) -> None:
+def test_preset_gradient_follows_the_advantage_sign(name: str) -> None:
     chosen = PRESETS[name]
     assert chosen.description
     if chosen.advantage == "gae":
@@ -118,12 +118,13 @@ def test_presets_run(name: str) -> None:
         ),
     )
     (gradient,) = torch.autograd.grad(output.loss, logprobs)
-    # On-policy, every objective raises what did better than its group (or than the teacher says) and lowers what did worse.
+    # On-policy, every objective raises the log-probabilities of answers that beat their group (or the teacher) and
+    # lowers the others.
     assert (gradient[:2] < 0).all()
     assert (gradient[2:] > 0).all() or (name == "sft" and not gradient[2:].any())
 
 
-def test_what_an_objective_needs() -> None:
+def test_algorithm_inputs_list_reference_and_critic() -> None:
     assert algorithm_inputs("loss", "distill", {}) == {"reference": "loss distill"}
     assert algorithm_inputs("advantage", "gae", {}) == {"critic": "advantage gae"}
     assert algorithm_inputs("loss", "masked_is", {}) == {}
@@ -133,7 +134,7 @@ def test_what_an_objective_needs() -> None:
     assert algorithm_inputs("loss", "my.module:loss", {}) == {}
 
 
-def test_a_run_without_a_preset_learns_by_aipo_on_group_means() -> None:
+def test_default_preset_is_aipo_with_group_mean_baseline() -> None:
     assert DEFAULT_PRESET == AlgorithmConfig().preset == "aipo"
     assert PRESETS["aipo"] == Preset(PRESETS["aipo"].description, advantage="grpo", loss="aipo")
     assert (DEFAULT_ADVANTAGE, DEFAULT_LOSS) == ("grpo", "aipo")
@@ -159,7 +160,7 @@ PAPERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", list(PAPERS))
-def test_a_preset_is_what_its_paper_says(name: str) -> None:
+def test_preset_matches_its_paper(name: str) -> None:
     found = PRESETS[name]
     aggregation = found.aggregation or default_aggregation(found.loss, found.loss_options)
     assert (found.advantage, found.advantage_options, found.loss, found.loss_options, aggregation) == PAPERS[name]
@@ -173,13 +174,14 @@ TRL = {
     "seq_mean_token_mean": (0.0065413, [-0.2064242, 0.0, 0.1466422, 0.0889430, 0.0, 0.1303623]),
     "token_mean": (0.0947300, [-0.2064242, 0.0, 0.2199633, 0.1334145, 0.0, 0.0651811]),
 }
-"""By aggregation: TRL's `loss_type` grpo and dapo, verl's `loss_agg_mode` of the same names."""
+"""Check values per aggregation: TRL's `loss_type` grpo and dapo, verl's `loss_agg_mode` of the same names."""
 
 
-def test_grpo_end_to_end_against_trl_and_verl() -> None:
-    """The loss and its gradient for one group of ragged answers, off-policy, with clipping on both sides.
+def test_grpo_matches_trl_and_verl_end_to_end() -> None:
+    """Compare loss and gradient of one group of ragged answers, off-policy, with clipping on both sides.
 
-    Check values: verl 0.9.1's own functions without a dual clip, and TRL 1.16.0's formulas with its 1e-4 beside the std, not 1e-6.
+    The check values come from verl 0.9.1's functions without a dual clip, and from TRL 1.16.0's formulas with TRL's
+    epsilon of 1e-4 added to the std instead of 1e-6.
     """
     rewards, lengths = [1.0, 0.0, 0.25], [2, 3, 1]
     new = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0, -0.7], requires_grad=True)
@@ -205,18 +207,18 @@ def test_grpo_end_to_end_against_trl_and_verl() -> None:
             assert found.tolist() == pytest.approx(gradient, abs=near)
 
 
-def test_unknown_preset() -> None:
+def test_unknown_preset_is_refused_with_closest_name() -> None:
     with pytest.raises(ValueError, match=r"unknown preset 'gspoo' \(did you mean gspo\?\); known: aipo, cispo"):
         find_preset("gspoo")
 
 
-def test_import_paths() -> None:
+def test_import_paths_are_recognized() -> None:
     assert is_import_path("package.module:function")
     assert not any(map(is_import_path, ["aipo", "module:", ":f", "a.b.c", "a b:c", "a:b:c", "a..b:c", "1a:b"]))
     assert complete_options("loss", "package.module:function", {"anything": [1]}) == {"anything": [1]}
 
 
-def test_the_table_needs_no_torch() -> None:
+def test_algorithm_table_does_not_import_torch() -> None:
     code = "import sys, rlrun.config.algorithm.names; sys.exit('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": ":".join(sys.path)}).returncode

@@ -1,4 +1,4 @@
-"""KL to a reference, in the loss and in the reward, against the equations written out in float64 and exact expectations."""
+"""KL to a reference in the loss and in the reward, compared with float64 equations and exact expectations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ DTYPE = torch.float64
 
 
 def written_out(kind: str, t: float, ref: float, i: float) -> tuple[float, float]:
-    """Value of an estimate and its derivative by t: k1 to k3 of Schulman's note, `+` of verl, unbiased of DeepSeek-V3.2."""
+    """Value of an estimate and its derivative by t: k1 to k3 of Schulman's note, `+` of verl, unbiased of
+    DeepSeek-V3.2.
+    """
     d, rho = t - ref, math.exp(t - i)
     k3 = math.exp(-d) - 1 + d
     return {
@@ -43,7 +45,7 @@ def test_kl_estimate_equals_its_equation(kind: str) -> None:
     assert (ref.grad, i.grad) == (None, None)
 
 
-def test_unbiased_kl_needs_the_sampling_policy() -> None:
+def test_unbiased_kl_requires_inference_logprobs() -> None:
     with pytest.raises(ValueError, match="inference_logprobs must be given for KL estimate k3_unbiased"):
         kl_estimate("k3_unbiased", torch.zeros(2), torch.zeros(2))
     with pytest.raises(ValueError, match=r"inference_logprobs has shape \(3,\), logprobs has \(2,\)"):
@@ -51,7 +53,7 @@ def test_unbiased_kl_needs_the_sampling_policy() -> None:
 
 
 def policies() -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of policy, reference and sampling policy over 6 arms."""
+    """Return the logits of policy, reference and sampling policy over 6 arms."""
     torch.manual_seed(0)
     policy, reference, sampling = torch.randn(3, 6, dtype=DTYPE)
     return policy.requires_grad_(), reference, sampling
@@ -76,8 +78,10 @@ def divergence_slope(logits: Tensor, reference: Tensor) -> tuple[float, Tensor]:
         ("k3+", False, False, False),
     ],
 )
-def test_expected_value_and_gradient(kind: str, on_policy: bool, has_value: bool, has_slope: bool) -> None:
-    """Exact expectations over the arms, as they are sampled: equal to the divergence and its gradient, or not."""
+def test_kl_expectation_matches_divergence_for_unbiased_kinds(
+    kind: str, on_policy: bool, has_value: bool, has_slope: bool
+) -> None:
+    """Compare the exact expectation over the sampled arms with the divergence and its gradient."""
     logits, reference, sampling = policies()
     t, ref = logits.log_softmax(-1), reference.log_softmax(-1)
     i = t.detach() if on_policy else sampling.log_softmax(-1)
@@ -90,7 +94,7 @@ def test_expected_value_and_gradient(kind: str, on_policy: bool, has_value: bool
         assert slope.abs().max() < 1e-15
 
 
-def test_k1_is_refused_as_a_loss() -> None:
+def test_kl_k1_is_refused_as_loss() -> None:
     with pytest.raises(
         ValueError, match="kl_kind k1 has an expected gradient of 0 as a loss; use k2, or subtract it from the reward"
     ):
@@ -98,7 +102,7 @@ def test_k1_is_refused_as_a_loss() -> None:
     assert Regularizers(kl_kind="k1").kl == 0
 
 
-def test_regularizer_weighs_by_the_ratio_to_the_engine() -> None:
+def test_unbiased_kl_regularizer_uses_importance_ratio() -> None:
     t = torch.tensor([-1.0, -2.0, -0.5], dtype=DTYPE, requires_grad=True)
     i, ref = torch.tensor([-0.8, -2.5, -0.5], dtype=DTYPE), torch.tensor([-1.5, -1.0, -0.7], dtype=DTYPE)
     output = policy_loss(
@@ -122,7 +126,7 @@ def test_regularizer_weighs_by_the_ratio_to_the_engine() -> None:
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_rewarded_kl_equals_its_equation(kind: str, gamma: float) -> None:
+def test_kl_reward_equals_its_equation(kind: str, gamma: float) -> None:
     torch.manual_seed(1)
     lengths, mask = [5, 3, 4], torch.tensor([0, 1, 1, 0, 1, 0, 1, 1, 0, 0, 0, 0], dtype=torch.bool)
     t, ref = -torch.rand(2, 12, dtype=DTYPE) * 3
@@ -143,8 +147,8 @@ def test_rewarded_kl_equals_its_equation(kind: str, gamma: float) -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_rewarded_kl_has_the_gradient_of_the_divergence_of_answers() -> None:
-    """Two tokens of three words, the second one given the first: all nine answers, each by its probability."""
+def test_kl_reward_gradient_equals_sequence_divergence_gradient() -> None:
+    """Enumerate all nine answers of two tokens over three words, each weighted by its probability."""
     torch.manual_seed(2)
     first, second = torch.randn(3, dtype=DTYPE, requires_grad=True), torch.randn(3, 3, dtype=DTYPE, requires_grad=True)
     ref_first, ref_second = torch.randn(3, dtype=DTYPE).log_softmax(-1), torch.randn(3, 3, dtype=DTYPE).log_softmax(-1)
@@ -162,7 +166,7 @@ def test_rewarded_kl_has_the_gradient_of_the_divergence_of_answers() -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_rewarded_kl_is_refused_out_of_range() -> None:
+def test_kl_reward_refuses_values_out_of_range() -> None:
     with pytest.raises(ValueError, match="weight must be a finite number of at least 0, got -1"):
         KlReward(-1.0)
     with pytest.raises(ValueError, match=r"unknown kind 'k3\+'"):

@@ -1,4 +1,4 @@
-"""Several objectives in one batch: equal to the written-out sum, whatever the packing, the order and the cut into micro-batches."""
+"""Loss of several objectives in one batch, for any packing, order and split into micro-batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHOICES = (
 
 @dataclass(frozen=True)
 class Sequences:
-    """A batch; `columns` is `[T, 6]`: t, i, o, ref, advantage, version."""
+    """One batch; `columns` is `[T, 6]`: t, i, o, ref, advantage, version."""
 
     columns: Tensor
     mask: Tensor
@@ -45,14 +45,14 @@ class Sequences:
         )
 
     def of(self, name: str) -> Sequences:
-        """The loss tokens of one environment; the sequences of the others stay, without any."""
+        """Return the batch with the loss tokens of one environment only; the other sequences keep no loss token."""
         own = torch.tensor([own == name for own in self.environments])
         return replace(self, mask=self.mask & own.repeat_interleave(torch.tensor(self.lengths)))
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> Sequences:
-    """Some sequences without a loss token, some environments without a sequence."""
+    """Draw batches in which some sequences have no loss token and some environments have no sequence."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=7))
     environments = draw(st.lists(st.sampled_from(NAMES), min_size=len(lengths), max_size=len(lengths)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -65,10 +65,10 @@ def batches(draw: st.DrawFn) -> Sequences:
     return Sequences(columns, mask, lengths, environments)
 
 
-def evaluated(
+def evaluate_rows(
     objective: Objective | Mixture, batch: Sequences, t: Tensor, rows: list[list[int]] | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a batch in `rows`, each of some sequences; and its metrics, of a mixture."""
+    """Return the loss of a batch that is split into `rows` of sequences, and the metrics if it is a mixture."""
     total = t.new_zeros(())
     starts = torch.tensor([0, *batch.lengths]).cumsum(0).tolist()
     parts: list[dict[str, Tensor]] = []
@@ -111,7 +111,7 @@ def with_gradient(
     objective: Objective | Mixture, batch: Sequences, rows: list[list[int]] | None = None
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     t = batch.columns[:, 0].clone().requires_grad_()
-    loss, metrics = evaluated(objective, batch, t, rows)
+    loss, metrics = evaluate_rows(objective, batch, t, rows)
     (gradient,) = torch.autograd.grad(loss, t)
     return loss.detach(), gradient, metrics
 
@@ -121,7 +121,7 @@ objectives = st.sampled_from(CHOICES)
 
 @settings(max_examples=25, deadline=None)
 @given(batches(), objectives)
-def test_environments_of_equal_settings_are_one_loss(batch: Sequences, objective: Objective) -> None:
+def test_mixture_of_equal_objectives_equals_single_objective(batch: Sequences, objective: Objective) -> None:
     loss, gradient, _ = with_gradient(Mixture(objective, {"a": objective, "b": objective}), batch)
     undivided, expected, _ = with_gradient(objective, batch)
     torch.testing.assert_close(loss, undivided, atol=1e-9, rtol=1e-9)
@@ -130,7 +130,7 @@ def test_environments_of_equal_settings_are_one_loss(batch: Sequences, objective
 
 @settings(max_examples=25, deadline=None)
 @given(batches(), objectives, objectives, objectives)
-def test_the_loss_is_the_sum_of_each_environments_own_by_its_share_of_the_batch(
+def test_mixture_loss_sums_objectives_by_batch_share(
     batch: Sequences, a: Objective, b: Objective, c: Objective
 ) -> None:
     loss, gradient, metrics = with_gradient(Mixture(c, {"a": a, "b": b}), batch)
@@ -154,7 +154,9 @@ def test_the_loss_is_the_sum_of_each_environments_own_by_its_share_of_the_batch(
 
 @settings(max_examples=25, deadline=None)
 @given(batches(), objectives, objectives, st.randoms(use_true_random=False))
-def test_packing_order_and_cut_change_nothing(batch: Sequences, a: Objective, b: Objective, random: object) -> None:
+def test_mixture_does_not_depend_on_packing_or_order(
+    batch: Sequences, a: Objective, b: Objective, random: object
+) -> None:
     mixture = Mixture(CHOICES[0], {"a": a, "b": b})
     order = list(range(len(batch.lengths)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -168,7 +170,7 @@ def test_packing_order_and_cut_change_nothing(batch: Sequences, a: Objective, b:
 
 @settings(max_examples=20, deadline=None)
 @given(batches(), objectives, objectives, objectives)
-def test_what_an_environment_learns_changes_nothing_for_the_others(
+def test_environment_objective_leaves_other_gradients_unchanged(
     batch: Sequences, own: Objective, one: Objective, other: Objective
 ) -> None:
     untouched = torch.tensor([name != "a" for name in batch.environments]).repeat_interleave(
@@ -178,11 +180,11 @@ def test_what_an_environment_learns_changes_nothing_for_the_others(
     torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
 
 
-def test_a_metric_of_some_objectives_is_a_mean_over_their_tokens() -> None:
+def test_mixture_metric_averages_over_its_objectives_tokens() -> None:
     batch = Sequences(
         torch.tensor([[-1.0, -1.0, -1.0, -1.0, 1.0, 0.0]] * 6).double(), torch.ones(6).bool(), [4, 2], ["a", "b"]
     )
-    batch.columns[4, 0] = 0.5  # of the two tokens of b the ratio of one is clipped
+    batch.columns[4, 0] = 0.5  # the ratio of one of b's two tokens is clipped
     _, _, metrics = with_gradient(Mixture(Objective("sft"), {"b": Objective("ppo")}), batch)
     assert metrics["clip_fraction"] == metrics["objective/b/clip_fraction"] == 0.5
     assert metrics["objective/b/loss_tokens"] == 2
@@ -191,7 +193,7 @@ def test_a_metric_of_some_objectives_is_a_mean_over_their_tokens() -> None:
     assert metrics["entropy"] == pytest.approx(float(torch.sigmoid(batch.columns[:, 0]).mean()))
 
 
-def test_an_environment_without_an_objective_of_its_own_has_the_runs() -> None:
+def test_environment_without_objective_uses_run_objective() -> None:
     batch = Sequences(torch.tensor([[-1.0, -2.0, -1.0, -1.0, 1.0, 0.0]] * 3).double(), torch.ones(3).bool(), [3], ["z"])
     mixture = Mixture(Objective("aipo"), {"a": Objective("sft")})
     loss, _, metrics = with_gradient(mixture, batch)

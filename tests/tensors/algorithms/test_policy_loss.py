@@ -1,4 +1,4 @@
-"""Policy losses: check values of the design, edge cases, numerics, refusals, metrics."""
+"""Policy losses: check values of the design, edge cases, numerics, refusals and metrics."""
 
 import math
 
@@ -27,7 +27,7 @@ LENGTHS = [5, 3]
 
 
 def run(name: str, t: list[float] | Tensor = T, **changes: object) -> tuple[LossOutput, Tensor]:
-    """The two sequences of the design page, with changes; returns the output and the gradient on t."""
+    """Return output and gradient on t of the design page's two sequences, with `changes` applied."""
     logprobs = torch.as_tensor(t, dtype=torch.float32).clone().requires_grad_()
     arguments: dict[str, object] = {
         "inference_logprobs": torch.tensor(I),
@@ -54,14 +54,16 @@ def run(name: str, t: list[float] | Tensor = T, **changes: object) -> tuple[Loss
         ("masked_is", {}, 0.129327, [0, -0.05054, -0.13739, -0.08333, 0, 0, 0.45616, 0.07540]),
     ],
 )
-def test_check_values(name: str, options: dict[str, float], loss: float, gradient: list[float]) -> None:
+def test_policy_loss_matches_check_values(
+    name: str, options: dict[str, float], loss: float, gradient: list[float]
+) -> None:
     for denominator in (None, 6, 6.0, torch.tensor(6)):
         output, found = run(name, denominator=denominator, **options)
         assert output.loss.item() == pytest.approx(loss, abs=1e-5)
         assert found.tolist() == pytest.approx(gradient, abs=1e-5)
 
 
-def test_aipo_per_token_check_values() -> None:
+def test_aipo_per_token_matches_check_values() -> None:
     expected = [-0.55259, -0.30327, -0.82436, -0.5, -0.03714, 0.5, 2.73697, 0.45242]
     everything = torch.ones(8, dtype=torch.bool)
     for k, value in enumerate(expected):
@@ -71,7 +73,7 @@ def test_aipo_per_token_check_values() -> None:
     assert run("aipo", mask=everything)[0].loss.item() == pytest.approx(sum(expected) / 8, abs=1e-5)
 
 
-def test_aipo_keeps_the_gradient_of_a_truncated_token() -> None:
+def test_aipo_keeps_gradient_of_truncated_token() -> None:
     output, gradient = run("aipo", delta=1.5, mask=torch.arange(8) == 6)
     assert output.loss.item() == pytest.approx(0.5 * 1.5)
     assert gradient[6].item() == pytest.approx(0.5 * 1.5)
@@ -96,7 +98,7 @@ def test_gspo_sequence_ratios() -> None:
     assert output.metrics["ratio_max"].item() == pytest.approx(math.e)
 
 
-def test_losses_measure_from_the_engine_without_proximal_logprobs() -> None:
+def test_losses_use_inference_logprobs_as_default_proximal() -> None:
     for name in ("ppo", "gspo", "cispo", "sapo"):
         alone, _ = run(name)
         given, _ = run(name, proximal_logprobs=torch.tensor(I))
@@ -104,10 +106,10 @@ def test_losses_measure_from_the_engine_without_proximal_logprobs() -> None:
         assert alone.loss.item() == given.loss.item() != other.loss.item()
 
 
-def test_masked_is_sequence_ratio_by_hand() -> None:
+def test_masked_is_sequence_ratio_matches_hand_calculation() -> None:
     output, gradient = run("masked_is", ratio="sequence")
     first, second = math.exp(-0.5 + 0.5 + 0 - 2.6), math.exp(1.7 - 0.1)
-    # The last token of the first sequence is dropped (ρ < 1/8) but stays in the mean over its four loss tokens.
+    # The last token of the first sequence is dropped (ρ < 1/8), but the mean still counts all four loss tokens.
     expected = (-first * 0.5 * (-1 - 2 - 0.1) / 4 + second * 0.5 * (-0.2 - 1.5) / 2) / 2
     assert output.loss.item() == pytest.approx(expected, abs=1e-6)
     one, two = -first * 0.5 / 4 / 2, second * 0.5 / 2 / 2
@@ -129,8 +131,8 @@ def test_masked_is_drops_whole_sequences() -> None:
 
 
 @pytest.mark.parametrize(("gap", "dropped"), [(math.log(20), True), (math.log(9), False), (-math.log(20), True)])
-def test_masked_is_geometric_mean_excludes_the_prompt(gap: float, dropped: bool) -> None:
-    """Over the 14 tokens of prompt and answer the mean ratio of all three would be within [0.1, 10]."""
+def test_masked_is_geometric_mean_excludes_prompt(gap: float, dropped: bool) -> None:
+    """A mean over all 14 tokens of prompt and answer would keep all three ratios inside [0.1, 10]."""
     t = torch.full((14,), -4.0)
     answer = torch.arange(14) >= 12
     _, gradient = run(
@@ -147,7 +149,7 @@ def test_masked_is_geometric_mean_excludes_the_prompt(gap: float, dropped: bool)
     assert not gradient[:12].any()
 
 
-def test_teacher_pull_needs_a_reference() -> None:
+def test_teacher_pull_requires_reference() -> None:
     with pytest.raises(ValueError, match="reference_logprobs must be given if teacher_tau > 0"):
         run("masked_is", teacher_tau=0.5)
     reference = torch.tensor(T) + 1.0
@@ -158,13 +160,13 @@ def test_teacher_pull_needs_a_reference() -> None:
 
 
 def inputs_of(name: str, values: Tensor) -> dict[str, Tensor]:
-    """The optional inputs without which a loss refuses to run."""
+    """Return the optional inputs that a loss requires."""
     wanted = {"decoupled_ppo": "proximal_logprobs", "ref_kl": "reference_logprobs", "distill": "reference_logprobs"}
     return {wanted[name]: values} if name in wanted else {}
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_empty_batches_give_a_differentiable_zero(name: str) -> None:
+def test_empty_batch_gives_differentiable_zero(name: str) -> None:
     for denominator in (None, 0, 128.0):
         own = inputs_of(name, torch.tensor(I))
         output, gradient = run(name, mask=torch.zeros(8, dtype=torch.bool), denominator=denominator, **own)
@@ -226,7 +228,7 @@ def test_bf16_log_probs_are_computed_in_fp32() -> None:
     assert output.loss.dtype == torch.float32
 
 
-def test_only_logprobs_get_a_gradient() -> None:
+def test_policy_loss_differentiates_logprobs_only() -> None:
     for name in LOSSES:
         constants = {
             "inference_logprobs": torch.tensor(I, requires_grad=True),
@@ -242,7 +244,7 @@ def test_only_logprobs_get_a_gradient() -> None:
         assert not any(value.requires_grad for value in output.metrics.values())
 
 
-def test_metrics_of_the_design_batch() -> None:
+def test_policy_loss_metrics_match_design_batch() -> None:
     output, _ = run("dppo", mask_high=0.05, mask_low=0.02, reference_logprobs=torch.tensor(T) - 1.0)
     kept = [k for k, on in enumerate(MASK) if on]
     gaps = [T[k] - I[k] for k in kept]
@@ -269,8 +271,10 @@ def test_clip_fractions() -> None:
     assert run("gspo", advantages=torch.tensor([-0.5, 0.5]))[0].metrics["clip_fraction"].item() == 6
 
 
-def test_a_dual_clip_of_none_is_no_dual_clip() -> None:
-    """max(-A·r, -A·clip(r)) where A < 0: the ratio of 5.47 keeps its loss and its gradient, which the default of 3 cuts off."""
+def test_dual_clip_none_disables_dual_clip() -> None:
+    """The loss is max(-A·r, -A·clip(r)) if A < 0: the ratio of 5.47 keeps its loss and gradient, which the default of
+    3 cuts off.
+    """
     options: dict[str, object] = {"mask": torch.ones(8, dtype=torch.bool), "denominator": 1.0}
     capped, flat = run("ppo", **options)
     output, gradient = run("ppo", dual_clip=None, **options)
@@ -322,13 +326,13 @@ def test_a_dual_clip_of_none_is_no_dual_clip() -> None:
         ({"denominator": torch.ones(2)}, "denominator must be one number"),
     ],
 )
-def test_refusals_name_the_argument(changes: dict[str, object], message: str) -> None:
+def test_invalid_argument_is_named_in_error(changes: dict[str, object], message: str) -> None:
     call = {"name": "aipo"} | changes
     with pytest.raises(ValueError, match=message):
         run(**call)  # type: ignore[arg-type]
 
 
-def test_huge_but_finite_numbers_are_not_taken_for_infinite_ones() -> None:
+def test_huge_finite_advantages_keep_metrics_finite() -> None:
     output, _ = run("aipo", advantages=torch.full((8,), 3e38), denominator=1e30)
     assert torch.isfinite(output.metrics["tokens"])
 
@@ -353,7 +357,7 @@ def test_kl_estimates() -> None:
         kl_estimate("k1", t, reference[:1])
 
 
-def test_mismatch_kl() -> None:
+def test_mismatch_kl_equals_its_equation() -> None:
     found = mismatch_kl(torch.tensor(T), torch.tensor(I))
     assert found.tolist() == pytest.approx([math.exp(t - i) - (t - i) - 1 for t, i in zip(T, I, strict=True)], abs=1e-5)
     with pytest.raises(ValueError, match="inference_logprobs has shape"):
@@ -379,7 +383,7 @@ def bare_tensor(inputs: LossInputs) -> Tensor:
 NOT_A_FUNCTION = 3
 
 
-def test_own_loss_by_import_path() -> None:
+def test_custom_loss_is_loaded_by_import_path() -> None:
     output, gradient = run(f"{__name__}:squared", weight=0.5)
     gaps = [(t - i) if on else 0.0 for t, i, on in zip(T, I, MASK, strict=True)]
     assert output.loss.item() == pytest.approx(sum(g * g for g in gaps) / 2 / 6, abs=1e-5)
@@ -399,12 +403,12 @@ def test_own_loss_by_import_path() -> None:
         ("bare_tensor", {}, "must return a TokenLoss, got Tensor"),
     ],
 )
-def test_own_losses_are_held_to_the_contract(path: str, options: dict[str, float], message: str) -> None:
+def test_custom_loss_must_follow_the_contract(path: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(f"{__name__}:{path}", **options)
 
 
-def test_import_path_that_does_not_import() -> None:
+def test_failing_import_path_reports_import_error() -> None:
     with pytest.raises(ValueError, match=r"cannot import no_such_package\.rl \(ModuleNotFoundError.*PYTHONPATH"):
         run("no_such_package.rl:loss")
 

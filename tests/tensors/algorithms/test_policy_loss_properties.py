@@ -1,4 +1,4 @@
-"""Policy losses on random packed batches: equal to the written-out definition, and independent of packing."""
+"""Policy losses of random packed batches, compared with the written-out definition and with other packings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Batch:
     lengths: list[int]
 
     def sequences(self) -> list[Batch]:
-        """One batch per sequence."""
+        """Return one batch per sequence."""
         parts = [x.split(self.lengths) for x in (self.t, self.i, self.o, self.ref, self.advantages, self.mask)]
         return [
             Batch(t, i, o, ref, advantages, mask, [len(t)])
@@ -65,7 +65,9 @@ class Batch:
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    """Ratios from nearly 1 to far outside every clip, some sequences without a loss token, some advantages 0."""
+    """Draw ratios from nearly 1 to far outside of every clip, with some sequences without loss tokens and some
+    advantages of 0.
+    """
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     scale = draw(st.sampled_from([0.0, 1e-3, 0.1, 1.0, 3.0]))
@@ -84,7 +86,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 def token_loss(name: str, batch: Batch, t: Tensor, k: int, on: list[int], options: dict[str, Any]) -> Tensor:
-    """The loss of token `k`, straight from the table of the design; `on` are the loss tokens of its sequence."""
+    """Return the loss of token `k` from the table of the design; `on` lists the loss tokens of its sequence."""
     a, i, o = batch.advantages[k], batch.i, batch.o
     low, high = options.get("eps_low", 0.2), options.get("eps_high", 0.2)
     rho = torch.exp(t[k] - i[k])
@@ -132,7 +134,7 @@ def token_loss(name: str, batch: Batch, t: Tensor, k: int, on: list[int], option
 
 
 def correction_weight(batch: Batch, k: int, on: list[int], options: dict[str, Any]) -> float:
-    """What a correction multiplies the loss of token `k` by."""
+    """Return the factor that a correction applies to the loss of token `k`."""
     chosen = {
         "action": "clamp",
         "level": "token",
@@ -162,7 +164,7 @@ def correction_weight(batch: Batch, k: int, on: list[int], options: dict[str, An
 
 
 def definition(name: str, batch: Batch, t: Tensor, options: dict[str, Any]) -> tuple[Tensor, float]:
-    """Sum of the loss and its default denominator, token by token."""
+    """Return the summed loss and its default denominator, computed token by token."""
     by_sequence = "seq_mean_token_mean" if options.get("ratio") == "sequence" else "token_mean"
     aggregation = options.get("aggregation", by_sequence)
     terms = options.get("regularizers", Regularizers())
@@ -252,7 +254,7 @@ PATHS = [
     ),
 ]
 each_path = pytest.mark.parametrize(("name", "options"), PATHS)
-"""Together every way in which tokens of a sequence, or a sequence and its batch, depend on each other."""
+"""Options that cover every dependency between tokens of a sequence and between a sequence and its batch."""
 a_few = settings(max_examples=12, deadline=None)
 COUNTED = ("ratio", "aggregation", "aggregation_length")
 
@@ -272,7 +274,7 @@ def value_and_gradient(batch: Batch, name: str, denominator: Any, options: dict[
 @each_variant
 @a_few
 @given(batch=batches())
-def test_value_and_gradient_equal_the_written_out_definition(name: str, options: dict[str, Any], batch: Batch) -> None:
+def test_policy_loss_equals_written_out_definition(name: str, options: dict[str, Any], batch: Batch) -> None:
     t = batch.t.clone().requires_grad_()
     total, denominator = definition(name, batch, t, options)
     expected = total / max(denominator, 1)
@@ -286,7 +288,7 @@ def test_value_and_gradient_equal_the_written_out_definition(name: str, options:
 @each_path
 @a_few
 @given(batch=batches(), data=st.data())
-def test_order_of_the_sequences_does_not_matter(
+def test_policy_loss_ignores_sequence_order(
     name: str, options: dict[str, Any], batch: Batch, data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(range(len(batch.lengths))))
@@ -301,7 +303,7 @@ def test_order_of_the_sequences_does_not_matter(
 @each_path
 @a_few
 @given(batch=batches(), cut=st.integers(0, 6))
-def test_micro_batches_add_up_to_the_batch(name: str, options: dict[str, Any], batch: Batch, cut: int) -> None:
+def test_micro_batch_losses_sum_to_batch_loss(name: str, options: dict[str, Any], batch: Batch, cut: int) -> None:
     parts = batch.sequences()
     groups = [group for group in (parts[:cut], parts[cut:]) if group]
     micro = [Batch.pack(group) for group in groups]
@@ -316,7 +318,7 @@ def test_micro_batches_add_up_to_the_batch(name: str, options: dict[str, Any], b
 @each_path
 @a_few
 @given(batch=batches(), noise=st.sampled_from([1.0, 1e3, 1.5e308]))
-def test_masked_tokens_change_nothing(name: str, options: dict[str, Any], batch: Batch, noise: float) -> None:
+def test_masked_tokens_do_not_affect_loss(name: str, options: dict[str, Any], batch: Batch, noise: float) -> None:
     def disturbed(values: Tensor, sign: float) -> Tensor:
         return torch.where(batch.mask, values, values + sign * noise)
 
@@ -341,7 +343,7 @@ def test_masked_tokens_change_nothing(name: str, options: dict[str, Any], batch:
 @each_path
 @a_few
 @given(batch=batches())
-def test_one_advantage_per_sequence_is_that_of_each_token(name: str, options: dict[str, Any], batch: Batch) -> None:
+def test_sequence_advantage_equals_repeated_token_advantage(name: str, options: dict[str, Any], batch: Batch) -> None:
     per_sequence = torch.stack([part.advantages[0] for part in batch.sequences()])
     per_token = per_sequence.repeat_interleave(torch.tensor(batch.lengths))
     short = value_and_gradient(replace(batch, advantages=per_sequence), name, None, options)
@@ -351,7 +353,7 @@ def test_one_advantage_per_sequence_is_that_of_each_token(name: str, options: di
 
 
 @each_variant
-def test_a_batch_without_a_loss_token_gives_a_differentiable_zero(name: str, options: dict[str, Any]) -> None:
+def test_batch_without_loss_tokens_gives_differentiable_zero(name: str, options: dict[str, Any]) -> None:
     numbers = torch.linspace(-3.0, -1.0, 5)
     silent = Batch(numbers, numbers + 0.5, numbers, numbers, numbers, torch.zeros(5, dtype=torch.bool), [2, 3])
     nothing = Batch(*[torch.empty(0)] * 5, torch.empty(0, dtype=torch.bool), [])

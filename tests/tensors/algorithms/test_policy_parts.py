@@ -1,4 +1,4 @@
-"""Proximal policy, correction, aggregation and regularisers: check values, refusals, and what they do inside a loss."""
+"""Proximal policy, correction, aggregation and regularizers: check values, refusals and effect on a loss."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def loss_of(name: str, **changes: Any) -> tuple[float, Tensor]:
     return loss.item(), gradient
 
 
-def test_sapo_at_ratio_one() -> None:
+def test_sapo_matches_check_values_at_ratio_one() -> None:
     one = {"inference_logprobs": T, "mask": torch.arange(8) == 1}
     for advantages, expected in ((torch.ones(2), -2.0), (-torch.ones(2), 2 / 1.05)):
         value, gradient = loss_of("sapo", **one, advantages=advantages)
         assert value == pytest.approx(expected, abs=1e-5)
         assert gradient[1].item() == pytest.approx(-advantages[0].item(), abs=1e-5)
     own = {"inference_logprobs": I, "proximal_logprobs": T, "mask": torch.arange(8) == 1}
-    assert loss_of("sapo", **own)[0] == pytest.approx(-1.0, abs=1e-5)  # 2·A at r = 1, whatever ρ is
+    assert loss_of("sapo", **own)[0] == pytest.approx(-1.0, abs=1e-5)  # 2·A at r = 1, for any ρ
 
 
 @pytest.mark.parametrize("name", ["aipo", "dppo", "ipo", "masked_is", "sft", "ref_kl", "distill"])
-def test_objective_refuses_an_unused_proximal_policy(name: str) -> None:
+def test_objective_refuses_unused_proximal_policy(name: str) -> None:
     for method in ("recompute", "log_linear"):
         message = (
             rf"proximal \({method}\) is not used by loss {name}.*; set it to inference, or use one of the losses ppo, "
@@ -62,12 +62,14 @@ def test_objective_refuses_an_unused_proximal_policy(name: str) -> None:
         with pytest.raises(ValueError, match=message):
             Objective(name, proximal=method)
         correction = {"action": "mask"}
-        assert Objective(name, proximal=method, correction=correction).proximal == method  # a correction reads it
+        assert (
+            Objective(name, proximal=method, correction=correction).proximal == method
+        )  # a correction uses the proximal policy
     with pytest.raises(ValueError, match="unknown proximal 'recomputed'"):
         Objective("ppo", proximal="recomputed")
 
 
-def test_correction_of_action_none_changes_nothing() -> None:
+def test_correction_action_none_changes_nothing() -> None:
     assert Objective("ppo", correction={"action": "none"}) == Objective("ppo")
     found = correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, action="none")
     assert found.weights.tolist() == MASK.float().tolist()
@@ -76,7 +78,7 @@ def test_correction_of_action_none_changes_nothing() -> None:
         correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, action="none", high=3.0)
 
 
-def test_losses_that_need_an_input_say_so() -> None:
+def test_loss_without_required_input_is_refused() -> None:
     with pytest.raises(ValueError, match="proximal_logprobs must be given for loss decoupled_ppo"):
         loss_of("decoupled_ppo")
     for name in ("ref_kl", "distill"):
@@ -84,7 +86,7 @@ def test_losses_that_need_an_input_say_so() -> None:
             loss_of(name)
 
 
-def test_the_log_linear_proximal_policy_has_the_check_values() -> None:
+def test_log_linear_proximal_policy_matches_check_values() -> None:
     i, t = torch.tensor([-1.0, -2, -3]), torch.tensor([-1.5, -2.5, -3.5], requires_grad=True)
 
     def proximal(versions: list[int], policy_version: int) -> list[float]:
@@ -93,7 +95,7 @@ def test_the_log_linear_proximal_policy_has_the_check_values() -> None:
         return found.tolist()
 
     assert proximal([0, 0, 0], 2) == [-1.25, -2.25, -3.25]
-    assert proximal([2, 1, -2], 2) == [-1.0, -2.0, -3.375]  # alpha 0 of this version and of the one before, 3/4
+    assert proximal([2, 1, -2], 2) == [-1.0, -2.0, -3.375]  # alpha is 0 for this version and the previous one, then 3/4
     assert proximal_logprobs("recompute", t, i).tolist() == t.tolist()
     assert proximal_logprobs("inference", t, i).tolist() == i.tolist()
 
@@ -109,7 +111,7 @@ def test_the_log_linear_proximal_policy_has_the_check_values() -> None:
         ({"inference_logprobs": torch.zeros(3)}, r"inference_logprobs has shape \(3,\), logprobs has \(2,\)"),
     ],
 )
-def test_refusals_of_the_proximal_policy(changes: dict[str, Any], message: str) -> None:
+def test_proximal_policy_refuses_invalid_input(changes: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"method": "log_linear", "inference_logprobs": torch.zeros(2)} | {
         "versions": torch.tensor([0, 1]),
         "policy_version": 2,
@@ -119,7 +121,7 @@ def test_refusals_of_the_proximal_policy(changes: dict[str, Any], message: str) 
         proximal_logprobs(call.pop("method"), torch.zeros(2), call.pop("inference_logprobs"), **call)
 
 
-def test_corrections_by_hand() -> None:
+def test_corrections_match_hand_calculation() -> None:
     def correct(**options: Any) -> tuple[list[float], list[bool]]:
         found = correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, **options)
         return found.weights.tolist(), found.dropped.tolist()
@@ -151,20 +153,20 @@ def test_corrections_by_hand() -> None:
         ({"measure": "k3"}, "correction: action clamp needs measure ratio, got k3"),
     ],
 )
-def test_refusals_of_a_correction(options: dict[str, Any], message: str) -> None:
+def test_invalid_correction_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, **options)
     with pytest.raises(ValueError, match=message):
         loss_of("ppo", proximal_logprobs=T, correction=options)
 
 
-def test_a_misaligned_correction_is_refused() -> None:
+def test_misaligned_correction_is_refused() -> None:
     with pytest.raises(ValueError, match=r"inference_logprobs must have shape \[8\], got \[7\]"):
         correct_mismatch(T, I[1:], mask=MASK, sequence_lengths=LENGTHS)
 
 
 VERL_X = [0.5, -0.2, 1.0, -1.5, 0.1, 0.05, -0.1, 0.02]
-"""o - i of sequences of 3, 2 and 3 tokens."""
+"""Values of o - i for sequences of 3, 2 and 3 tokens."""
 VERL_WEIGHTS = {
     "token": [1.6487213, 0.8187308, 2.0, 0.2231302, 1.1051710, 1.0512711, 0.9048374, 1.0202013],
     "sequence": [2.0, 2.0, 2.0, 0.2465970, 0.2465970, 0.9704455, 0.9704455, 0.9704455],
@@ -173,22 +175,22 @@ VERL_WEIGHTS = {
 
 
 @pytest.mark.parametrize("weight", VERL_WEIGHTS)
-def test_what_a_rejection_keeps_is_weighed(weight: str) -> None:
+def test_rejection_keeps_weights_of_remaining_tokens(weight: str) -> None:
     x, mask, lengths = torch.tensor(VERL_X), torch.ones(8, dtype=torch.bool), [3, 2, 3]
     zeros = torch.zeros(8)
     weigh = partial(correct_mismatch, x, zeros, mask=mask, sequence_lengths=lengths, action="mask")
-    # As verl's rollout_rs: seq_max_k2, which drops the second sequence, and rollout_is together.
+    # Equivalent of verl's rollout_rs seq_max_k2, which drops the second sequence, combined with rollout_is.
     found = weigh(level="sequence", measure="k2", reduce="max", high=1.0, weight=weight, cap=2.0)
     kept = torch.tensor([1.0, 1, 1, 0, 0, 1, 1, 1])
     torch.testing.assert_close(found.weights, torch.tensor(VERL_WEIGHTS[weight]) * kept)
     assert found.dropped.tolist() == (kept == 0).tolist()
-    # As AReaL's token mask: what is above the bound goes, the others weigh by their own ratio, whatever its size.
+    # Equivalent of AReaL's token mask: tokens above the bound are dropped, the others keep their own ratio as weight.
     found = weigh(high=2.0, weight=weight)
     expected = x.exp() if weight == "token" else torch.tensor([1.3] * 3 + [-1.4] * 2 + [-0.03] * 3).exp()
     torch.testing.assert_close(found.weights, torch.where(x.exp() > 2.0, 0, expected))
 
 
-def test_a_geometric_weight_is_the_mean_over_all_loss_tokens_of_the_sequence() -> None:
+def test_geometric_weight_averages_all_loss_tokens_of_sequence() -> None:
     x, mask = torch.tensor([9.0, 0.5, 1.1, -0.4]), torch.tensor([False, True, True, True])
     found = correct_mismatch(
         x, torch.zeros(4), mask=mask, sequence_lengths=[4], action="mask", high=2.0, weight="geometric"
@@ -196,8 +198,8 @@ def test_a_geometric_weight_is_the_mean_over_all_loss_tokens_of_the_sequence() -
     assert found.weights.tolist() == pytest.approx([0, math.exp(0.4), 0, math.exp(0.4)])
 
 
-def test_the_loss_of_a_correction_that_rejects_and_weighs() -> None:
-    """ppo to a proximal policy: r·A·w for what is kept, over all loss tokens."""
+def test_correction_with_mask_and_weight_scales_ppo_loss() -> None:
+    """The expected ppo loss is r·A·w for kept tokens, divided by the number of all loss tokens."""
     correction = {"action": "mask", "high": 3.0, "weight": "token", "cap": 1.5}
     proximal = T.detach() - 0.05
     weights = (proximal - I).exp()
@@ -210,7 +212,7 @@ def test_the_loss_of_a_correction_that_rejects_and_weighs() -> None:
     assert weights.unique().numel() > 3
 
 
-def test_weights_are_not_applied_twice() -> None:
+def test_correction_refuses_to_apply_weights_twice() -> None:
     for name in ("aipo", "dppo", "masked_is"):
         with pytest.raises(ValueError, match=f"twice, because loss {name} applies it already; use action mask"):
             loss_of(name, correction={})
@@ -220,13 +222,13 @@ def test_weights_are_not_applied_twice() -> None:
         assert loss_of(name, correction={}, proximal_logprobs=T) != loss_of(name, proximal_logprobs=T)
 
 
-def test_a_rejected_token_loses_its_loss_and_stays_in_the_denominator() -> None:
+def test_rejected_token_stays_in_denominator() -> None:
     _, plain = loss_of("aipo")
-    _, rejected = loss_of("aipo", correction={"action": "mask", "high": 1.2})  # drops ratios 1.65 and 5.47
+    _, rejected = loss_of("aipo", correction={"action": "mask", "high": 1.2})  # drops the ratios 1.65 and 5.47
     assert rejected.tolist() == pytest.approx([0 if k in (2, 6) else g for k, g in enumerate(plain.tolist())], abs=1e-7)
 
 
-def test_aggregations_by_hand() -> None:
+def test_aggregations_match_hand_calculation() -> None:
     per_token = -torch.exp(T - I).clamp(max=8) * torch.tensor([0.5] * 5 + [-0.5] * 3)
     first, second = per_token[1:5].sum().item(), per_token[6:].sum().item()
     expected = {
@@ -273,12 +275,12 @@ def test_aggregations_by_hand() -> None:
         ),
     ],
 )
-def test_refusals_of_aggregations_and_regularisers(changes: dict[str, Any], message: str) -> None:
+def test_invalid_aggregation_and_regularizers_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loss_of("aipo", **changes)
 
 
-def test_regularisers_are_refused_out_of_range() -> None:
+def test_regularizers_refuse_values_out_of_range() -> None:
     with pytest.raises(ValueError, match="entropy must be a finite number of at least 0, got -1"):
         Regularizers(entropy=-1)
     with pytest.raises(ValueError, match="kl must be a finite number of at least 0, got inf"):
@@ -287,7 +289,7 @@ def test_regularisers_are_refused_out_of_range() -> None:
         Regularizers(kl_kind="k4")
 
 
-def test_terms_are_reported() -> None:
+def test_policy_loss_reports_metrics_of_each_term() -> None:
     entropy = torch.full((8,), 2.0, requires_grad=True)
     metrics = policy_loss(
         "aipo",
@@ -302,7 +304,7 @@ def test_terms_are_reported() -> None:
     assert metrics["corrected_fraction"].item() == pytest.approx(2)
 
 
-def test_an_objective_makes_the_proximal_policy_itself() -> None:
+def test_objective_computes_log_linear_proximal_policy() -> None:
     versions = torch.tensor([-1, 0, 0, 1, 2, -1, 2, 3])
     inside = torch.where(MASK, versions, 0)
     o = proximal_logprobs("log_linear", T, I, versions=inside, policy_version=3)

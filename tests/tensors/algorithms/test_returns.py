@@ -1,4 +1,4 @@
-"""Returns-to-go, GAE and whitening against loops over the definitions."""
+"""Returns-to-go, GAE and whitening, compared with loops over the definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlrun.algorithms import Moments, gae, returns_to_go, whiten
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Rewards, values, mask and lengths of packed sequences, some without a sampled token."""
+    """Draw rewards, values, mask and lengths of packed sequences, some without a sampled token."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     rewards, values = torch.randn(2, sum(lengths), generator=generator, dtype=torch.float64)
@@ -27,7 +27,7 @@ def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 
 def sampled(mask: Tensor, lengths: list[int]) -> list[list[int]]:
-    """The positions of each sequence's sampled tokens."""
+    """Return the positions of each sequence's sampled tokens."""
     starts = [sum(lengths[:k]) for k in range(len(lengths))]
     return [[j for j in range(s, s + n) if mask[j]] for s, n in zip(starts, lengths, strict=True)]
 
@@ -37,12 +37,14 @@ unit = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 @settings(max_examples=40, deadline=None)
 @given(row=rows(), gamma=unit, lam=unit)
-def test_gae_is_the_sum_over_later_tokens(
+def test_gae_equals_sum_over_later_tokens(
     row: tuple[Tensor, Tensor, Tensor, list[int]], gamma: float, lam: float
 ) -> None:
     rewards, values, mask, lengths = row
     expected = torch.zeros_like(rewards)
-    final = torch.where(torch.arange(len(lengths)) % 2 == 0, values.sum(), 0.0)  # of every second sequence: it was cut
+    final = torch.where(
+        torch.arange(len(lengths)) % 2 == 0, values.sum(), 0.0
+    )  # every second sequence was truncated and has a final value
     for places, end in zip(sampled(mask, lengths), final, strict=True):
         following = [*(values[j] for j in places[1:]), end][: len(places)]
         deltas = [rewards[j] + gamma * v - values[j] for j, v in zip(places, following, strict=True)]
@@ -59,9 +61,7 @@ def test_gae_is_the_sum_over_later_tokens(
 
 @settings(max_examples=40, deadline=None)
 @given(row=rows(), gamma=unit)
-def test_returns_to_go_pass_over_tokens_that_were_not_sampled(
-    row: tuple[Tensor, Tensor, Tensor, list[int]], gamma: float
-) -> None:
+def test_returns_to_go_skip_unsampled_tokens(row: tuple[Tensor, Tensor, Tensor, list[int]], gamma: float) -> None:
     rewards, _, mask, lengths = row
     expected = torch.zeros_like(rewards)
     for places in sampled(mask, lengths):
@@ -75,7 +75,7 @@ def test_returns_to_go_pass_over_tokens_that_were_not_sampled(
 
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 0.9999, 1.0])
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_a_row_of_long_sequences_is_that_of_the_loop(gamma: float, share: float) -> None:
+def test_returns_of_long_row_equal_loop(gamma: float, share: float) -> None:
     lengths = [4096, 1, 2047, 1025]
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(sum(lengths), generator=generator)
@@ -92,7 +92,7 @@ def test_a_row_of_long_sequences_is_that_of_the_loop(gamma: float, share: float)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[misc]
-    """Count them."""
+    """Counter of dispatched torch operations."""
 
     count = 0
 
@@ -101,7 +101,7 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def test_a_long_row_takes_no_operation_per_token() -> None:
+def test_long_row_needs_no_operation_per_token() -> None:
     tokens = 65536
     rewards, values, mask = torch.zeros(tokens), torch.randn(tokens), torch.ones(tokens, dtype=torch.bool)
     with Operations() as operations:
@@ -109,7 +109,7 @@ def test_a_long_row_takes_no_operation_per_token() -> None:
     assert 0 < operations.count < 500
 
 
-def test_an_outcome_reward_is_every_tokens_return() -> None:
+def test_outcome_reward_becomes_return_of_every_token() -> None:
     mask = torch.tensor([False, True, True, False, True, False, True])
     rewards = torch.tensor([0.0, 0, 0, 0, 1.0, 0, -2.0])
     assert returns_to_go(rewards, mask=mask, sequence_lengths=[5, 2]).tolist() == [0, 1, 1, 0, 1, 0, -2]
@@ -121,7 +121,7 @@ def test_an_outcome_reward_is_every_tokens_return() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(row=rows(), cut=st.integers(0, 30))
-def test_moments_of_parts_add_up_to_those_of_the_whole(row: tuple[Tensor, Tensor, Tensor, list[int]], cut: int) -> None:
+def test_moments_of_parts_sum_to_whole(row: tuple[Tensor, Tensor, Tensor, list[int]], cut: int) -> None:
     values, _, mask, _ = row
     kept = values[mask].tolist()
     moments = Moments.from_values(values[:cut], mask[:cut]) + Moments.from_values(values[cut:], mask[cut:])
@@ -148,7 +148,7 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(row: tuple[Tensor, Tensor
         ({"sequence_lengths": [1]}, "sequence_lengths add up to 1, but there are 2 tokens"),
     ],
 )
-def test_refusals_name_the_argument(changes: dict[str, Any], message: str) -> None:
+def test_invalid_argument_is_named_in_error(changes: dict[str, Any], message: str) -> None:
     call = {"rewards": torch.zeros(2), "values": torch.zeros(2), "mask": torch.ones(2), "sequence_lengths": [2]}
     call |= changes
     with pytest.raises(ValueError, match=message):

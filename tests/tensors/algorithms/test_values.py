@@ -1,4 +1,4 @@
-"""The value loss and the explained variance against their definitions."""
+"""Value loss and explained variance, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def draw(seed: int = 0, tokens: int = 40) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_loss_and_gradient_are_those_of_the_definition(clip: float | None) -> None:
+def test_value_loss_equals_definition(clip: float | None) -> None:
     drawn = draw()
     values = drawn.pop("values").requires_grad_()
     found = value_loss(values, **drawn, clip=clip)
@@ -53,7 +53,7 @@ def test_loss_and_gradient_are_those_of_the_definition(clip: float | None) -> No
     assert clip is None or cut > 0
 
 
-def test_parts_with_the_global_count_add_up_and_masked_tokens_change_nothing() -> None:
+def test_value_loss_parts_sum_to_whole() -> None:
     drawn = draw(1)
     whole = float(value_loss(**drawn, clip=0.1).loss)
     count = float(drawn["mask"].sum())
@@ -66,7 +66,7 @@ def test_parts_with_the_global_count_add_up_and_masked_tokens_change_nothing() -
     assert float(value_loss(**damaged, clip=0.1).loss) == whole
 
 
-def test_nothing_to_learn_from_gives_zero_with_a_gradient() -> None:
+def test_value_loss_without_tokens_has_zero_gradient() -> None:
     values = torch.ones(3, requires_grad=True)
     none = torch.zeros(3, dtype=torch.bool)
     loss = value_loss(values, returns=torch.ones(3), old_values=torch.ones(3), mask=none, clip=0.2).loss
@@ -76,7 +76,7 @@ def test_nothing_to_learn_from_gives_zero_with_a_gradient() -> None:
     assert not values.grad.any()
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_value_loss_refuses_invalid_input() -> None:
     drawn = draw()
     with pytest.raises(ValueError, match=r"returns must have shape \[40\], got \[39\]"):
         value_loss(**drawn | {"returns": drawn["returns"][1:]})
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_named() -> None:
         value_loss(**drawn, clip=0.0)
 
 
-def test_the_explained_variance_is_one_of_a_perfect_critic_and_zero_of_a_constant_one() -> None:
+def test_explained_variance_of_perfect_and_constant_critic() -> None:
     drawn = draw(2)
     mask, returns, values = drawn["mask"], drawn["returns"], drawn["values"]
 

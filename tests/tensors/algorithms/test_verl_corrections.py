@@ -1,4 +1,4 @@
-"""Converted corrections of verl weigh and reject as the definitions of its documentation say, written out in float64."""
+"""Converted verl corrections, compared with the definitions of verl's documentation in float64."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def bounds(spec: str | float) -> tuple[float | None, float]:
     return (float(parts[0]), float(parts[1])) if len(parts) == 2 else (None, float(parts[0]))
 
 
-def kept(xs: dict[int, float], k: int, name: str, spec: str | float) -> bool:
-    """True if verl's `rollout_rs` keeps token `k`; `xs` are log(trainer/engine) of the loss tokens of its sequence."""
+def keeps_token(xs: dict[int, float], k: int, name: str, spec: str | float) -> bool:
+    """Whether verl's `rollout_rs` keeps token `k`; `xs` holds log(trainer/engine) of the sequence's loss tokens."""
     low, high = bounds(spec)
     measure = name[-2:] if name[-2:] in ("k1", "k2", "k3") else "ratio"
     value = {
@@ -64,7 +64,7 @@ def kept(xs: dict[int, float], k: int, name: str, spec: str | float) -> bool:
 
 
 def weight(xs: dict[int, float], k: int, level: str, spec: str | float) -> float:
-    """verl's `rollout_is` weight of token `k`: truncated, or with two bounds (IcePop) 0 outside of them."""
+    """verl's `rollout_is` weight of token `k`: truncated, or 0 outside of two bounds (IcePop)."""
     low, high = bounds(spec)
     ratio = math.exp(xs[k] if level == "token" else sum(xs.values()))
     return min(ratio, high) if low is None else ratio * (low <= ratio <= high)
@@ -106,7 +106,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", CASES, ids=lambda changes: "-".join(map(str, changes.values())))
-def test_converted_correction_equals_the_definition(changes: dict[str, Any]) -> None:
+def test_converted_verl_correction_equals_definition(changes: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(4)
     i = -torch.rand(18, generator=generator, dtype=torch.float64) - 0.5
     o = i + 0.25 * torch.randn(18, generator=generator, dtype=torch.float64)
@@ -117,7 +117,8 @@ def test_converted_correction_equals_the_definition(changes: dict[str, Any]) -> 
         xs = {k: (o[k] - i[k]).item() for k in range(start, start + length) if mask[k]}
         for k in range(start, start + length):
             keeps = k in xs and (
-                "rollout_rs" not in changes or kept(xs, k, changes["rollout_rs"], changes["rollout_rs_threshold"])
+                "rollout_rs" not in changes
+                or keeps_token(xs, k, changes["rollout_rs"], changes["rollout_rs_threshold"])
             )
             level = changes.get("rollout_is")
             value = 1.0 if level is None or k not in xs else weight(xs, k, level, changes["rollout_is_threshold"])

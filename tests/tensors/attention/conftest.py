@@ -1,4 +1,4 @@
-"""Stand-ins of flash kernels, and the log."""
+"""Fixtures: stand-ins of flash kernels, and captured log lines."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.tensors.attention import stand_ins
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every flash kernel, on the CPU."""
+    """Install a CPU stand-in of every flash kernel."""
     stand_ins.install(monkeypatch)
 
 
 @pytest.fixture
 def log_lines() -> Iterator[list[str]]:
-    """Lines of the log."""
+    """Collect the logged lines."""
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
     yield lines

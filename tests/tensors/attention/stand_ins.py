@@ -1,6 +1,7 @@
-"""Stand-ins of the packages' and torch's flash kernels: their signatures and operations, with plain arithmetic on a CPU.
+"""CPU stand-ins of the packages' and torch's flash kernels, with their signatures and operations.
 
-Backward passes do as the kernels do: probabilities from `lse`, and the sum of gradient times output per query, whatever these two are.
+Backward passes follow the kernels: they use the given `lse` for probabilities, and the sum of gradient times output per
+query.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 CALLS: Counter[str] = Counter()
-"""Forward passes of each kernel."""
+"""Number of forward passes per kernel."""
 SEEN: dict[str, dict[str, Any]] = {}
-"""Arguments of each kernel's last call."""
+"""Arguments of the last call per kernel."""
 
 
 def _parts(query_ends: Tensor, key_ends: Tensor) -> list[tuple[slice, slice]]:
@@ -28,7 +29,7 @@ def _parts(query_ends: Tensor, key_ends: Tensor) -> list[tuple[slice, slice]]:
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, left: int, softcap: float) -> tuple[Tensor, Tensor]:
-    """Scores of one segment, masked, `[heads, L, K]`, and the derivative of the cap."""
+    """Return the masked scores of one segment, `[heads, L, K]`, and the derivative of the cap."""
     found = q.transpose(0, 1) @ k.transpose(0, 1).transpose(1, 2) * scale
     slope = torch.ones_like(found)
     if softcap:
@@ -47,7 +48,7 @@ def _wide(tensor: Tensor, heads: int) -> Tensor:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, scale: float, left: int, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Output `[T, heads, D]` and lse `[heads, T]` float32."""
+    """Return output `[T, heads, D]` and lse `[heads, T]` in float32."""
     outputs, sums = [], []
     for rows, columns in _parts(query_ends, key_ends):
         key, value = (_wide(tensor[columns], q.shape[1]) for tensor in (k, v))
@@ -67,7 +68,7 @@ def backward(
     left: int,
     softcap: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the inputs."""
+    """Return the gradients of the inputs."""
     q, k, v = inputs
     found = [torch.zeros_like(tensor) for tensor in inputs]
     per_query = (gradient * output).sum(-1).T
@@ -100,7 +101,7 @@ def _check_ends(query_ends: Tensor, key_ends: Tensor, longest_query: int, longes
 
 
 def _registered(kernel: str, name: str) -> Any:
-    """A forward pass that is an operation of torch, as the packages' are, and a differentiable function of it."""
+    """Register a forward pass as a torch operation, like the packages do, and return a differentiable function of it."""
 
     @torch.library.custom_op(name, mutates_args=())
     def operation(
@@ -170,7 +171,7 @@ def _fa3_forward(
     softcap: float = 0.0,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The arguments of flash-attn-3 3.0.0 that training has; without shapes for a compiler, as there."""
+    """Arguments of flash-attn-3 3.0.0 for training; like the package, without shapes for a compiler."""
     assert num_splits == 1, "what a sequence gets would depend on the others of its row"
     ends = _fa3_checked(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, window_size_right)
     assert softmax_scale is not None
@@ -201,7 +202,7 @@ def _fa3_backward(
     softcap: float = 0.0,
     deterministic: bool = False,
 ) -> Tensor:
-    """The gradients go into the tensors that are given."""
+    """Write the gradients into the given tensors."""
     assert softmax_lse.is_contiguous()
     assert dout.is_contiguous()
     ends = _fa3_checked(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, window_size_right)
@@ -249,7 +250,7 @@ def _flash2_function(
     return_attn_probs: bool = False,
     block_table: Any = None,
 ) -> Tensor:
-    """The signature of flash-attn 2.8."""
+    """Signature of flash-attn 2.8."""
     return _checked("flash2", _FLASH2, locals())
 
 
@@ -286,7 +287,7 @@ def _fa4_forward(
     learnable_sink: Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The arguments of flash-attn-4 4.0.0b that training has."""
+    """Training arguments of flash-attn-4 4.0.0b."""
     assert cu_seqlens_q is not None
     assert cu_seqlens_k is not None
     assert max_seqlen_q is not None
@@ -300,7 +301,7 @@ def _fa4_forward(
 
 
 def _fa4_left(causal: bool, left: int | None, right: int | None) -> int:
-    """An end that is open is None; causal is a window by itself."""
+    """Return the left window; None is an open end, and `causal` implies a window."""
     assert causal == (left is None)
     assert right == (None if causal else 0)
     return -1 if left is None else left
@@ -348,7 +349,7 @@ def _varlen_backward(
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put all of them where the trainer looks, and count from 0."""
+    """Install all stand-ins at the trainer's import paths and reset the counters."""
     CALLS.clear()
     SEEN.clear()
     monkeypatch.setitem(varlen._varlen_attn._backend_fns, None, _varlen_forward)
@@ -360,7 +361,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def package(name: str, monkeypatch: pytest.MonkeyPatch, **content: Any) -> None:
-    """A module of that name, for the time of a test."""
+    """Install a module of that name for the duration of a test."""
     module = ModuleType(name)
     for attribute, value in content.items():
         setattr(module, attribute, value)

@@ -1,4 +1,4 @@
-"""`activationCheckpointing: auto` in the trainer: the arithmetic of `rlrun fit` with this GPU's memory and the model's own sizes."""
+"""`activationCheckpointing: auto` in the trainer, computed from GPU memory and model sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 def qwen() -> PreTrainedConfig:
-    """Qwen3-0.6B."""
+    """Return the configuration of Qwen3-0.6B."""
     return Qwen3Config(
         vocab_size=151_936,
         hidden_size=1024,
@@ -42,18 +42,18 @@ def run(**fields: Any) -> TrainerConfig:
     ("fields", "mode"),
     [({}, "selective"), ({"micro_batch_tokens": 131_072}, "attention"), ({"seq_len": 16_384}, "none")],
 )
-def test_the_mode_follows_the_gpus_memory(fields: dict[str, Any], mode: str) -> None:
+def test_checkpointing_mode_follows_gpu_memory(fields: dict[str, Any], mode: str) -> None:
     assert choose_for(run(**fields), qwen(), 80 * GIB).mode == mode
 
 
-def test_a_reference_is_counted() -> None:
+def test_checkpointing_mode_counts_the_reference_model() -> None:
     own = {"algorithm": {"preset": "distill", "reference": {"model": "Qwen/Qwen3-8B"}}}
     assert choose_for(run(**own), qwen(), 80 * GIB).mode == "attention"
     unknown = {"algorithm": {"preset": "distill", "reference": {"model": "someone/unknown"}}}
     assert choose_for(run(**unknown), qwen(), 80 * GIB).mode == "selective"
 
 
-def test_a_rank_with_a_gpu_says_what_it_takes(
+def test_gpu_rank_logs_chosen_checkpointing_mode(
     solo: Group, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activation_checkpointing, "device_memory", lambda device: 80 * GIB)
@@ -67,7 +67,7 @@ def test_a_rank_with_a_gpu_says_what_it_takes(
     assert activation_mode("auto", None, qwen(), on_gpu) == "none"
 
 
-def test_on_a_cpu_nothing_is_computed_again(solo: Group, log_lines: list[str]) -> None:
+def test_cpu_rank_uses_no_activation_checkpointing(solo: Group, log_lines: list[str]) -> None:
     memory = Memory.from_config(run())
     assert activation_mode(memory.activations, memory.run, qwen(), solo) == "none"
     assert log_lines == ["activationCheckpointing auto is none: the trainer computes on a CPU"]

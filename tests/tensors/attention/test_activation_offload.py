@@ -1,4 +1,4 @@
-"""Offload: which copies are made, in which order, when memory is let go, and that buffers are used again."""
+"""Activation offload: number and order of copies, release of memory and reuse of buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYERS, WIDTH, TOKENS = 4, 64, 256
 
 
 class Recorder(HostLink):
-    """A link that notes what it is asked for, and copies only when it is waited for."""
+    """Link that records its calls and copies only in `wait`."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -51,7 +51,7 @@ class Recorder(HostLink):
 
 
 class Layer(nn.Module):
-    """Two products and a gate; the input is saved by both."""
+    """Two products and a gate; both products save the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ def step(model: nn.Module, tokens: int = TOKENS) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("link", [HostLink, Recorder])
-def test_gradients_are_the_same_bit_by_bit(link: Any) -> None:
-    """Also where a copy is only made once it is waited for: nothing is read before."""
+def test_offload_keeps_gradients_bitwise_equal(link: Any) -> None:
+    """A link that copies only in `wait` proves that no data is read earlier."""
     for found, expected in zip(step(layers(Offload(link()))), step(layers(None)), strict=True):
         assert torch.equal(found, expected)
 
 
-def test_buffers_are_used_again_by_every_step() -> None:
+def test_offload_buffers_are_reused_by_every_step() -> None:
     link = Recorder()
     offload = Offload(link)
     model = layers(offload)
@@ -101,16 +101,16 @@ def test_buffers_are_used_again_by_every_step() -> None:
     assert offload.buffers.allocated == sum(link.sizes)
 
 
-def test_a_tensor_that_is_saved_twice_is_copied_once() -> None:
+def test_tensor_saved_twice_is_copied_once() -> None:
     link = Recorder()
     model = layers(Offload(link))
     model(inputs())
     kept = Counter(link.events)["out"]
-    # Of a layer: its input, the tanh's result, and the gate's result, which the second product takes.
+    # Each layer saves its input, the result of tanh, and the gate's result, which the second product reads.
     assert kept == 3 * LAYERS
 
 
-def test_copies_of_the_layer_before_are_asked_for_before_it_is_reached() -> None:
+def test_copies_are_prefetched_one_layer_ahead() -> None:
     link = Recorder()
     hidden = inputs()
     for layer in layers(Offload(link)):
@@ -119,12 +119,12 @@ def test_copies_of_the_layer_before_are_asked_for_before_it_is_reached() -> None
     link.events.clear()
     hidden.square().sum().backward()
     copies = [link.events[:place].count("back") for place, event in enumerate(link.events) if event == "reached"]
-    # The last layer's are asked for when it is reached, with those of the layer before; from then on each is one layer ahead.
+    # The last layer requests its own copies and those of the previous layer; each later layer requests one layer ahead.
     assert copies == [0, 6, 9, 12]
 
 
-def test_the_device_holds_few_layers() -> None:
-    """What a layer has saved is let go once the computation has waited for its copy, `AHEAD` layers later."""
+def test_offload_keeps_few_layers_on_device() -> None:
+    """The saved tensors of a layer are released `AHEAD` layers later, when the computation has waited for their copy."""
     link = Recorder()
     offload = Offload(link)
     references: list[weakref.ref[Tensor]] = []
@@ -150,7 +150,7 @@ def test_the_device_holds_few_layers() -> None:
     hidden.sum().backward()
 
 
-def test_small_tensors_and_passes_without_gradient_stay() -> None:
+def test_offload_skips_small_tensors_and_no_grad_passes() -> None:
     link = Recorder()
     model = layers(Offload(link))
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_small_tensors_and_passes_without_gradient_stay() -> None:
     assert link.events.count("out") == 0
 
 
-def test_a_graph_may_be_used_twice() -> None:
+def test_offload_supports_second_backward_of_a_graph() -> None:
     model, plain = layers(Offload(HostLink())), layers(None)
     for one in (model, plain):
         output = one(inputs()).sum()
@@ -171,7 +171,7 @@ def test_a_graph_may_be_used_twice() -> None:
         assert torch.equal(found.grad, expected.grad)
 
 
-def test_a_free_buffer_is_taken_if_it_is_not_much_too_large() -> None:
+def test_buffer_pool_avoids_much_larger_buffers() -> None:
     buffers = Buffers(HostLink())
     for size in (3000, 100_000):
         buffers.give(torch.empty(size, dtype=torch.uint8))

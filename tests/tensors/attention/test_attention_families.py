@@ -1,4 +1,4 @@
-"""Families whose attention has options, by every kernel that computes them: packed rows against each sequence alone in transformers."""
+"""Attention options of model families, by each kernel: packed rows compared with single sequences in transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.tensors.attention import stand_ins
 LENGTHS = (24, 9, 17)
 LOGPROB_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
 NO_GRADIENT = 1e-3
-"""Share of the largest gradient below which one is rounding."""
+"""Share of the largest gradient below which a gradient counts as rounding noise."""
 FAMILIES: dict[str, tuple[int, frozenset[Feature]]] = {
     "qwen3": (512, frozenset()),
     "mistral": (8192, frozenset({"window"})),
@@ -37,7 +37,7 @@ FAMILIES: dict[str, tuple[int, frozenset[Feature]]] = {
     "gemma2": (8192, frozenset({"window", "softcap"})),
     "gpt_oss": (512, frozenset({"window", "sinks"})),
 }
-"""By model type: longest sequence of the run, and what the attention asks for."""
+"""By model type: longest sequence of the run, and required attention features."""
 
 
 def cases() -> Iterator[tuple[str, Kernel]]:
@@ -46,12 +46,12 @@ def cases() -> Iterator[tuple[str, Kernel]]:
             if features <= backend.features and kernel not in (
                 "flex",
                 "cudnn",
-            ):  # these have no backward pass, or no CPU
+            ):  # these have no backward pass or do not run on a CPU
                 yield family, kernel
 
 
 GATE = [case for case in cases() if case[0] in ("mistral", "gemma2", "gpt_oss")]
-"""Windows, caps and sinks, by each kernel that has them."""
+"""Windows, caps and sinks, by each kernel that supports them."""
 
 
 def small(family: str) -> Any:
@@ -68,7 +68,7 @@ def numbers(model: Any, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     }
 
 
-def alone(model: Any, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def compute_separately(model: Any, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     found = []
     for sequence in ids.split(LENGTHS):
         logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
@@ -99,10 +99,10 @@ def packed(model: Any, ids: Tensor, kernel: Kernel) -> tuple[Tensor, dict[str, T
 
 
 @pytest.mark.parametrize(("family", "kernel"), few_in_gate(cases(), GATE))
-def test_a_packed_row_has_the_numbers_of_each_sequence_alone(family: str, kernel: Kernel, kernels: None) -> None:
+def test_packed_row_equals_single_sequences(family: str, kernel: Kernel, kernels: None) -> None:
     model = small(family)
     ids = torch.randint(3, 90, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
-    expected, gradients = alone(copy.deepcopy(model), ids)
+    expected, gradients = compute_separately(copy.deepcopy(model), ids)
     found, own = packed(model, ids, kernel)
     assert float((found - expected).abs().max()) <= LOGPROB_LIMIT
     least = NO_GRADIENT * max(float(gradient.norm()) for gradient in gradients.values())
@@ -115,7 +115,7 @@ def test_a_packed_row_has_the_numbers_of_each_sequence_alone(family: str, kernel
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_family_asks_for_is_observed(family: str) -> None:
+def test_attention_features_of_family_are_observed(family: str) -> None:
     model = small(family)
     ids = torch.randint(3, 90, (sum(LENGTHS),))
     with packed_attention.observed_features() as features:
@@ -123,12 +123,12 @@ def test_what_a_family_asks_for_is_observed(family: str) -> None:
     assert features == FAMILIES[family][1]
 
 
-def test_the_size_of_heads_is_that_of_the_whole_model() -> None:
+def test_head_size_is_read_from_model_config() -> None:
     sizes = {kind: needs_of(CONFIG_MAPPING[kind](), ()).head_dim for kind in ("gemma2", "gpt2", "deepseek_v3")}
     assert sizes == {"gemma2": 256, "gpt2": 64, "deepseek_v3": 192}
 
 
-def test_rank_0_chooses_and_says_why(solo: Group, log_lines: list[str]) -> None:
+def test_rank_0_logs_selected_attention_kernel(solo: Group, log_lines: list[str]) -> None:
     needs = Needs(frozenset({"sinks"}), 64)
     assert select_kernel("auto", "GptOssForCausalLM", needs, solo, compute_dtype=None) == "sdpa"
     assert log_lines == ["GptOssForCausalLM: attention sdpa: sdpa is the first that a CPU and the model allow"]
@@ -138,12 +138,12 @@ def test_rank_0_chooses_and_says_why(solo: Group, log_lines: list[str]) -> None:
         select_kernel("varlen", "GptOssForCausalLM", needs, solo, compute_dtype=None)
 
 
-def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_read(
+def test_unsupported_kernel_ends_run_before_weights_are_read(
     tmp_path: Any, solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopper = Machine("NVIDIA H100", (9, 0), {"flash2": "2.8.3"})
     monkeypatch.setattr("rlrun.trainer.modeling.attention.select.read_machine", lambda device: hopper)
-    monkeypatch.setattr(load_weights, "open_files", None)  # which reads them
+    monkeypatch.setattr(load_weights, "open_files", None)  # would fail if the weights were read
     small("gpt_oss").save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path))
     with pytest.raises(
@@ -153,10 +153,10 @@ def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_rea
     assert caught.value.code == exit_codes.CONFIGURATION
 
 
-def test_a_build_without_what_the_model_needs_is_passed_over_before_the_first_step(
+def test_build_without_required_feature_is_skipped(
     kernels: None, solo: Group, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
-    """As the builds of FlashAttention 3 without soft caps, whose functions take the argument all the same."""
+    """Some builds of FlashAttention 3 have no soft caps, although their functions accept the argument."""
     whole = stand_ins.forward
 
     def pruned(*arguments: Any) -> Any:

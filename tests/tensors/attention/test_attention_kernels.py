@@ -1,4 +1,6 @@
-"""Every kernel computes what the definition says, with the options that the table promises, and its package is called as it wants to be."""
+"""Attention kernels, compared with the definition for every option of the table, and the arguments passed to their
+packages.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def ends(lengths: tuple[int, ...]) -> Tensor:
 
 ROW = row_layout(LENGTHS, CPU).segments
 PART = Segments((2, 5, 1), (9, 5, 4), ends((2, 5, 1)), ends((9, 5, 4)))
-"""A rank's part of a row: some of a sequence's queries, and all keys that they see."""
+"""Segments of one rank: some queries of a sequence, and all keys that they attend to."""
 
 
 def inputs(segments: Segments, *, grads: bool = True) -> list[Tensor]:
@@ -50,7 +52,7 @@ def inputs(segments: Segments, *, grads: bool = True) -> list[Tensor]:
 
 
 def defined(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Each segment by itself."""
+    """Compute each segment separately by the definition."""
     groups, parts = q.shape[1] // k.shape[1], []
     for one in zip(q.split(segments.queries), k.split(segments.keys), v.split(segments.keys), strict=True):
         query, key, value = (tensor.transpose(0, 1) for tensor in one)
@@ -77,7 +79,7 @@ def offered() -> Iterator[tuple[Kernel, Scores, Segments]]:
 
 
 def results(kernel: Kernel | None, segments: Segments, scores: Scores) -> list[Tensor]:
-    """Output, and gradients of queries, keys, values and sinks."""
+    """Return the output and the gradients of queries, keys, values and sinks."""
     leaves = inputs(segments)
     if scores.sinks is not None:
         scores = replace(scores, sinks=scores.sinks.clone().requires_grad_())
@@ -89,10 +91,10 @@ def results(kernel: Kernel | None, segments: Segments, scores: Scores) -> list[T
 
 
 @pytest.mark.parametrize(("kernel", "scores", "segments"), list(offered()))
-def test_a_kernel_computes_what_the_table_promises(
+def test_kernel_supports_every_option_of_its_table(
     kernel: Kernel, scores: Scores, segments: Segments, kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kernel == "cudnn":  # the same call, by what a CPU has
+    if kernel == "cudnn":  # a CPU has another backend for the same call
         monkeypatch.setattr(compute, "SDPBackend", type("Any", (), {"CUDNN_ATTENTION": compute.SDPBackend.MATH}))
     for found, expected in zip(results(kernel, segments, scores), results(None, segments, scores), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
@@ -101,10 +103,12 @@ def test_a_kernel_computes_what_the_table_promises(
 
 @pytest.mark.parametrize("scores", [PLAIN, *OPTIONS.values()], ids=str)
 @pytest.mark.parametrize("segments", [ROW, PART], ids=["row", "part"])
-def test_flex_sees_what_the_definition_sees(
+def test_flex_mask_and_scores_equal_definition(
     scores: Scores, segments: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its functions, evaluated whole, with gradients: flex_attention has no backward pass on a CPU."""
+    """Evaluate flex's functions on whole matrices with gradients, because flex_attention has no backward pass on a
+    CPU.
+    """
 
     def whole(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
         mask, sizes = given["block_mask"], (query.shape[2], key.shape[2])
@@ -126,7 +130,7 @@ def test_flex_sees_what_the_definition_sees(
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("scores", [PLAIN, replace(ALL, sinks=None)], ids=["plain", "window and cap"])
-def test_flex_itself_runs(scores: Scores) -> None:
+def test_flex_attention_runs_on_cpu(scores: Scores) -> None:
     q, k, v = inputs(ROW, grads=False)
     torch.testing.assert_close(
         attend("flex", q, k, v, ROW, scores), defined(q, k, v, ROW, scores), atol=1e-5, rtol=1e-4
@@ -134,10 +138,8 @@ def test_flex_itself_runs(scores: Scores) -> None:
 
 
 @pytest.mark.parametrize(("window", "expected"), [(None, -1), (1, 0), (4, 3), (17, -1), (400, -1)])
-def test_packages_get_windows_caps_and_scales_as_they_count_them(
-    window: int | None, expected: int, kernels: None
-) -> None:
-    """A model's window counts the token itself; one that ends nothing (17 tokens is the longest sequence) is none."""
+def test_packages_receive_window_cap_and_scale(window: int | None, expected: int, kernels: None) -> None:
+    """A model's window includes the token itself; a window of at least the longest sequence (17 tokens) has no effect."""
     q, k, v = inputs(ROW)
     for kernel in FLASH:
         softcap = 0.5 if "softcap" in BACKENDS[kernel].features else None
@@ -156,8 +158,8 @@ def test_packages_get_windows_caps_and_scales_as_they_count_them(
     assert stand_ins.SEEN["fa4"] == {"softmax_scale": 0.3, "window_size_left": left, "causal": left is None}
 
 
-def test_torch_is_told_of_grouped_heads_only_where_it_asks(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch 2.11 has no such argument, and takes fewer key-value heads as they are."""
+def test_enable_gqa_is_set_only_for_grouped_heads(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 does not have this argument and accepts fewer key-value heads without it."""
     q, k, v = inputs(ROW)
     attend("varlen", q, k, v, ROW, PLAIN)
     assert stand_ins.SEEN["varlen"]["enable_gqa"] is True
@@ -169,8 +171,8 @@ def test_torch_is_told_of_grouped_heads_only_where_it_asks(kernels: None, monkey
 
 
 @pytest.mark.parametrize(("operation", "options"), [(operation_fa3, (0.3, -1, 0.0)), (operation_fa4, (0.3, -1))])
-def test_compiled_code_is_told_the_strides_that_come(operation: Any, options: tuple[float, ...], kernels: None) -> None:
-    """Whatever the inputs have: heads may come before tokens in their memory."""
+def test_fake_tensors_have_the_strides_of_results(operation: Any, options: tuple[float, ...], kernels: None) -> None:
+    """Inputs may have any layout, for example heads before tokens."""
     q, k, v = (torch.randn(heads, 7, SIZE).transpose(0, 1) for heads in (HEADS, KEY_VALUE_HEADS, KEY_VALUE_HEADS))
     both = (ends((3, 4)), ends((3, 4)))
     torch.library.opcheck(operation.forward, (q, k, v, *both, 4, 4, *options), test_utils="test_faketensor")
@@ -182,8 +184,8 @@ def test_compiled_code_is_told_the_strides_that_come(operation: Any, options: tu
     assert all(gradient.is_contiguous() for gradient in operation.backward(*given))
 
 
-def test_sinks_lower_every_weight() -> None:
-    """With one key and a sink of the same score, a value counts half."""
+def test_sinks_reduce_attention_weights() -> None:
+    """With one key and a sink of equal score, the value has weight one half."""
     q, k, v = torch.ones(1, 1, 4), torch.ones(1, 1, 4), torch.ones(1, 1, 4)
     scores = Scores(1.0, sinks=torch.tensor([4.0]))
     one = row_layout([1], CPU).segments
@@ -194,5 +196,5 @@ def test_sinks_lower_every_weight() -> None:
         attend("sdpa", q, k, v, one, Scores(1.0, sinks=torch.zeros(2)))
 
 
-def test_every_kernel_of_the_table_has_a_function() -> None:
+def test_every_attention_backend_has_a_function() -> None:
     assert FUNCTIONS.keys() == BACKENDS.keys()

@@ -1,4 +1,4 @@
-"""Probes of packages: what is there, what is of another version, and what cannot be imported."""
+"""Probes of attention packages: missing, incompatible and broken installations."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.tensors.attention.stand_ins import package
 
 
 @pytest.mark.parametrize("found", [FA3, FA4, FLASH2])
-def test_signatures_of_the_pinned_versions_are_taken(found: Package, kernels: None) -> None:
+def test_pinned_package_signatures_are_accepted(found: Package, kernels: None) -> None:
     assert problem_of(found) is None
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_missing_attention_package_is_named() -> None:
     assert problem_of(FA3) == "flash_attn_interface is not installed"
     assert problem_of(FA4) == "flash_attn.cute.interface is not installed"
 
 
-def test_a_version_without_an_argument_or_a_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_version_without_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_2023(
         q: Any,
         k: Any,
@@ -39,7 +39,7 @@ def test_a_version_without_an_argument_or_a_function_is_refused(monkeypatch: pyt
         softmax_scale: Any = None,
         causal: Any = False,
     ) -> None:
-        """Without windows and caps."""
+        """Signature without windows and caps."""
 
     package("flash_attn", monkeypatch, flash_attn_varlen_func=of_2023, __version__="2.2.0")
     assert problem_of(FLASH2) == "flash_attn.flash_attn_varlen_func of version 2.2.0 does not take window_size, softcap"
@@ -48,7 +48,7 @@ def test_a_version_without_an_argument_or_a_function_is_refused(monkeypatch: pyt
 
 
 class Broken(importlib.abc.MetaPathFinder):
-    """Imports that fail as libraries do that were built for another torch, or that lack a package of theirs."""
+    """Finder whose imports fail like libraries built for another torch or with a missing dependency."""
 
     def find_spec(self, name: str, *_: Any) -> None:
         if name == "flash_attn_interface":
@@ -57,7 +57,7 @@ class Broken(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError("No module named 'einops'", name="einops")
 
 
-def test_a_package_that_cannot_be_imported_is_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_import_error_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     assert problem_of(FA3) == (
         "flash_attn_interface cannot be imported (ImportError: flash_attn_3/_C.abi3.so: undefined symbol: _ZN3c10)"
@@ -65,7 +65,7 @@ def test_a_package_that_cannot_be_imported_is_not_fatal(monkeypatch: pytest.Monk
     assert problem_of(FLASH2) == "flash_attn needs einops, which is not installed"
 
 
-def test_a_gpus_packages_are_looked_at_where_it_could_run_them(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_probed_only_on_supported_gpus(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"flash-attn-3": "3.0.0", "flash_attn_4": "4.0.0b4"}
 
     def version(name: str) -> str:

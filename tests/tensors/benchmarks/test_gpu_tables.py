@@ -1,4 +1,6 @@
-"""What the GPU's benchmarks decide without a GPU: tables, deadlines, modes that fit, categories of kernels, calls of both versions."""
+"""Decisions of the GPU benchmarks that need no GPU: tables, deadlines, fitting modes, kernel categories and torch
+calls.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ BUNDLED = {
     "annotated_types": "annotated-types",
     "loguru": "loguru",
 }
-"""Of the machine that has the GPU, and of `pack.sh`: import name -> package."""
+"""Packages on the GPU machine and in `pack.sh`: import name -> package."""
 
 
-def test_every_row_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
+def test_report_writes_each_row_before_the_next(tmp_path: Path) -> None:
     report = Report(tmp_path, "t", "Title")
     report.put("a", "first", {"ms": 1.5, "right": True})
     report.begin("a", "second")
@@ -53,17 +55,17 @@ def test_every_row_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
         ("import os; os.kill(os.getpid(), 9)", 60.0, "exit code -9"),
     ],
 )
-def test_a_process_ends_by_its_limit_and_says_why(program: str, seconds: float, told: str, tmp_path: Path) -> None:
+def test_process_end_is_reported_with_its_reason(program: str, seconds: float, told: str, tmp_path: Path) -> None:
     ended = run_limited([sys.executable, "-c", program], seconds, tmp_path / "log", {})
     assert told in reason(ended, seconds)
 
 
-def test_a_stalled_process_is_stopped(tmp_path: Path) -> None:
+def test_stalled_process_is_stopped(tmp_path: Path) -> None:
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     assert run_limited(sleeping, 60, tmp_path / "log", {}, lambda: True).code is None
 
 
-def test_a_child_that_dies_leaves_its_row_and_the_next_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashed_child_keeps_its_row_and_next_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
 
     def child(command: Any, *_: Any) -> Ended:
@@ -80,7 +82,7 @@ def test_a_child_that_dies_leaves_its_row_and_the_next_goes_on(tmp_path: Path, m
     assert report.sections["children that ended early"]["1"]["note"] == "exit code 1: ImportError: torch"
 
 
-def test_no_row_is_measured_without_checkpoints_where_it_cannot_fit() -> None:
+def test_fitting_mode_requires_checkpoints_for_large_rows() -> None:
     everything = ("none", "selective", "attention", "full")
     gib = {
         (tokens, mode, compiled): needed(QWEN3_06B, tokens, mode, compiled) / 2**30
@@ -101,7 +103,7 @@ OWN = [step for step in (*steps.LADDER, *steps.TINY_LADDER) if step.task != step
 
 @pytest.mark.parametrize("step", OWN, ids=lambda step: step.name)
 @pytest.mark.parametrize("best", [{}, {"compile": True}])
-def test_every_configuration_is_one_of_the_trainer_and_fits(step: Any, best: dict[str, Any], tmp_path: Path) -> None:
+def test_step_configurations_are_valid_and_fit_memory(step: Any, best: dict[str, Any], tmp_path: Path) -> None:
     fields = best if step.best else step.fields
     config = steps.configuration(step, QWEN3_06B, tmp_path, gpus=1, fields=fields)
     assert needed(QWEN3_06B, step.tokens, config.activation_checkpointing, config.compile) <= USABLE
@@ -110,12 +112,12 @@ def test_every_configuration_is_one_of_the_trainer_and_fits(step: Any, best: dic
     assert json.loads((tmp_path / "model" / "config.json").read_text())["hidden_size"] == 1024
 
 
-def test_a_value_that_this_version_does_not_offer_is_named(tmp_path: Path) -> None:
+def test_value_unknown_to_this_version_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="attention fa9 is no value of this version"):
         steps.configuration(steps.LADDER[0], QWEN3_06B, tmp_path, gpus=1, fields={"attention": "fa9"})
 
 
-def test_the_best_is_the_fastest_of_one_row(tmp_path: Path) -> None:
+def test_best_fields_come_from_fastest_single_row(tmp_path: Path) -> None:
     report = Report(tmp_path, "steps", "")
     assert steps.best_fields(report) == {}
     rows: dict[str, dict[str, Any]] = {
@@ -130,7 +132,7 @@ def test_the_best_is_the_fastest_of_one_row(tmp_path: Path) -> None:
     assert steps.best_fields(report) == {"compile": True}
 
 
-def test_rows_without_time_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_after_the_deadline_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "measure", lambda *_, **__: pytest.fail("measured after the deadline"))
     report = Report(tmp_path, "steps", "")
     steps.measure_all(report, steps.LADDER, tmp_path, dry=True, deadline=Deadline.after(-1))
@@ -138,13 +140,13 @@ def test_rows_without_time_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(report.sections[steps.SECTION]) == len(steps.LADDER)
 
 
-def test_a_step_is_divided_into_categories_and_gaps() -> None:
+def test_step_time_is_divided_into_categories() -> None:
     found = summary(
         [
             Kernel("flash_fwd_kernel", 0, 400),
             Kernel("nvjet_tst_128x256", 400, 600),
             Kernel("nvjet_tst_128x256", 600, 700, head=True),
-            Kernel("triton_poi_fused_silu", 650, 750),  # beside the one before
+            Kernel("triton_poi_fused_silu", 650, 750),  # overlaps the previous kernel
             Kernel("multi_tensor_apply_kernel", 900, 950),
             Kernel("Memcpy DtoH", 950, 960),
             Kernel("vectorized_elementwise_kernel", 960, 1000),
@@ -166,7 +168,7 @@ def test_a_step_is_divided_into_categories_and_gaps() -> None:
     assert found["longest"]["nvjet_tst_128x256"] == {"ms": 0.3, "% of step": 30, "launches": 2}
 
 
-def test_kernels_of_the_head_are_found_by_what_started_them() -> None:
+def test_head_kernels_are_found_by_their_parent() -> None:
     def event(name: str, begin: float, end: float, parent: Any = None, device: str = "CPU", started: Any = ()) -> Any:
         return types.SimpleNamespace(
             name=name,
@@ -190,7 +192,7 @@ def test_kernels_of_the_head_are_found_by_what_started_them() -> None:
 
 
 @pytest.mark.parametrize("lengths", TINY_ROWS.values(), ids=TINY_ROWS)
-def test_errors_are_measured_against_the_same_attention(lengths: tuple[int, ...]) -> None:
+def test_attention_errors_use_an_equal_reference(lengths: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(sum(lengths), heads, TINY.head_dim) for heads in (4, 2, 2))
     row = row_layout(lengths, q.device)
@@ -202,13 +204,13 @@ def test_errors_are_measured_against_the_same_attention(lengths: tuple[int, ...]
             attention.KERNELS[name](q, k, v, row)
 
 
-def test_attention_work_is_that_of_the_papers_figures() -> None:
+def test_attention_flops_match_the_paper() -> None:
     assert [28 * work / 1e12 for work in attention_flops(QWEN3_06B, (65_536,))] == pytest.approx(
         [492.6, 1231.5], rel=1e-3
     )
 
 
-def test_all_calls_of_torch_are_calls_of_both_versions() -> None:
+def test_torch_calls_bind_in_both_versions() -> None:
     old = json.loads(signatures.TABLE.read_text())
     stubs = signatures.builtin_stubs()
     seen, wrong = 0, []
@@ -230,7 +232,7 @@ def test_all_calls_of_torch_are_calls_of_both_versions() -> None:
     assert seen > 400
 
 
-def test_a_keyword_that_one_version_lacks_does_not_bind() -> None:
+def test_keyword_of_one_version_does_not_bind() -> None:
     taken = json.loads(signatures.TABLE.read_text())
     call = signatures.Call("torch._inductor.compile_fx.compile_fx", "x", 2, ("inner_compile", "newer"), False)
     assert not signatures.binds(call, taken[call.function])
@@ -241,7 +243,7 @@ def test_a_keyword_that_one_version_lacks_does_not_bind() -> None:
     assert not signatures.binds(signatures.Call("torch.mm", "x", 2, ("dtype",), False), taken["torch.mm"])
 
 
-def test_the_measured_part_needs_only_what_that_machine_has() -> None:
+def test_measured_modules_import_only_packed_packages() -> None:
     found = _packages(
         ["rlrun.trainer.__main__", "rlrun.trainer.bench", *_modules("benchmarks/gpu"), *_modules("tests/gpu")]
     )
@@ -257,7 +259,7 @@ def _modules(folder: str) -> list[str]:
 
 
 def _packages(modules: list[str]) -> dict[str, set[str]]:
-    """Packages of others that these modules import when they are loaded, with all of ours that they load; and who imports them."""
+    """Return the external packages that these modules and their own imports load, with the importing files."""
     found: dict[str, set[str]] = {}
     seen: set[str] = set()
     while modules:

@@ -1,4 +1,4 @@
-"""The table of versions in buckets counts the tensors that the product publishes."""
+"""Agreement of the version size table with the tensors that the product publishes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlrun.fit.architecture import KNOWN
 from rlrun.protocol.messages.buckets import plan_buckets
 
 
-def test_a_version_has_all_parameters_once() -> None:
+def test_version_contains_every_parameter_once() -> None:
     for name in ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B"):
         shape = replace(KNOWN[name], layers=2)
         tensors = tensors_of(shape)

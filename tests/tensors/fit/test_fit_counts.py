@@ -1,4 +1,4 @@
-"""The arithmetic of `rlrun fit` against real models: parameters counted without memory, activations as autograd saves them."""
+"""Arithmetic of `rlrun fit`, compared with real models: parameter counts and saved activations."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ TOKENS = 64
         ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ],
 )
-def test_the_pure_count_is_that_of_the_model(kind: str, changes: dict[str, Any]) -> None:
+def test_parameter_count_equals_model_on_meta_device(kind: str, changes: dict[str, Any]) -> None:
     config = {"model_type": kind} | SIZES | changes
-    if kind in ("phi3", "qwen2"):  # their heads have hidden / heads
+    if kind in ("phi3", "qwen2"):  # these models derive the head size from hidden / heads
         config["head_dim"] = 8
     whole = AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
     assert from_config(whole.to_dict()).parameters == count_on_meta(config)
@@ -57,13 +57,13 @@ def test_the_pure_count_is_that_of_the_model(kind: str, changes: dict[str, Any])
 @pytest.mark.parametrize(
     ("kind", "changes", "tied"),
     [
-        ("gemma", {"tie_word_embeddings": None}, True),  # its files do not say so, which is its default
+        ("gemma", {"tie_word_embeddings": None}, True),  # its files omit the field, and its default is tied
         ("glm4", {"tie_word_embeddings": None, "pad_token_id": 0}, False),
         ("qwen3_moe", EXPERTS | {"mlp_only_layers": [0]}, False),
         ("llama", {"attention_bias": True}, False),
     ],
 )
-def test_a_folder_is_counted_in_the_model_where_sizes_do_not_tell(
+def test_folder_with_incomplete_sizes_is_counted_exactly(
     kind: str, changes: dict[str, Any], tied: bool, tmp_path: Path
 ) -> None:
     config = {name: value for name, value in ({"model_type": kind} | SIZES | changes).items() if value is not None}
@@ -78,14 +78,14 @@ def test_a_folder_is_counted_in_the_model_where_sizes_do_not_tell(
     assert shape.tied == tied
 
 
-def test_a_type_that_transformers_does_not_know_is_not_counted() -> None:
+def test_unknown_model_type_is_not_counted() -> None:
     assert count_on_meta({"model_type": "not-there"} | SIZES) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_activations_are_those_that_autograd_saves(kind: str, dtype: torch.dtype) -> None:
-    """What is saved of a parameter is no activation. The rotation's angles and the scales of norms are left out of the arithmetic."""
+def test_activation_estimate_equals_autograd_saved_tensors(kind: str, dtype: torch.dtype) -> None:
+    """Saved parameters do not count as activations. The arithmetic omits rotary angles and norm scales."""
     layers = 3
     config = AutoConfig.for_model(kind, **SIZES | {"num_hidden_layers": layers, "tie_word_embeddings": True})
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
@@ -107,20 +107,18 @@ def test_activations_are_those_that_autograd_saves(kind: str, dtype: torch.dtype
     assert math.isclose(measured, expected, rel_tol=0.03)
 
 
-def test_constants_are_those_of_the_trainer() -> None:
+def test_fit_constants_equal_trainer_constants() -> None:
     assert lm_head.CHUNK_BYTES["cuda"] == trainer_memory.HEAD_CHUNK_BYTES
-    assert (
-        "cuda" not in lm_head.KEPT_BYTES
-    )  # residuals are kept in memory that nothing else needs, which no estimate counts
+    assert "cuda" not in lm_head.KEPT_BYTES  # residuals use only free memory, so no estimate counts them
 
 
-def test_a_model_of_text_and_images_has_the_type_that_the_trainer_sees() -> None:
-    """Compare all architectures in transformers whose text the trainer divides."""
+def test_multimodal_model_maps_to_trained_text_type() -> None:
+    """Compare all architectures in transformers whose text model the trainer can shard."""
     seen = {}
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             config = AutoConfig.for_model(kind)
-        except Exception:  # it cannot be made of defaults
+        except Exception:  # the default configuration cannot be built
             continue
         text = config.get_text_config()
         if text is config or text.model_type not in FAMILIES:

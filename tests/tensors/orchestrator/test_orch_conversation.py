@@ -1,4 +1,4 @@
-"""Tokens are appended, never re-tokenised, and every one that is trained on is the engine's own."""
+"""Conversations as tokens: turns are appended without tokenizing again, and trained tokens are the engine's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError, UnplayablePromptError
 from rlrun.trainer.modeling.tiny_model import CHAT_TEMPLATE, make_tokenizer
 
-# Turns that end with a newline after their end token, as ChatML's do; a template that trims; and one without any end token.
+# Chat templates: ChatML ends a turn with a newline after the end token, one template trims, and one has no end token.
 CHATML = (
     "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -46,7 +46,7 @@ CHATS = {name: make_chat(template) for name, template in TEMPLATES.items()}
 
 
 class Engine:
-    """Says what it is told, and keeps what it has seen."""
+    """Engine that returns scripted replies and records its prompts."""
 
     def __init__(self, chat: ChatTokens, replies: Sequence[str], *, stop: bool = True) -> None:
         self.chat, self.replies, self.stop = chat, list(replies), stop
@@ -88,7 +88,7 @@ words = st.text(st.sampled_from("abc +-=\n"), min_size=1, max_size=12)
 @pytest.mark.parametrize("template", list(TEMPLATES))
 @settings(max_examples=40, deadline=None)
 @given(turns=st.lists(st.tuples(words, words), min_size=1, max_size=5), max_tokens=st.integers(2, 20))
-def test_what_the_engine_saw_is_what_is_recorded(template: str, turns: list[tuple[str, str]], max_tokens: int) -> None:
+def test_recorded_tokens_equal_engine_tokens(template: str, turns: list[tuple[str, str]], max_tokens: int) -> None:
     engine = Engine(CHATS[template], [reply for _, reply in turns])
     conversation = asyncio.run(talk(engine, [said for said, _ in turns], max_tokens=max_tokens))
     (recorded,) = conversation.recorded()
@@ -96,7 +96,7 @@ def test_what_the_engine_saw_is_what_is_recorded(template: str, turns: list[tupl
     position = 0
     for prompt, seen in zip(engine.prompts, engine.seen, strict=True):
         assert seen[: len(prompt)] == prompt
-        assert engine.seen[-1][: len(seen)] == seen  # nothing before is ever changed
+        assert engine.seen[-1][: len(seen)] == seen  # earlier tokens never change
         assert not recorded.loss_mask[position : len(prompt)].any()
         assert recorded.loss_mask[len(prompt) : len(seen)].all()
         position = len(seen)
@@ -107,19 +107,19 @@ def test_what_the_engine_saw_is_what_is_recorded(template: str, turns: list[tupl
 
 
 @pytest.mark.parametrize("template", ["tiny", "chatml", "endless"])
-async def test_a_continued_conversation_reads_as_the_template_would_write_it(template: str) -> None:
+async def test_continued_conversation_equals_template_output(template: str) -> None:
     chat = CHATS[template]
     engine = Engine(chat, ["xy", "z"])
     await talk(engine, ["a", "b"])
     messages = [user("a"), {"role": "assistant", "content": "xy"}, user("b")]
     expected = list(chat.opening(messages)[1])
-    if template == "endless":  # the model's own end token is there, which the template knows nothing of
+    if template == "endless":  # the sampled end token is present, which this template does not write
         assert [t for t in engine.prompts[1] if t != EOS] == expected
     else:
         assert engine.prompts[1] == expected
 
 
-async def test_a_reply_cut_by_a_limit_is_ended_by_the_template_outside_the_mask() -> None:
+async def test_truncated_reply_gets_unmasked_template_end() -> None:
     engine = Engine(CHATS["tiny"], ["abcdef", "z"])
     conversation = Conversation(engine, engine.chat, seq_len=100, max_tokens=3)
     reply = await conversation.complete([user("a")])
@@ -131,7 +131,7 @@ async def test_a_reply_cut_by_a_limit_is_ended_by_the_template_outside_the_mask(
     assert conversation.truncated
 
 
-async def test_another_history_starts_another_sample() -> None:
+async def test_different_history_starts_another_sample() -> None:
     engine = Engine(CHATS["tiny"], ["x", "y", "z"])
     conversation = Conversation(engine, engine.chat, seq_len=100, max_tokens=8)
     first = await conversation.complete([user("a")])
@@ -141,7 +141,7 @@ async def test_another_history_starts_another_sample() -> None:
     assert [r.input_ids.tolist() for r in recorded] == [engine.seen[2], engine.seen[1]]
 
 
-async def test_a_changed_reply_is_not_taken_for_the_models_own() -> None:
+async def test_edited_reply_starts_another_sample() -> None:
     engine = Engine(CHATS["tiny"], ["x", "y"])
     conversation = Conversation(engine, engine.chat, seq_len=100, max_tokens=8)
     await conversation.complete([user("a")])
@@ -149,7 +149,7 @@ async def test_a_changed_reply_is_not_taken_for_the_models_own() -> None:
     assert len(conversation.recorded()) == 2
 
 
-async def test_no_sample_is_longer_than_the_limit_and_the_environment_is_told() -> None:
+async def test_sample_stays_within_seq_len_and_reports_truncation() -> None:
     engine = Engine(CHATS["tiny"], ["abcdefgh"] * 9)
     conversation = Conversation(engine, engine.chat, seq_len=24, max_tokens=64)
     messages: list[Message] = []
@@ -165,7 +165,7 @@ async def test_no_sample_is_longer_than_the_limit_and_the_environment_is_told() 
     assert replies[-1].text == ""
 
 
-async def test_a_prompt_without_room_is_refused_with_both_lengths() -> None:
+async def test_prompt_without_room_is_refused_with_lengths() -> None:
     conversation = Conversation(Engine(CHATS["tiny"], []), CHATS["tiny"], seq_len=8, max_tokens=8)
     with pytest.raises(RolloutError, match=r"13 tokens.*seqLen \(8\)"):
         await conversation.complete([user("abcdefghij")])
@@ -173,7 +173,7 @@ async def test_a_prompt_without_room_is_refused_with_both_lengths() -> None:
         conversation.recorded()
 
 
-async def test_a_stop_string_ends_the_reply_where_the_policy_wrote_it() -> None:
+async def test_stop_string_ends_reply_and_is_trained() -> None:
     engine = Engine(CHATS["tiny"], ["ab==cd"])
     conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32)
     reply = await conversation.complete([user("a")], stop=["=="])
@@ -183,8 +183,8 @@ async def test_a_stop_string_ends_the_reply_where_the_policy_wrote_it() -> None:
     assert engine.stops == [("==",)], "the engine ends there as well, and samples nothing in vain"
 
 
-async def test_in_branching_a_stop_string_begins_no_new_sample() -> None:
-    """The template does not write it again, as it is no part of the message."""
+async def test_stop_string_starts_no_branch() -> None:
+    """The template does not write the stop string again, because it is not part of the message."""
     engine = Engine(CHATS["tiny"], ["ab==", "cd"], stop=False)
     conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32, strategy="branching", stop=["=="])
     reply = await conversation.complete([user("a")])
@@ -193,7 +193,7 @@ async def test_in_branching_a_stop_string_begins_no_new_sample() -> None:
     assert engine.chat.decode(recorded.input_ids[recorded.loss_mask].tolist()) == "ab==cd"
 
 
-async def test_a_reply_that_has_begun_cannot_be_continued() -> None:
+async def test_prefilled_reply_is_refused() -> None:
     engine = Engine(CHATS["tiny"], ["ab"])
     conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32)
     prefilled = "the last message has the role assistant, and prefilled replies are unsupported"
@@ -207,7 +207,7 @@ async def test_a_reply_that_has_begun_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize("missing", ["logprobs", "versions"])
-async def test_a_token_without_its_logprob_or_version_is_refused(missing: str) -> None:
+async def test_token_without_logprob_or_version_is_refused(missing: str) -> None:
     async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         whole: dict[str, Any] = {"token_ids": [9, 9], "logprobs": [-1.0, -1.0], "versions": [1, 1]}
         whole[missing] = whole[missing][:1]
@@ -218,7 +218,7 @@ async def test_a_token_without_its_logprob_or_version_is_refused(missing: str) -
         await conversation.complete([user("a")])
 
 
-def test_templates_that_cannot_be_trained_with_are_refused() -> None:
+def test_untrainable_chat_templates_are_refused() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(TemplateError, match="chat template"):
@@ -227,13 +227,13 @@ def test_templates_that_cannot_be_trained_with_are_refused() -> None:
         make_chat("{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}")
 
 
-def test_the_templates_own_end_token_stops_a_reply_too() -> None:
+def test_template_end_token_is_a_stop_token() -> None:
     assert make_chat(CHATML.replace("<eos>", "<tool>")).stop_token_ids == (2, 7)
     assert make_chat().stop_token_ids == (2,)
 
 
 @pytest.mark.parametrize("strategy", ["interleaved", "branching"])
-async def test_equal_prompts_are_rendered_once_and_never_shared(
+async def test_equal_prompts_are_rendered_once_and_not_shared(
     tokenizer_folder: Path, strategy: TrajectoryStrategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = ChatTokens.load(tokenizer_folder)

@@ -1,4 +1,4 @@
-"""Each cell of the table of chat templates in `docs/models.md` is played: no family is claimed that fails one."""
+"""Table of chat templates in `docs/models.md`, compared with played conversations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.support.family_table import is_sound, row, rows_of_page
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_each_row_of_the_page_is_what_conversations_show(name: str) -> None:
-    """Written again by `python -m tests.support.family_table`."""
+async def test_family_table_row_matches_played_conversations(name: str) -> None:
+    """`python -m tests.support.family_table` rewrites the page."""
     assert await row(name) in rows_of_page()
 
 
-def test_the_page_has_no_other_row() -> None:
+def test_family_table_has_no_extra_rows() -> None:
     assert len(rows_of_page()) == len(FAMILIES)
 
 
@@ -30,5 +30,5 @@ def test_the_page_has_no_other_row() -> None:
         (Cell("", True, False, True, 1), "interleaved", False),
     ],
 )
-def test_a_cell_is_claimed_only_if_all_of_it_holds(cell: Cell, strategy: str, sound: bool) -> None:
+def test_family_table_cell_requires_all_conditions(cell: Cell, strategy: str, sound: bool) -> None:
     assert is_sound("chat", strategy, cell) is sound

@@ -1,4 +1,4 @@
-"""GPT-OSS answers in channels: an environment is given the final one, thoughts are kept apart, and calls are found."""
+"""GPT-OSS channels: final text, separate thoughts and tool calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chat_of(name: str) -> ChatTokens:
 
 
 class Engine:
-    """Says what it is told, in whole tokens, and keeps its prompts."""
+    """Engine that returns scripted replies in whole tokens and records its prompts."""
 
     def __init__(self, *replies: str) -> None:
         self.tokenizer = real_tokenizer("gpt_oss")[0]
@@ -66,11 +66,11 @@ def conversation(engine: Engine) -> Conversation:
         ("no channel at all", ReplyParts()),
     ],
 )
-def test_a_reply_is_taken_apart_by_channel(spelled: str, said: ReplyParts) -> None:
+def test_harmony_reply_is_split_by_channel(spelled: str, said: ReplyParts) -> None:
     assert parse_channels(spelled) == said
 
 
-async def test_without_tools_the_environment_is_given_the_final_channel() -> None:
+async def test_harmony_reply_text_is_the_final_channel() -> None:
     engine = Engine(f"{FINAL}<|return|>", f"{FINAL}<|return|>")
     played = conversation(engine)
     messages: list[Message] = [{"role": "user", "content": "2+2?"}]
@@ -84,7 +84,7 @@ async def test_without_tools_the_environment_is_given_the_final_channel() -> Non
     )
 
 
-async def test_a_call_and_its_result_continue_the_same_tokens() -> None:
+async def test_harmony_call_and_result_extend_the_same_sample() -> None:
     engine = Engine(f"{CALL}<|call|>", f"{FINAL}<|return|>")
     played = conversation(engine)
     messages: list[Message] = [{"role": "user", "content": "2+2?"}]
@@ -99,7 +99,7 @@ async def test_a_call_and_its_result_continue_the_same_tokens() -> None:
     assert len(played.recorded()) == 1
 
 
-async def test_a_reply_that_a_limit_has_cut_has_channels_and_no_calls() -> None:
+async def test_truncated_harmony_reply_has_no_calls() -> None:
     reply = await conversation(Engine(CALL)).complete([{"role": "user", "content": "a"}], tools=[ADD])
     assert (reply.text, reply.truncated, reply.tool_calls) == ("", True, ())
     reply = await conversation(Engine(f"{THOUGHT}<|channel|>final<|message|>It")).complete(
@@ -111,5 +111,5 @@ async def test_a_reply_that_a_limit_has_cut_has_channels_and_no_calls() -> None:
 @pytest.mark.parametrize(
     ("name", "speaks"), [("gpt_oss", True), ("qwen3", False), ("llama3_1", False), ("gemma4", False)]
 )
-def test_the_format_is_known_by_its_tokens(name: str, speaks: bool) -> None:
+def test_harmony_format_is_detected_by_its_tokens(name: str, speaks: bool) -> None:
     assert speaks_harmony(chat_of(name)) is speaks

@@ -1,4 +1,4 @@
-"""Prompts and replies of a megabyte are rendered and tokenised beside the event loop, and once for a whole group."""
+"""Prompts and replies of a megabyte: rendered and tokenized outside of the event loop, once per group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = 8
 
 
 class Noted:
-    """A tokenizer that notes in which thread each of its texts is rendered, tokenised and decoded."""
+    """Tokenizer that records the thread in which each text is rendered, tokenized and decoded."""
 
     def __init__(self) -> None:
         self._tokenizer: Any = make_tokenizer()
@@ -61,7 +61,7 @@ def conversation(chat: ChatTokens) -> Conversation:
     return Conversation(generate, chat, seq_len=1 << 21, max_tokens=1 << 20)
 
 
-async def test_a_long_prompt_and_reply_are_none_of_the_event_loops_work() -> None:
+async def test_long_texts_are_processed_outside_the_event_loop() -> None:
     tokenizer = Noted()
     chat = ChatTokens(tokenizer)
     talk = conversation(chat)
@@ -72,7 +72,7 @@ async def test_a_long_prompt_and_reply_are_none_of_the_event_loops_work() -> Non
     assert tokenizer.in_the_loop() == []
 
 
-def test_all_texts_of_a_message_count() -> None:
+def test_message_size_counts_all_texts() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": "x" * 500}}
     parts = [{"type": "text", "text": "y" * 1000}]
     assert (
@@ -93,7 +93,7 @@ async def short(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str
     return Completion([81], [-0.5], [1], "stop")
 
 
-async def test_a_group_that_begins_with_the_same_long_prompt_tokenises_it_once() -> None:
+async def test_group_tokenizes_its_long_prompt_once() -> None:
     tokenizer = Noted()
     chat = ChatTokens(tokenizer)
     messages: list[Message] = [{"role": "user", "content": "ab " * 100_000}]
@@ -101,7 +101,7 @@ async def test_a_group_that_begins_with_the_same_long_prompt_tokenises_it_once()
     assert len([noted for noted in tokenizer.threads if noted[0] == "tokenise" and noted[1] > SMALL]) == 1
 
 
-async def test_a_prompt_that_is_refused_is_refused_for_each_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_prompt_fails_every_waiter_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = ChatTokens(make_tokenizer())
     messages: list[Message] = [{"role": "user", "content": "ab " * 100_000}]
 
@@ -116,8 +116,8 @@ async def test_a_prompt_that_is_refused_is_refused_for_each_and_forgotten(monkey
     assert (await conversation(chat).complete(messages)).completion_tokens == 30_000
 
 
-async def test_the_loop_turns_while_a_long_prompt_is_tokenised() -> None:
-    """Counted in turns, not in seconds: other work on the machine makes both slower."""
+async def test_event_loop_runs_while_long_prompt_is_tokenized() -> None:
+    """Count iterations of the loop instead of seconds, because other work on the machine slows both."""
     entered, leave, turns = threading.Event(), threading.Event(), 0
 
     class Slow(Noted):

@@ -1,4 +1,4 @@
-"""A model whose template cannot continue a conversation is refused at the start, if an environment may ask several times."""
+"""Refusal at start if the chat template cannot continue a conversation that an environment may continue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def play(template: str, *, single_turn: bool) -> None:
     ("template", "reason"),
     [(ONE_TURN, "refuses the conversation: one question only"), (DROPS_QUESTIONS, "drops a message with role user")],
 )
-def test_a_second_turn_that_cannot_be_played_is_refused(template: str, reason: str) -> None:
+def test_template_without_second_turn_is_refused(template: str, reason: str) -> None:
     with pytest.raises(RoleError, match=reason) as error:
         play(template, single_turn=False)
     assert str(error.value).startswith(
@@ -46,5 +46,5 @@ def test_a_second_turn_that_cannot_be_played_is_refused(template: str, reason: s
 
 
 @pytest.mark.parametrize("template", [ONE_TURN, DROPS_QUESTIONS])
-def test_environments_of_one_turn_need_no_second_one(template: str) -> None:
+def test_single_turn_environments_accept_any_template(template: str) -> None:
     play(template, single_turn=True)

@@ -1,4 +1,4 @@
-"""Conversations with the chat templates of real models: ends of turns, prompts of later turns, tool turns, and what SFT learns."""
+"""Conversations with chat templates of real models: turn ends, later prompts, tool turns and SFT labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NATIVE = [name for name, family in FAMILIES.items() if family.form == "native"]
 AS_TEXT = [name for name in FAMILIES if name not in NATIVE]
 QUESTION: Message = {"role": "user", "content": "U1"}
 ONE_CALL_ONLY = ("llama3_1", "llama3_2", "gpt_oss")
-"""Their templates write one call of a reply."""
+"""Families whose templates write one call per reply."""
 
 
 def reply(text: str) -> Message:
@@ -45,15 +45,15 @@ def results(count: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_a_reply_ends_where_the_engine_stops_and_where_the_template_ends_it(name: str) -> None:
+def test_stop_tokens_are_engine_and_template_ends(name: str) -> None:
     family = FAMILIES[name]
     stops = {spelled(name, [id]) for id in chat_of(name).stop_token_ids}
     assert stops == {family.eos, *family.ends, family.end} | ({family.call_end} if family.call_end else set())
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_ends_are_found_without_a_generation_config(name: str) -> None:
-    """The end after calls as well; only GLM's end before a question is said nowhere else."""
+def test_stop_tokens_are_found_without_generation_config(name: str) -> None:
+    """The end after calls is included; GLM's end before a question occurs only in the generation config."""
     family, tokenizer = FAMILIES[name], real_tokenizer(name)[0]
     stops = {spelled(name, [id]) for id in ChatTokens(tokenizer).stop_token_ids}
     wanted = {family.eos, family.end} | ({family.call_end} if family.call_end else set())
@@ -61,32 +61,36 @@ def test_ends_are_found_without_a_generation_config(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_the_prompt_of_the_second_turn_is_the_templates(name: str) -> None:
+def test_second_turn_prompt_equals_template(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
     sampled = ids_of(name, f"R1{family.end}")
     ids = [*chat.opening(said[:1])[1], *sampled, *chat.continuation(said, 1, sampled)]
     wanted, found = chat.prompt(said), spelled(name, ids)
-    if family.end != "<|return|>":  # Harmony ends a turn with it, and writes another token later
+    if (
+        family.end != "<|return|>"
+    ):  # Harmony ends a sampled turn with this token and writes another one in later prompts
         assert found[found.index("R1") :] == wanted[wanted.index("R1") :].replace(f"R1{family.end}\n{family.end}", "")
     if family.keeps:
         assert found == wanted
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_a_turn_that_ends_with_another_token_is_not_ended_twice(name: str) -> None:
+def test_alternative_end_token_is_not_repeated(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
     own = ids_of(name, f"R1{family.end}")
     usual = spelled(name, chat.continuation(said, 1, own))
     for id in chat.stop_token_ids:
         added = spelled(name, chat.continuation(said, 1, [*own[:-1], id]))
-        marker = "<|user|>" if name == "glm4_5" and id != own[-1] else ""  # begins the next message, and ends none
+        marker = (
+            "<|user|>" if name == "glm4_5" and id != own[-1] else ""
+        )  # starts the next message and does not end the reply
         assert added == marker + usual.removeprefix(spelled(name, [id])), spelled(name, [id])
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_a_reply_that_a_limit_has_cut_gets_the_whole_closing(name: str) -> None:
+def test_truncated_reply_gets_the_full_template_ending(name: str) -> None:
     chat = chat_of(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
     added = spelled(name, chat.continuation(said, 1, ids_of(name, "R1")))
@@ -102,7 +106,7 @@ def test_a_reply_that_a_limit_has_cut_gets_the_whole_closing(name: str) -> None:
         if count == 1 or name not in ONE_CALL_ONLY
     ],
 )
-def test_the_prompt_after_calls_is_the_templates(name: str, count: int) -> None:
+def test_prompt_after_tool_calls_equals_template(name: str, count: int) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [QUESTION, calls(count), *results(count)]
     opening, ids = chat.opening(said[:1], [ADD])
@@ -115,7 +119,7 @@ def test_the_prompt_after_calls_is_the_templates(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", few_in_gate(AS_TEXT, [name for name in AS_TEXT if name in IN_GATE]))
-def test_a_template_that_cannot_write_tools_gets_them_as_text(name: str) -> None:
+def test_template_without_tools_gets_them_as_text(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [{"role": "system", "content": "SYSTEM"}, QUESTION][family.form.startswith("user") :]
     opening, ids = chat.opening(said, [ADD])
@@ -131,7 +135,7 @@ def test_a_template_that_cannot_write_tools_gets_them_as_text(name: str) -> None
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_sft_learns_the_end_of_a_reply_and_no_question(name: str) -> None:
+def test_sft_learns_reply_ends_and_no_questions(name: str) -> None:
     family = FAMILIES[name]
     tokenizer, ends = real_tokenizer(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}, reply("R2")]
@@ -139,11 +143,11 @@ def test_sft_learns_the_end_of_a_reply_and_no_question(name: str) -> None:
     learned = spelled(name, encoded.input_ids[encoded.weights > 0])
     assert learned.endswith(f"R2{family.end}")
     assert "U2" not in learned
-    # Harmony's replies in the middle end with a token that ends no turn, so no end is learned there.
+    # Harmony's earlier replies end with a token that does not end a turn, so their end is not learned.
     assert ("R1" if family.end == "<|return|>" else f"R1{family.end}") in learned
 
 
-def test_a_role_that_a_template_leaves_out_is_refused_by_name() -> None:
+def test_role_dropped_by_template_is_refused_by_name() -> None:
     tokenizer, ends = real_tokenizer("phi3")
     chat: Any = ChatTokens(tokenizer, ends=ends)
     said = [QUESTION, reply("R1"), {"role": "developer", "content": "U2"}]
@@ -151,8 +155,8 @@ def test_a_role_that_a_template_leaves_out_is_refused_by_name() -> None:
         chat.continuation(said, 1, ids_of("phi3", "R1<|end|>"))
 
 
-def test_ids_that_a_template_refuses_are_replaced_by_nine_letters() -> None:
-    """Data and programs have ids of other forms; a call and its result keep the same one."""
+def test_call_ids_refused_by_template_become_nine_letters() -> None:
+    """Data sets and programs use ids of other forms; a call and its result keep a common id."""
     chat = chat_of("mistral_v3_tekken")
     call = calls(1)["tool_calls"][0] | {"id": "call_abc"}
     text = chat.prompt(
@@ -165,8 +169,8 @@ def test_ids_that_a_template_refuses_are_replaced_by_nine_letters() -> None:
     assert '"call_id": "call00000"' in kept
 
 
-def test_half_of_a_surrogate_pair_in_a_call_is_replaced() -> None:
-    """A policy writes half of an emoji as JSON, which no tokenizer takes."""
+def test_lone_surrogate_in_call_arguments_is_replaced() -> None:
+    """A policy may write half of an emoji as JSON, which tokenizers refuse."""
     chat = chat_of("qwen3")
     call = calls(1)["tool_calls"][0] | {"function": {"name": "add", "arguments": '{"a": "\\ud83d"}'}}
     text, ids = chat.opening([QUESTION, reply("") | {"tool_calls": [call]}, *results(1)], [ADD])
@@ -175,7 +179,7 @@ def test_half_of_a_surrogate_pair_in_a_call_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "gemma3"])
-def test_letters_of_calls_are_written_as_they_are(name: str) -> None:
+def test_non_ascii_call_arguments_are_kept(name: str) -> None:
     call = calls(1)["tool_calls"][0] | {"function": {"name": "add", "arguments": '{"a": "n\\u00e9"}'}}
     text = chat_of(name).prompt([QUESTION, reply("") | {"tool_calls": [call]}, *results(1)], [ADD])
     assert '"arguments": {"a": "né"}' in text
@@ -185,8 +189,8 @@ ONE_CALL = "renders only one call per reply; put each call into a separate reply
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "llama3_1", "llama3_2"])
-def test_a_template_that_writes_one_call_of_a_reply_refuses_two(name: str) -> None:
-    """Llama's template refuses them without the fix, GPT-OSS's writes the first call only."""
+def test_template_with_one_call_per_reply_refuses_two(name: str) -> None:
+    """Without the fix, Llama's template refuses them and GPT-OSS's writes only the first call."""
     chat = chat_of(name)
     with pytest.raises(TemplateError, match=ONE_CALL):
         chat.prompt([QUESTION, calls(2), *results(2)], [ADD])
@@ -194,8 +198,8 @@ def test_a_template_that_writes_one_call_of_a_reply_refuses_two(name: str) -> No
     assert "RESULT0" in chat.prompt([QUESTION, first, *results(1)], [ADD])
 
 
-def test_a_conversation_that_continues_after_two_calls_names_the_calls() -> None:
-    """GPT-OSS's template says of the results that there was no call."""
+def test_continuation_after_two_calls_is_refused() -> None:
+    """GPT-OSS's template would report that the results have no call."""
     with pytest.raises(TemplateError, match=ONE_CALL):
         chat_of("gpt_oss").template.after_reply([QUESTION, calls(2), *results(2)], 1, [ADD])
 
@@ -217,7 +221,7 @@ UNUSUAL: dict[str, list[Message]] = {
 
 @pytest.mark.parametrize("shape", UNUSUAL)
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_each_message_of_an_unusual_prompt_is_written_once_or_the_prompt_is_refused(name: str, shape: str) -> None:
+def test_unusual_prompt_keeps_every_message_or_is_refused(name: str, shape: str) -> None:
     messages, said = UNUSUAL[shape], None
     try:
         text, _ = chat_of(name).opening(messages)
@@ -246,15 +250,15 @@ def test_each_message_of_an_unusual_prompt_is_written_once_or_the_prompt_is_refu
         ),
     ],
 )
-def test_a_message_that_a_template_leaves_out_of_a_prompt_is_refused(name: str, shape: str, problem: str) -> None:
+def test_prompt_with_dropped_message_is_refused(name: str, shape: str, problem: str) -> None:
     chat = chat_of(name)
-    for _ in range(2):  # what is remembered of a shape is not that it is complete
+    for _ in range(2):  # the cache of known shapes must not mark this prompt as complete
         with pytest.raises(TemplateError, match=problem):
             chat.opening(UNUSUAL[shape])
 
 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
-def test_a_prompt_that_ends_with_a_reply_is_refused(name: str) -> None:
+def test_prompt_ending_with_reply_is_refused(name: str) -> None:
     with pytest.raises(
         TemplateError, match="prefilled replies are unsupported; end the conversation with another role"
     ):
@@ -263,19 +267,19 @@ def test_a_prompt_that_ends_with_a_reply_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3", "gemma4", "lfm2_5"])
-def test_thoughts_before_a_call_reach_the_next_prompt(name: str, field: str) -> None:
-    """Each template reads them under another name; the call belongs to the turn that goes on."""
+def test_thoughts_before_call_reach_the_next_prompt(name: str, field: str) -> None:
+    """Each template reads thoughts from another field; the call belongs to the turn that continues."""
     text = chat_of(name).prompt([QUESTION, calls(1) | {field: "THOUGHT"}, *results(1)], [ADD])
     assert text.index("THOUGHT") < text.index("RESULT0")
 
 
-def test_content_beside_thoughts_and_a_call_is_kept() -> None:
-    """GPT-OSS's template refuses both; it writes each of them in the same channel."""
+def test_content_with_thoughts_and_call_is_kept() -> None:
+    """GPT-OSS's template refuses both together, although it writes both to the same channel."""
     said = calls(1) | {"content": "I will add.", "reasoning_content": "Think."}
     text = chat_of("gpt_oss").prompt([QUESTION, said, *results(1)], [ADD])
     assert "<|channel|>analysis<|message|>Think.\nI will add.<|end|>" in text
 
 
-def test_thoughts_that_are_not_text_are_refused() -> None:
+def test_non_text_thoughts_are_refused() -> None:
     with pytest.raises(TemplateError, match="reasoning_content is 3"):
         chat_of("qwen3").prompt([QUESTION, reply("R1") | {"reasoning_content": 3}])

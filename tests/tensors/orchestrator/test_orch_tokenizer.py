@@ -1,4 +1,4 @@
-"""The tokenizer that the orchestrator loads: AutoTokenizer's, without torch for a tiny model."""
+"""Tokenizer of the orchestrator: equal to AutoTokenizer's, without torch for a tiny model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CONFIG = {"model_type": "llama"}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Tokenizer and configuration of a tiny model, as the trainer writes them."""
+    """Write tokenizer and configuration of a tiny model, like the trainer."""
     make_tokenizer().save_pretrained(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
 
-def test_it_is_that_of_auto_tokenizer(folder: Path) -> None:
+def test_loaded_tokenizer_equals_auto_tokenizer(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
@@ -38,14 +38,14 @@ def test_it_is_that_of_auto_tokenizer(folder: Path) -> None:
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
-def test_ids_of_a_padded_embedding_are_ids_of_the_model(folder: Path) -> None:
+def test_padded_embedding_extends_the_token_limit(folder: Path) -> None:
     chat = ChatTokens.load(folder)
     assert chat.token_limit == chat.vocabulary
     (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 4096}))
     assert ChatTokens.load(folder).token_limit == 4096
 
 
-def test_the_orchestrator_of_a_tiny_model_never_imports_torch(folder: Path) -> None:
+def test_orchestrator_of_tiny_model_does_not_import_torch(folder: Path) -> None:
     program = (
         "import sys; from rlrun.orchestrator import main; from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens; "
         f"ChatTokens.load({str(folder)!r}); print(sorted({{'torch', 'vllm'}} & set(sys.modules)))"
@@ -62,7 +62,7 @@ def test_the_orchestrator_of_a_tiny_model_never_imports_torch(folder: Path) -> N
         ("config.json", {"model_type": "deepseek_v3"}),
     ],
 )
-def test_what_may_need_a_class_of_its_own_is_left_to_auto_tokenizer(
+def test_tokenizer_with_custom_class_uses_auto_tokenizer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: dict[str, object]
 ) -> None:
     import transformers

@@ -1,5 +1,6 @@
-"""An episode of many turns as training samples: whatever is done to the conversation, the ids that are trained on are those that the
-engine saw, each sampled one once, in its own context."""
+"""Training samples of episodes with many turns: each sampled token is trained once, with the ids and the context of
+the engine.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.trainer.modeling.character_tokenizer import CHARACTERS, SPECIAL_TOKENS
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
-# As those of reasoning models with tools are: functions are in the system message, results of a turn stand together in one message of
-# the user, calls are written anew, and thoughts are left out once the user has gone on.
+# Template like those of reasoning models with tools: functions in the system message, the results of a turn joined in
+# one user message, calls written from their fields, thoughts removed after the next user message.
 TOOLS_AND_THOUGHTS = (
     "{% if tools %}<system>{{ messages[0].content if messages[0].role == 'system' }}"
     "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<eos>\n"
@@ -62,7 +63,9 @@ STRATEGIES: tuple[TrajectoryStrategy, ...] = ("interleaved", "branching")
 
 
 def make_merging_tokenizer() -> Any:
-    """Characters, and merges of `ab` and `abc`: the engine below never samples these, so text cut anew gives other ids."""
+    """Characters and the merges `ab` and `abc`, which the engine below never samples, so tokenizing the text again
+    gives other ids.
+    """
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS, "ab", "abc"))}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[("a", "b"), ("ab", "c")], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[abc]+|[\s\S]"), "isolated")
@@ -84,7 +87,7 @@ IDS = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS)
 
 @dataclass
 class Engine:
-    """Says what it is told, character by character; the version of a token is the number of the call that sampled it."""
+    """Engine that returns scripted replies as single characters; the version of a token is the number of its call."""
 
     replies: list[str]
     prompts: list[list[int]] = field(default_factory=list)
@@ -113,7 +116,7 @@ def results(reply: Reply, text: str) -> list[Message]:
 
 
 def check_samples(conversation: Conversation, engine: Engine, seq_len: int) -> int:
-    """The invariants of samples; how many there are."""
+    """Check the invariants of samples and return their number."""
     recorded = conversation.recorded()
     found: list[int] = []
     for sample in recorded:
@@ -129,7 +132,7 @@ def check_samples(conversation: Conversation, engine: Engine, seq_len: int) -> i
             number = int(sample.versions[position])
             tokens = engine.sampled[number]
             end = position + len(tokens)
-            assert engine.prompts[number] == ids[:position]  # the very context that it was sampled in
+            assert engine.prompts[number] == ids[:position]  # exactly the context in which it was sampled
             assert ids[position:end] == tokens
             assert all(mask[position:end])
             assert set(sample.versions[position:end].tolist()) == {number}
@@ -159,7 +162,7 @@ turns = st.lists(
 
 
 def next_messages(kind: str, text: str, pick: int, messages: list[Message], reply: Reply | None) -> list[Message]:
-    """What a program asks next, which does with the conversation what programs do."""
+    """Return the next messages of a program that continues, edits or branches the conversation."""
     if reply is None:
         return [user(text)]
     whole = [*messages, reply.message]
@@ -195,7 +198,7 @@ async def converse(
             assert reply is None
             break
         if strategy == "branching" and len(engine.prompts) > calls:
-            # The finished model, asked the same by its chat template, reads the same.
+            # A finished model that gets the same messages through its chat template reads the same prompt.
             prompt = CHAT._tokenizer.decode(engine.prompts[-1], skip_special_tokens=False)
             assert prompt == CHAT.prompt(messages, tools)
     return conversation
@@ -204,7 +207,7 @@ async def converse(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=60, deadline=None)
 @given(turns=turns, seq_len=st.sampled_from([120, 400, 4000]), max_tokens=st.sampled_from([3, 25, 200]))
-def test_every_sampled_token_is_trained_on_once_in_the_context_that_the_engine_saw(
+def test_sampled_tokens_are_trained_once_in_their_context(
     strategy: TrajectoryStrategy, turns: list[Any], seq_len: int, max_tokens: int
 ) -> None:
     engine = Engine([reply for _, _, reply, _ in turns])
@@ -215,7 +218,7 @@ def test_every_sampled_token_is_trained_on_once_in_the_context_that_the_engine_s
 
 @settings(max_examples=40, deadline=None)
 @given(turns=turns, max_tokens=st.sampled_from([3, 25, 200]))
-def test_an_interleaved_episode_that_only_grows_is_one_sample(turns: list[Any], max_tokens: int) -> None:
+def test_growing_interleaved_episode_is_one_sample(turns: list[Any], max_tokens: int) -> None:
     grows = [turn for turn in turns if turn[0] in ("user", "tool")] or [("user", "a", "b", 0)]
     engine = Engine([reply for _, _, reply, _ in grows])
     conversation = asyncio.run(converse(engine, "interleaved", grows, 4000, max_tokens))
@@ -228,7 +231,7 @@ async def play(strategy: TrajectoryStrategy, replies: Sequence[str], *, seq_len:
 
 
 @pytest.mark.parametrize(("strategy", "samples"), [("interleaved", 1), ("branching", 2)])
-async def test_thoughts_that_the_template_drops_stay_or_make_a_branch(strategy: Any, samples: int) -> None:
+async def test_dropped_thoughts_stay_or_start_a_branch(strategy: Any, samples: int) -> None:
     engine, conversation = await play(strategy, [f"<think>a</think>{call(x='1')}", "<think>b</think>c", "ab"])
     messages = [user("go")]
     reply = await conversation.complete(messages, tools=[TOOL])
@@ -238,14 +241,14 @@ async def test_thoughts_that_the_template_drops_stay_or_make_a_branch(strategy: 
     reply = await conversation.complete(messages, tools=[TOOL])
     assert (
         engine.prompts[1][: len(engine.prompts[0])] == engine.prompts[0]
-    )  # a tool's result goes on in either strategy
+    )  # a tool result continues the sample in both strategies
     await conversation.complete([*messages, reply.message, user("on")], tools=[TOOL])
     assert check_samples(conversation, engine, 4000) == samples
     text = CHAT._tokenizer.decode(engine.prompts[2])
     assert ("<think>" in text) == (strategy == "interleaved")
 
 
-async def test_going_back_takes_the_tokens_over_and_trains_none_of_them_twice() -> None:
+async def test_return_to_earlier_turn_trains_no_token_twice() -> None:
     engine, conversation = await play("interleaved", ["abab", "x", "y"])
     first = await conversation.complete([user("a")])
     await conversation.complete([user("a"), first.message, user("b")])
@@ -257,7 +260,7 @@ async def test_going_back_takes_the_tokens_over_and_trains_none_of_them_twice() 
     assert check_samples(conversation, engine, 4000) == 2
 
 
-async def test_arguments_that_a_program_writes_anew_are_the_same_call() -> None:
+async def test_reformatted_call_arguments_match_the_same_call() -> None:
     engine, conversation = await play("interleaved", [call(x="1", y="2"), "b"])
     reply = await conversation.complete([user("a")], tools=[TOOL])
     anew = json.loads(json.dumps(reply.message)) | {"content": None, "refusal": None}
@@ -266,7 +269,7 @@ async def test_arguments_that_a_program_writes_anew_are_the_same_call() -> None:
     assert check_samples(conversation, engine, 4000) == 1
 
 
-async def test_a_call_that_is_given_up_leaves_nothing_behind() -> None:
+async def test_cancelled_call_leaves_conversation_unchanged() -> None:
     engine, conversation = await play("interleaved", ["a", "b"])
     reply = await conversation.complete([user("a")])
     messages = [user("a"), reply.message, user("b")]
@@ -284,7 +287,7 @@ async def test_a_call_that_is_given_up_leaves_nothing_behind() -> None:
     assert check_samples(conversation, engine, 4000) == 1
 
 
-async def test_a_branch_that_does_not_fit_ends_the_episode_and_spoils_nothing() -> None:
+async def test_branch_without_room_ends_the_episode() -> None:
     engine, conversation = await play("interleaved", ["a", "b"], seq_len=40)
     first = await conversation.complete([user("a")])
     long = [{"role": "system", "content": "b" * 60}, user("c")]
@@ -293,19 +296,21 @@ async def test_a_branch_that_does_not_fit_ends_the_episode_and_spoils_nothing() 
     assert (await conversation.complete([*long, reply.message, user("d")])).truncated
     assert (await conversation.complete([*long, reply.message, user("e")])).truncated
     assert (await conversation.complete([user("a"), first.message, user("b" * 60)])).truncated
-    assert not (await conversation.complete([user("a"), first.message, user("b")])).truncated  # what fits goes on
+    assert not (
+        await conversation.complete([user("a"), first.message, user("b")])
+    ).truncated  # a prompt with room still continues
     assert check_samples(conversation, engine, 40) == 2
     assert conversation.truncated
 
 
-async def test_calls_in_a_cut_reply_are_not_made() -> None:
+async def test_calls_in_truncated_reply_are_ignored() -> None:
     engine = Engine([call(x="1") + "abc"])
     conversation = Conversation(engine, CHAT, seq_len=4000, max_tokens=len(call(x="1")) + 1)
     reply = await conversation.complete([user("a")], tools=[TOOL])
     assert (reply.truncated, reply.tool_calls, reply.text) == (True, (), call(x="1") + "a")
 
 
-async def test_a_template_that_knows_no_tools_gets_them_as_text() -> None:
+async def test_tools_are_written_as_text_without_template_support() -> None:
     chat = ChatTokens(make_tokenizer())
     messages = [
         user("a"),
@@ -322,7 +327,7 @@ async def test_a_template_that_knows_no_tools_gets_them_as_text() -> None:
     assert text.endswith(f"<user>a<assistant>{call(x='1')}<eos><tool>2<assistant>")
 
 
-async def test_a_template_that_wants_calls_before_results_can_be_continued() -> None:
+async def test_template_requiring_calls_before_results_is_continued() -> None:
     tokenizer = make_merging_tokenizer()
     tokenizer.chat_template = TOOLS_AND_THOUGHTS.replace(
         "{% elif m.role == 'tool' %}",
@@ -340,11 +345,11 @@ async def test_a_template_that_wants_calls_before_results_can_be_continued() -> 
         await conversation.complete([user("a"), {"role": "tool", "content": "1"}], tools=[TOOL])
 
 
-# ---- the engines' own parsers
+# ---- parsers of the engines
 
 
 class Parser:
-    """An engine that only parses."""
+    """Engine that only parses replies."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -362,7 +367,7 @@ def session_of(*parsers: Parser) -> Session:
     return Session(EnginePool(replicas, Signal()), SamplingConfig(), [EOS])
 
 
-async def test_an_engines_parser_takes_replies_apart_and_another_one_where_it_does_not_answer() -> None:
+async def test_engine_parser_falls_back_to_another_engine() -> None:
     parser = Parser(ParsedReply("b", [("calc", '{"x": 1}')]))
     gone = Parser(EngineUnavailableError("gone"))
     engine = Engine(["ab?calc(1)"])
@@ -370,10 +375,10 @@ async def test_an_engines_parser_takes_replies_apart_and_another_one_where_it_do
     reply = await conversation.complete([user("a")], tools=[TOOL])
     assert (reply.text, reply.message["content"]) == ("ab?calc(1)", "b")
     assert [call["function"] for call in reply.tool_calls] == [{"name": "calc", "arguments": '{"x": 1}'}]
-    assert gone.asked == parser.asked == [[IDS[c] for c in "ab?calc(1)"]]  # without the token that ended it
+    assert gone.asked == parser.asked == [[IDS[c] for c in "ab?calc(1)"]]  # without the end token
 
 
-async def test_an_engines_parser_of_thoughts_is_asked_without_tools_too() -> None:
+async def test_engine_reasoning_parser_runs_without_tools() -> None:
     parser = Parser(ParsedReply("b", [], "a"))
     conversation = Conversation(
         Engine(["ab"]), CHAT, seq_len=400, max_tokens=90, parse=session_of(parser).parse, parse_all=True
@@ -391,7 +396,7 @@ async def test_an_engines_parser_of_thoughts_is_asked_without_tools_too() -> Non
         ([Parser(EngineError("refused", 400)), Parser(ParsedReply("", []))], EngineError),
     ],
 )
-async def test_a_reply_that_no_engine_parses_is_an_error(parsers: list[Parser], error: type[Exception]) -> None:
+async def test_reply_that_no_engine_parses_is_an_error(parsers: list[Parser], error: type[Exception]) -> None:
     with pytest.raises(error) as raised:
         await session_of(*parsers).parse([9], "a", [TOOL])
     assert type(raised.value) is error

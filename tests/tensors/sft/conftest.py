@@ -1,4 +1,4 @@
-"""A tokenizer with real merges, chat templates of the usual kinds, and small data sets."""
+"""Fixtures: a tokenizer with real merges, typical chat templates and small data sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPLATES = {
         "<s>{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
         "{% elif m.role == 'assistant' %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
     ),
-    # Thoughts of earlier turns are dropped, and the last turn always has a place for some.
+    # Removes thoughts of earlier turns and always writes a thought block in the last turn.
     "thinking": (
         "{%- set ns = namespace(last=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}"
         "{%- endif %}{%- endfor %}{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
@@ -44,7 +44,7 @@ TEMPLATES = {
 
 
 @cache
-def trained() -> Any:
+def train_tokenizer() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -65,7 +65,7 @@ def make_tokenizer(template: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=trained(), bos_token="<s>", eos_token="</s>", extra_special_tokens=SPECIAL[2:]
+        tokenizer_object=train_tokenizer(), bos_token="<s>", eos_token="</s>", extra_special_tokens=SPECIAL[2:]
     )
     fast.chat_template = template
     return fast
@@ -73,7 +73,7 @@ def make_tokenizer(template: str) -> Any:
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Writes rows as a JSONL file; a text is written as it is."""
+    """Return a function that writes rows as a JSONL file; strings are written unchanged."""
 
     def write(rows: list[Any], name: str = "data.jsonl") -> Path:
         path = tmp_path / name

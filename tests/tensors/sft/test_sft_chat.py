@@ -1,4 +1,4 @@
-"""What is learned is exactly what the model has to write, for every kind of chat template."""
+"""Loss masks of SFT conversations for every kind of chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tensors.sft.conftest import TEMPLATES, make_tokenizer
 
 STOPS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "thinking": "<|im_end|>", "plain": ""}
 LAST_END = {"plain": "</s>"}
-"""Added after the last reply: this template ends no turn."""
+"""Text appended to the last reply if the template does not end turns."""
 WORDS = st.text(st.sampled_from("ab é\nthe is:,<>/"), min_size=1, max_size=12).map(lambda text: f"x{text}y")
 
 
@@ -41,7 +41,7 @@ def turns(*texts: str, roles: tuple[str, ...] = ("assistant",)) -> Conversation:
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "plain"])
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(WORDS, min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0))
-def test_the_learned_tokens_are_the_replies_and_their_ends(name: str, texts: list[str]) -> None:
+def test_sft_learns_replies_and_their_ends(name: str, texts: list[str]) -> None:
     chat = turns(*texts)
     text, whole = learned(name, chat, pieces=True)
     added = LAST_END.get(name, "")
@@ -50,7 +50,7 @@ def test_the_learned_tokens_are_the_replies_and_their_ends(name: str, texts: lis
     assert whole == (written.rstrip("\n") if added else written) + added
 
 
-def test_the_tiny_models_template(tmp_path: Any) -> None:
+def test_tiny_model_template_has_equal_labels(tmp_path: Any) -> None:
     from rlrun.trainer.modeling.tiny_model import encode_demonstration
     from rlrun.trainer.modeling.tiny_model import make_tokenizer as tiny
 
@@ -62,14 +62,14 @@ def test_the_tiny_models_template(tmp_path: Any) -> None:
     assert (made.weights > 0).tolist() == [label != -100 for label in labels]
 
 
-def test_a_template_that_drops_earlier_thoughts_is_learned_as_it_is_written() -> None:
+def test_template_dropping_earlier_thoughts_is_learned_as_written() -> None:
     chat = turns("q1", "<think>\nt1\n</think>\n\na1", "q2", "<think>\nt2\n</think>\n\na2")
     assert learned("thinking", chat) == "a1<|im_end|><think>\nt2\n</think>\n\na2<|im_end|>"
-    # The empty thought of the last turn has to be written by the model, too.
+    # The model has to write the empty thought of the last turn too.
     assert learned("thinking", turns("q", "a")) == "<think>\n\n</think>\n\na<|im_end|>"
 
 
-def test_tool_calls_are_learned_and_their_results_are_not() -> None:
+def test_tool_calls_are_learned_without_results() -> None:
     row = {
         "messages": [
             {"role": "user", "content": "2+2?"},
@@ -89,18 +89,18 @@ def test_tool_calls_are_learned_and_their_results_are_not() -> None:
     )
 
 
-def test_other_roles_are_learned_by_their_text() -> None:
+def test_other_learned_roles_include_their_text() -> None:
     assert learned("llama3", turns("q1", "a1", "q2", "a2", roles=("user",))) == "q1<|eot_id|>q2<|eot_id|>"
     assert learned("plain", turns("q1", "a1", roles=("user", "assistant"))) == "q1a1</s>"
 
 
-def test_replies_without_an_end_are_refused() -> None:
-    """The model would learn to write on for ever."""
+def test_replies_without_end_token_are_refused() -> None:
+    """The model would learn to continue a reply without end."""
     with pytest.raises(TemplateError, match="no learned reply ends with an end-of-turn token"):
         encoder("plain").encode(turns("q1", "a1", "q2"))
 
 
-def test_a_message_has_its_own_weight() -> None:
+def test_message_weight_scales_its_tokens() -> None:
     row = {
         "messages": [
             {"role": "user", "content": "q"},
@@ -114,7 +114,7 @@ def test_a_message_has_its_own_weight() -> None:
     assert make_tokenizer(TEMPLATES["chatml"]).decode(made.input_ids[made.weights > 0]) == "half<|im_end|>"
 
 
-def test_of_prompt_and_completion_the_completion_is_learned() -> None:
+def test_completion_is_learned_without_its_prompt() -> None:
     data = DataConfig.model_validate({"sources": [{"path": "x"}], "promptField": "q", "completionField": "a"})
     assert learned("chatml", read_conversation({"q": "ask", "a": "answer"}, data)) == "answer<|im_end|>"
     before = [
@@ -126,7 +126,7 @@ def test_of_prompt_and_completion_the_completion_is_learned() -> None:
     assert learned("chatml", read_conversation(row, data)) == "new<|im_end|>"
 
 
-def test_the_first_token_is_never_learned() -> None:
+def test_first_token_is_never_learned() -> None:
     chat = Conversation([{"role": "assistant", "content": "hi"}], [1.0])
     made = ChatEncoder(make_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")).encode(chat)
     assert made.weights.tolist() == [0.0] + [1.0] * (len(made) - 1)
@@ -147,7 +147,7 @@ def test_the_first_token_is_never_learned() -> None:
         (TEMPLATES["chatml"], ("q", "a<|im_end|>"), "message 2 contains <|im_end|>"),
     ],
 )
-def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tuple[str, ...], problem: str) -> None:
+def test_incompatible_sft_template_is_refused(template: str, texts: tuple[str, ...], problem: str) -> None:
     with pytest.raises(TemplateError, match=problem.replace("|", r"\|")):
         ChatEncoder(make_tokenizer(template)).encode(turns(*texts))
 
@@ -170,6 +170,6 @@ def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tupl
         ({"messages": [{"role": "user", "content": "x"}], "tools": "["}, "tools is not valid JSON"),
     ],
 )
-def test_a_row_that_is_no_chat_is_told_with_its_field(row: dict[str, Any], problem: str) -> None:
+def test_invalid_chat_row_is_named_with_its_field(row: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         read_conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]}))

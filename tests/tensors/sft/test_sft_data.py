@@ -1,4 +1,4 @@
-"""Files, rows that cannot be used, batches, and going on from a position."""
+"""SFT data: files, unusable rows, batches and resumption from a position."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reader(config: DataConfig, encoder: ChatEncoder, *, seq_len: int = 64, posit
 # ---- files
 
 
-def test_the_same_rows_from_every_format(jsonl: Write, tmp_path: Path) -> None:
+def test_all_data_formats_give_equal_rows(jsonl: Write, tmp_path: Path) -> None:
     rows = [*CHATS, {"messages": [*CHATS[0]["messages"], {"role": "tool", "content": "x", "tool_call_id": "7"}]}]
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, tmp_path / "data.parquet", row_group_size=3)
@@ -73,7 +73,7 @@ def test_the_same_rows_from_every_format(jsonl: Write, tmp_path: Path) -> None:
     assert Rows(DataSetConfig(path=str(files[1])), "x").describe_place(2) == "data.parquet row 3"
 
 
-def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None:
+def test_data_folder_is_filtered_by_split(jsonl: Write, tmp_path: Path) -> None:
     jsonl(CHATS[:2], "set/train-00000-of-00002.jsonl")
     jsonl(CHATS[2:5], "set/train-00001-of-00002.jsonl")
     jsonl(CHATS[5:], "set/test.jsonl")
@@ -94,17 +94,17 @@ def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None
         ("broken.parquet", "no parquet", "cannot read"),
     ],
 )
-def test_a_source_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | None, problem: str) -> None:
+def test_unreadable_data_source_is_named(tmp_path: Path, name: str, content: str | None, problem: str) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(RoleError, match=rf"^data.sources\[0\].*{problem}"):
         open_sources(data_config(tmp_path / name))
 
 
-# ---- rows that cannot be used
+# ---- unusable rows
 
 
-def test_a_broken_line_is_named_and_blank_ones_are_counted_as_lines(jsonl: Write) -> None:
+def test_broken_line_is_named_by_its_line_number(jsonl: Write) -> None:
     rows = Rows(DataSetConfig(path=str(jsonl([CHATS[0], "", "{broken", "[1]"]))), "x")
     assert len(rows) == 3
     with pytest.raises(RowError, match=r"data.jsonl line 3: it is no JSON"):
@@ -113,7 +113,7 @@ def test_a_broken_line_is_named_and_blank_ones_are_counted_as_lines(jsonl: Write
         rows.row(2)
 
 
-def test_a_malformed_row_fails_the_run_or_is_left_out(jsonl: Write, encoder: ChatEncoder) -> None:
+def test_malformed_row_fails_run_or_is_skipped(jsonl: Write, encoder: ChatEncoder) -> None:
     path = jsonl([CHATS[0], {"messages": [{"role": "user"}]}, *CHATS[1:4]])
     with pytest.raises(
         RoleError, match=r"data.jsonl line 2: messages\[0\].content is None.*set data.malformed to Skip"
@@ -124,15 +124,15 @@ def test_a_malformed_row_fails_the_run_or_is_left_out(jsonl: Write, encoder: Cha
     assert skipping.position == Position(5, {"skipped_malformed": 1})
 
 
-def test_a_long_row_is_cut_left_out_or_an_error(jsonl: Write, encoder: ChatEncoder) -> None:
+def test_too_long_row_is_truncated_skipped_or_refused(jsonl: Write, encoder: ChatEncoder) -> None:
     path = jsonl([chat("q", "a"), chat("q", "a long " * 40), chat("why " * 40, "a")])
     config = data_config(path, shuffle=False, epochs=1)
     cut = reader(config, encoder, seq_len=32)
     samples = cut.batch()
     assert [len(sample) <= 32 for sample in samples] == [True, True]
-    assert samples[1].loss_mask[-1]  # cut in the middle of the reply
+    assert samples[1].loss_mask[-1]  # truncated in the middle of the reply
     assert cut.exhausted
-    # Of the third nothing that is learned is left.
+    # The third row has no learned token after truncation.
     assert cut.position.counters == {"truncated": 2, "skipped_nothing_learned": 1}
     skipping = reader(config.model_copy(update={"too_long": "Skip"}), encoder, seq_len=32)
     assert len(skipping.batch()) == 1
@@ -143,7 +143,7 @@ def test_a_long_row_is_cut_left_out_or_an_error(jsonl: Write, encoder: ChatEncod
         reader(config.model_copy(update={"too_long": "Fail"}), encoder, seq_len=32).batch()
 
 
-def test_a_run_without_any_usable_row_ends_instead_of_looking_for_ever(jsonl: Write, encoder: ChatEncoder) -> None:
+def test_data_without_usable_rows_ends_the_run(jsonl: Write, encoder: ChatEncoder) -> None:
     path = jsonl([{"messages": [{"role": "user", "content": "only a question"}]}] * 3)
     with pytest.raises(RoleError, match="no row is usable: 3 skipped nothing learned") as error:
         reader(data_config(path), encoder).batch()
@@ -153,7 +153,7 @@ def test_a_run_without_any_usable_row_ends_instead_of_looking_for_ever(jsonl: Wr
 # ---- batches and positions
 
 
-def test_batches_by_rows_and_by_tokens(jsonl: Write, encoder: ChatEncoder) -> None:
+def test_batches_are_cut_by_rows_or_tokens(jsonl: Write, encoder: ChatEncoder) -> None:
     path = jsonl(CHATS)
     by_rows = reader(data_config(path, epochs=1), encoder)
     assert [len(by_rows.batch()) for _ in range(4)] == [4, 4, 2, 0]
@@ -167,9 +167,7 @@ def test_batches_by_rows_and_by_tokens(jsonl: Write, encoder: ChatEncoder) -> No
 
 
 @pytest.mark.parametrize("settings", [{}, {"batchTokens": 90}, {"malformed": "Skip"}])
-def test_going_on_from_any_position_gives_the_same_samples(
-    jsonl: Write, encoder: ChatEncoder, settings: dict[str, Any]
-) -> None:
+def test_resumed_reader_returns_the_same_samples(jsonl: Write, encoder: ChatEncoder, settings: dict[str, Any]) -> None:
     rows: list[Any] = [*CHATS, {"no": "chat"}] if "malformed" in settings else CHATS
     config = data_config(jsonl(rows), jsonl(CHATS[:3], "b.jsonl"), weights=[2.0, 1.0], epochs=2, **settings)
 
@@ -188,21 +186,21 @@ def test_going_on_from_any_position_gives_the_same_samples(
         assert rest(Position(**json.loads(json.dumps(vars(again.position))))) == whole[number + 1 :]
 
 
-def test_a_mixture_has_its_proportions_in_every_batch(jsonl: Write, encoder: ChatEncoder) -> None:
+def test_mixture_keeps_proportions_in_every_batch(jsonl: Write, encoder: ChatEncoder) -> None:
     config = data_config(jsonl(CHATS), jsonl(CHATS, "b.jsonl"), weights=[3.0, 1.0])
     found = reader(config, encoder)
     for _ in range(10):
         assert sorted(Counter(sample.environment for sample in found.batch()).values()) == [1, 3]
 
 
-def test_the_steps_that_data_is_enough_for(jsonl: Write) -> None:
+def test_expected_steps_follow_from_epochs_and_rows(jsonl: Write) -> None:
     path = jsonl(CHATS)
     for settings, steps in (({"epochs": 3}, 8), ({}, None), ({"epochs": 3, "batchTokens": 64}, None)):
         config = data_config(path, **settings)
         assert expected_steps(config, make_mixture(config, open_sources(config), 0)) == steps
 
 
-def test_only_tokens_with_a_weight_carry_loss() -> None:
+def test_only_tokens_with_weight_carry_loss() -> None:
     encoded = Encoded(np.array([5, 6, 7, 8], np.int32), np.array([0, 0, 1, 0.5], np.float32))
     made = make_sample(encoded, source="s", place="p", number=0)
     assert made.loss_mask.tolist() == [False, False, True, True]
@@ -210,13 +208,13 @@ def test_only_tokens_with_a_weight_carry_loss() -> None:
     assert made.advantages.tolist() == [0, 0, 1, 0.5]
 
 
-def test_held_out_rows_are_the_first(jsonl: Write, encoder: ChatEncoder) -> None:
+def test_held_out_rows_are_the_first_rows(jsonl: Write, encoder: ChatEncoder) -> None:
     config = data_config(jsonl(CHATS))
     samples = held_out(open_sources(config)[0], Encoder(config, encoder, 64), limit=3)
     assert [sample.task_id for sample in samples] == ["data.jsonl line 1", "data.jsonl line 2", "data.jsonl line 3"]
 
 
-def test_a_position_outlives_a_restart_but_not_other_data(jsonl: Write, tmp_path: Path) -> None:
+def test_position_survives_restart_but_not_changed_data(jsonl: Write, tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     fingerprints = tuple(rows.fingerprint for rows in open_sources(data_config(jsonl(CHATS))))
     first = first_attempt(world_size=2, config_hash="x")

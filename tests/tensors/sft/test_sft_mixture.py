@@ -1,4 +1,4 @@
-"""The order of rows: proportions, epochs, stopping rules, all from one number."""
+"""Order of rows in a mixture: proportions, epochs and stopping rules, computed from the draw number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mixture(parts: list[tuple[int, float]], **options: Any) -> Mixture:
 
 @settings(max_examples=50, deadline=None)
 @given(MIXTURES)
-def test_proportions_are_those_of_the_weights_at_every_moment(parts: list[tuple[int, float]]) -> None:
+def test_mixture_counts_follow_the_weights(parts: list[tuple[int, float]]) -> None:
     order = mixture(parts)
     counts: Counter[int] = Counter()
     total = sum(weight for _, weight in parts)
@@ -33,7 +33,7 @@ def test_proportions_are_those_of_the_weights_at_every_moment(parts: list[tuple[
 
 @settings(max_examples=50, deadline=None)
 @given(MIXTURES, st.booleans())
-def test_an_epoch_visits_every_row_once(parts: list[tuple[int, float]], shuffle: bool) -> None:
+def test_epoch_visits_every_row_once(parts: list[tuple[int, float]], shuffle: bool) -> None:
     order = mixture(parts, shuffle=shuffle)
     seen: dict[tuple[int, int], list[int]] = {}
     for number in range(100):
@@ -50,9 +50,7 @@ def test_an_epoch_visits_every_row_once(parts: list[tuple[int, float]], shuffle:
 
 @settings(max_examples=50, deadline=None)
 @given(MIXTURES, st.integers(1, 3), st.booleans())
-def test_it_ends_by_the_stopping_rule_and_no_draw_later(
-    parts: list[tuple[int, float]], epochs: int, all_exhausted: bool
-) -> None:
+def test_mixture_ends_at_its_stopping_rule(parts: list[tuple[int, float]], epochs: int, all_exhausted: bool) -> None:
     order = mixture(parts, epochs=epochs, all_exhausted=all_exhausted)
     length = order.length
     assert length is not None
@@ -65,11 +63,11 @@ def test_it_ends_by_the_stopping_rule_and_no_draw_later(
     assert not ended(length - 1)
 
 
-def test_it_never_ends_without_epochs() -> None:
+def test_mixture_without_epochs_never_ends() -> None:
     assert mixture([(3, 1.0)]).length is None
 
 
-def test_the_order_depends_on_seed_epoch_and_source_alone() -> None:
+def test_row_order_depends_on_seed_and_epoch() -> None:
     def rows(order: Mixture, start: int) -> list[int]:
         return [order.draw(start + i).row for i in range(50)]
 
@@ -80,6 +78,6 @@ def test_the_order_depends_on_seed_epoch_and_source_alone() -> None:
 
 
 @pytest.mark.parametrize(("all_exhausted", "length"), [(False, 6), (True, 16)])
-def test_the_rules_on_a_small_example(all_exhausted: bool, length: int) -> None:
-    # Rows alternate: the short source of 3 ends with draw 6 at the latest, the long one of 8 with draw 16.
+def test_stopping_rules_give_expected_lengths(all_exhausted: bool, length: int) -> None:
+    # Rows alternate: the short source of 3 rows ends with draw 6 at the latest, the long source of 8 rows with draw 16.
     assert abs((mixture([(3, 1.0), (8, 1.0)], epochs=1, all_exhausted=all_exhausted).length or 0) - length) <= 1

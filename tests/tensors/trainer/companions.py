@@ -1,4 +1,4 @@
-"""Models, learners, critics and a smooth optimizer for the tests of the trainer's steps."""
+"""Models, learners, critics and a smooth optimizer for tests of training steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 
 SMOOTH = OptimizerConfig(lr=1e-2, eps=1e-2)
-"""AdamW for comparisons of two orders of summation.
+"""AdamW for comparisons of two summation orders.
 
-The derivative of AdamW's update by a gradient is about lr / eps near 0. With the default eps it is 1e6, which turns the rounding of a
-gradient near 0 into a step of full size. With this eps it is 1: parameters differ as little as their gradients.
+Near 0, the derivative of AdamW's update by a gradient is about lr / eps. The default eps makes it 1e6, which turns
+rounding noise of a gradient near 0 into a full step. This eps makes it 1: parameters differ as little as their
+gradients.
 """
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(0, 1), (2,), (3, 4)]
@@ -35,7 +36,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def plain_logprobs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
-    """Of each sample's tokens but the first, by transformers' own forward pass."""
+    """Return the log-probs of each sample's tokens after the first, computed by transformers' own forward pass."""
     found = []
     for sample in batch.samples:
         ids = torch.from_numpy(sample.input_ids).long()
@@ -56,7 +57,7 @@ def critic_of(model: nn.Module, group: Group, *, lr: float = 0.01, clip: float |
 
 
 def with_head(module: nn.Module) -> nn.Module:
-    """A value head that is not 0."""
+    """Set the value head to random values other than 0."""
     torch.manual_seed(1)
     with torch.no_grad():
         module.get_output_embeddings().weight.normal_()

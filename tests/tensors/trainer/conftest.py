@@ -1,4 +1,4 @@
-"""Small models and batches."""
+"""Fixtures: small models and batches."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FAMILIES: dict[str, dict[str, int]] = {
     "qwen3": {"head_dim": 8},
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
-"""Families that tests ask for, with their own sizes; another name is an error."""
+"""Model families of the tests with their own sizes; another name is an error."""
 
 
 @pytest.fixture
 def make_model() -> Callable[..., nn.Module]:
-    """Random small models; the same seed gives the same weights, whatever the attention."""
+    """Return a function that builds small random models; equal seeds give equal weights for every attention."""
 
     def make(family: str = "llama", *, attn: str = packed_attention.NAME, tied: bool = False) -> nn.Module:
         packed_attention.register_attention()
@@ -50,7 +50,7 @@ def make_model() -> Callable[..., nn.Module]:
 
 @pytest.fixture
 def make_sample() -> Callable[..., Sample]:
-    """A random sample whose first `prompt` tokens carry no loss."""
+    """Return a function that builds a random sample whose first `prompt` tokens carry no loss."""
 
     def make(length: int, *, prompt: int = 2, seed: int = 0, temperature: float = 1.0, version: int = 0) -> Sample:
         rng = np.random.default_rng(seed + 1000 * length)
@@ -84,7 +84,7 @@ def make_batch(make_sample: Callable[..., Sample]) -> Callable[..., Batch]:
 
 @pytest.fixture
 def rewarded(make_batch: Callable[..., Batch]) -> Callable[..., Batch]:
-    """Batches whose samples have rewards where a critic looks for them: in the column of advantages."""
+    """Return a function that builds batches with rewards in the column of advantages, where a critic reads them."""
 
     def make(lengths: Sequence[int] = (9, 4, 13, 6, 3), *, step: int = 1) -> Batch:
         batch = make_batch(list(lengths), step=step)
@@ -101,7 +101,7 @@ def rewarded(make_batch: Callable[..., Batch]) -> Callable[..., Batch]:
 
 @pytest.fixture
 def source(tmp_path: Path, make_model: Callable[..., nn.Module]) -> Path:
-    """A model folder with a tokenizer."""
+    """Write a model folder with a tokenizer."""
     from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
     folder = tmp_path / "source"

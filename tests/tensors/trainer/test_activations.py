@@ -1,4 +1,6 @@
-"""Operations that each mode runs again in backward, counted; kernels of attention are stand-ins on the CPU."""
+"""Operations that each checkpointing mode repeats in the backward pass, counted with CPU stand-ins of attention
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ KERNELS = ("varlen", "fa3", "fa4", "flash2")
 
 
 class Counts(TorchDispatchMode):  # type: ignore[misc]
-    """How often each operation computes; one whose result is kept is not computed again."""
+    """Counter of computed operations; an operation with a kept result is not computed again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +41,7 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def trained(
+def train_and_count(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], mode: Any, attn: str
 ) -> tuple[Counter[str], dict[str, Tensor]]:
     model = make_model("qwen3", attn=attn)
@@ -55,7 +57,7 @@ def trained(
     ("kernel", "mode"),
     few_in_gate(product(KERNELS, MODES), [*product(["varlen"], MODES), *product(KERNELS[1:], ("attention", "full"))]),
 )
-def test_attention_is_computed_again_in_mode_full_alone(
+def test_attention_is_recomputed_only_in_mode_full(
     mode: Any,
     kernel: Any,
     make_model: Callable[..., nn.Module],
@@ -64,16 +66,18 @@ def test_attention_is_computed_again_in_mode_full_alone(
 ) -> None:
     stand_ins.install(monkeypatch)
     attn = packed_attention.implementation_name(kernel)
-    _, found = trained(make_model, make_sample, mode, attn)
+    _, found = train_and_count(make_model, make_sample, mode, attn)
     assert list(stand_ins.CALLS.items()) == [(kernel, (2 if mode == "full" else 1) * LAYERS)]
-    _, expected = trained(make_model, make_sample, "none", packed_attention.NAME)
+    _, expected = train_and_count(make_model, make_sample, "none", packed_attention.NAME)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kernel", ["varlen", "fa4"])
-def test_attention_with_sinks_as_well(mode: Any, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_with_sinks_is_recomputed_only_in_mode_full(
+    mode: Any, kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_ins.install(monkeypatch)
     found, expected = (with_sinks(one, mode) for one in (kernel, "sdpa"))
     assert stand_ins.CALLS[kernel] == (2 if mode == "full" else 1)
@@ -82,7 +86,7 @@ def test_attention_with_sinks_as_well(mode: Any, kernel: Any, monkeypatch: pytes
 
 
 def with_sinks(kernel: Any, mode: Any) -> list[Tensor]:
-    """Gradients of a layer that is attention with sinks and a product."""
+    """Return the gradients of a layer that consists of attention with sinks and a product."""
     torch.manual_seed(0)
     layer = nn.Linear(16, 16)
     layer.sinks = nn.Parameter(torch.randn(2))
@@ -102,20 +106,20 @@ def with_sinks(kernel: Any, mode: Any) -> list[Tensor]:
     return [hidden.grad, layer.weight.grad, layer.sinks.grad]
 
 
-def test_products_are_computed_again_unless_selected(
+def test_products_are_recomputed_unless_selected(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
-    calls = {mode: trained(make_model, make_sample, mode, packed_attention.NAME)[0] for mode in MODES}
+    calls = {mode: train_and_count(make_model, make_sample, mode, packed_attention.NAME)[0] for mode in MODES}
     attended = "aten::_scaled_dot_product_flash_attention_for_cpu"
     products = {mode: found["aten::mm"] for mode, found in calls.items()}
     assert products["selective"] == products["none"] == products["offload"]
-    assert products["attention"] == products["full"] == products["none"] + 6 * LAYERS  # nobody needs the last one
+    assert products["attention"] == products["full"] == products["none"] + 6 * LAYERS  # the last product is not needed
     once = calls["none"][attended]
     assert once == LAYERS
     assert [calls[mode][attended] for mode in MODES] == [once, once, once, 2 * once, once]
 
 
-def test_operations_that_are_not_registered_are_left_out() -> None:
+def test_unregistered_operations_are_skipped() -> None:
     found = activation_checkpointing.find_operations(
         ["aten::mm", "aten::of_another_version", "of_another_package::attention"]
     )

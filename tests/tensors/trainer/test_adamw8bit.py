@@ -1,4 +1,4 @@
-"""AdamW with moments in 8 bits: how far they are off, what they cost, and that a checkpoint holds them."""
+"""AdamW with 8-bit moments: accuracy, memory and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODED = OptimizerConfig(moments="int8", lr=1e-3, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_the_codebook_has_256_ascending_numbers(signed: bool) -> None:
+def test_codebook_has_256_ascending_numbers(signed: bool) -> None:
     values = make_codebook(signed=signed, device=CPU)
     assert len(values) == 256
     assert (values.diff() > 0).all()
@@ -37,8 +37,10 @@ def test_the_codebook_has_256_ascending_numbers(signed: bool) -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("columns", [1, 255, 256, 700])
-def test_a_number_is_off_by_half_a_step_of_its_decade(signed: bool, columns: int) -> None:
-    """In a decade d below the block's largest number the codes are 0.9 * 10^-d / 2^(6-d) apart, without a sign half of that."""
+def test_quantization_error_is_half_a_step_of_its_decade(signed: bool, columns: int) -> None:
+    """In a decade d below the block's largest number the codes are 0.9 * 10^-d / 2^(6-d) apart, and half of that
+    without a sign.
+    """
     generator = torch.Generator().manual_seed(columns)
     values = torch.randn(5, columns, generator=generator) * 10 ** (-4 * torch.rand(5, columns, generator=generator))
     values = values if signed else values.square()
@@ -49,11 +51,12 @@ def test_a_number_is_off_by_half_a_step_of_its_decade(signed: bool, columns: int
     share = (values / own).abs()
     decade = (-share.log10()).floor().clamp(0, 6)
     step = 0.9 * 10**-decade / 2 ** (6 - decade + (not signed))
-    # Between decades the gap is that of the coarser side; below the last decade everything is as near as its smallest number.
+    # Between two decades the gap is that of the coarser one; below the last decade the error is at most the smallest
+    # number.
     assert ((found - values).abs() <= own * (0.55 * step + 4e-7)).all()
 
 
-def test_a_second_moment_that_is_not_0_is_not_kept_as_0() -> None:
+def test_small_second_moment_is_not_rounded_to_zero() -> None:
     codes, scales = quantize(torch.tensor([[1.0, 1e-12, 0.0]]), signed=False)
     found = dequantize(codes, scales, signed=False)
     assert found[0, 1] > 0
@@ -63,7 +66,7 @@ def test_a_second_moment_that_is_not_0_is_not_kept_as_0() -> None:
 
 
 def regression(optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], steps: int) -> list[float]:
-    """Losses of a regression with a matrix of 64 x 128."""
+    """Return the losses of a regression with a matrix of 64 x 128."""
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.zeros(64, 128))
     truth, inputs = torch.randn(64, 128, generator=generator), torch.randn(256, 128, generator=generator)
@@ -77,18 +80,18 @@ def regression(optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     return losses
 
 
-def test_it_trains_as_float32_does() -> None:
+def test_adamw8bit_trains_like_float32() -> None:
     options = {"lr": 0.02, "weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
     exact = regression(lambda p: torch.optim.AdamW(p, **options), 150)
     coded = regression(lambda p: AdamW8bit(p, **options), 150)
     assert coded[0] == exact[0]
-    assert coded[1] == pytest.approx(exact[1], rel=1e-5)  # the first update is of moments that are not rounded yet
+    assert coded[1] == pytest.approx(exact[1], rel=1e-5)  # the first update uses moments that are not rounded yet
     assert exact[-1] < exact[0] / 50
     assert coded[-1] < 1.1 * exact[-1] + 1e-3 * exact[0]
     assert max(abs(a - b) for a, b in zip(coded, exact, strict=True)) < 0.02 * exact[0]
 
 
-def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, steps: range) -> None:
+def run_steps(optimizer: torch.optim.Optimizer, model: nn.Module, steps: range) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
@@ -104,7 +107,7 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_checkpoint_holds_its_state_bit_for_bit(
+def test_adamw8bit_state_is_restored_bit_for_bit(
     sharded: bool, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimizers, "SMALLEST", 1500)
@@ -114,20 +117,20 @@ def test_a_checkpoint_holds_its_state_bit_for_bit(
         return model, make_optimizer(model, CODED, CPU)
 
     model, optimizer = made()
-    stepped(optimizer, model, range(3))
-    parameters, state = copy.deepcopy(get_state_dict(model, optimizer))  # they share memory
-    stepped(optimizer, model, range(3, 5))
+    run_steps(optimizer, model, range(3))
+    parameters, state = copy.deepcopy(get_state_dict(model, optimizer))  # the copies would share memory with the model
+    run_steps(optimizer, model, range(3, 5))
     again, fresh = made()
     set_state_dict(again, fresh, model_state_dict=parameters, optim_state_dict=state)
     codes = [value for one in fresh.state.values() for name, value in one.items() if name.endswith("_codes")]
     assert codes
     assert {value.dtype for value in codes} == {torch.uint8}
     assert {one["step"].item() for one in fresh.state.values()} == {3.0}
-    stepped(fresh, again, range(3, 5))
+    run_steps(fresh, again, range(3, 5))
     assert all(torch.equal(a, b) for a, b in zip(bits(again, fresh), bits(model, optimizer), strict=True))
 
 
-def test_its_memory_is_what_fit_counts() -> None:
+def test_adamw8bit_memory_equals_fit_estimate() -> None:
     weight = nn.Parameter(torch.zeros(64, 512))
     optimizer = AdamW8bit([weight], lr=0.1, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8)
     weight.grad = torch.ones_like(weight)
@@ -136,7 +139,7 @@ def test_its_memory_is_what_fit_counts() -> None:
     assert held == 2 * fit_trainer.MASTER_BYTES * fit_trainer._CODED_SHARE * weight.numel()
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_unsupported_8bit_moments_are_refused() -> None:
     options: dict[str, Any] = {"moments": "int8"}
     for name in ("muon", "sgd"):
         with pytest.raises(ValidationError, match=rf"moments \(int8\) has no meaning for optimizer {name}; remove it"):

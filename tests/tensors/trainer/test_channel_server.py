@@ -1,4 +1,4 @@
-"""Rank 0's channel: guarded, numbered events, long polls, batches once and in order."""
+"""HTTP channel of rank 0: authorization, numbered events, long polls and ordered batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def post_batch(client: aiohttp.ClientSession, step: int, path: Path | None
         return response.status, await response.text()
 
 
-async def test_every_route_wants_the_key(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_channel_requires_the_api_key_on_every_route(channel: Channel, client: aiohttp.ClientSession) -> None:
     routes = [("GET", protocol.STATE), ("GET", protocol.EVENTS), ("GET", "/"), ("POST", protocol.SHUTDOWN)]
     routes += [("POST", protocol.BATCHES), ("POST", protocol.CHECKPOINTS)]
     for method, route in routes:
@@ -66,10 +66,10 @@ async def test_every_route_wants_the_key(channel: Channel, client: aiohttp.Clien
     assert not channel.shutdown.is_set()
 
 
-async def test_a_guests_key_opens_its_own_channel_alone(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_guest_key_opens_only_its_own_channel(channel: Channel, client: aiohttp.ClientSession) -> None:
     key = {"Authorization": f"Bearer {guest_key('a', 'own', guest_proof(KEY, 'a', key_digest('own')))}"}
     for route, status in (
-        (channel_of("a") + protocol.STATE, protocol.GONE),  # open, and not joined yet
+        (channel_of("a") + protocol.STATE, protocol.GONE),  # open, but the guest has not joined yet
         (channel_of("a-b") + protocol.STATE, 403),
         (channel_of("a"), 403),
         (protocol.STATE, 403),
@@ -83,7 +83,7 @@ async def test_a_guests_key_opens_its_own_channel_alone(channel: Channel, client
     assert not channel.shutdown.is_set()
 
 
-async def test_a_late_reader_gets_every_event(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_late_reader_receives_all_events(channel: Channel, client: aiohttp.ClientSession) -> None:
     channel.emit("published", 0, path=Path("/run/weights/v0"))
     channel.emit("trained", 1, metrics={"loss": 0.5, "grad_norm": math.inf})
     found = await events(client, 0)
@@ -94,7 +94,7 @@ async def test_a_late_reader_gets_every_event(channel: Channel, client: aiohttp.
     assert await events(client, 2) == []
 
 
-async def test_read_events_leave_memory_and_unread_ones_stay(
+async def test_read_events_are_dropped_and_unread_events_stay(
     channel: Channel, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_channel, "KEPT_EVENTS", 4)
@@ -115,24 +115,22 @@ async def test_read_events_leave_memory_and_unread_ones_stay(
         assert (await response.json())["last_event"] == 60
 
 
-async def test_a_long_poll_ends_with_the_event(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_long_poll_returns_with_the_event(channel: Channel, client: aiohttp.ClientSession) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     waiting = asyncio.create_task(events(client, 0, wait=15))
-    async with client.get(
-        protocol.STATE
-    ) as response:  # the poll before it has been accepted by then or will see the event
+    async with client.get(protocol.STATE) as response:  # the earlier poll is accepted by now or will see the event
         assert response.status == 200
     threading.Thread(target=channel.emit, args=("published", 0)).start()
     assert [event.kind for event in await waiting] == ["published"]
     assert loop.time() - began < 10
 
 
-async def test_a_long_poll_without_news_ends_in_time(client: aiohttp.ClientSession, channel: Channel) -> None:
+async def test_long_poll_without_events_times_out(client: aiohttp.ClientSession, channel: Channel) -> None:
     assert await events(client, 0, wait=0.05) == []
 
 
-async def test_state_follows_the_loop(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_trainer_state_follows_the_loop(channel: Channel, client: aiohttp.ClientSession) -> None:
     channel.begin(4)
     channel.emit("trained", 5)
     channel.phase("waiting_for_batch")
@@ -142,7 +140,7 @@ async def test_state_follows_the_loop(channel: Channel, client: aiohttp.ClientSe
     assert state.last_event == 1
 
 
-async def test_a_probe_without_a_key_sees_when_the_attempt_has_begun(channel: Channel) -> None:
+async def test_readiness_probe_works_without_a_key(channel: Channel) -> None:
     contact = channel.last_contact
     async with aiohttp.ClientSession(f"http://127.0.0.1:{channel.port}") as probe:
         async with probe.get(TRAINER_READY) as response:
@@ -155,11 +153,11 @@ async def test_a_probe_without_a_key_sees_when_the_attempt_has_begun(channel: Ch
     assert channel.last_contact == contact, "a probe is not the orchestrator"
 
 
-async def test_batches_come_once_and_in_order(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_batches_are_accepted_once_and_in_order(channel: Channel, client: aiohttp.ClientSession) -> None:
     assert (await post_batch(client, 5))[0] == 409
     channel.begin(4)
     assert (await post_batch(client, 5))[0] == 200
-    assert (await post_batch(client, 5))[0] == 200  # sent again after a lost answer
+    assert (await post_batch(client, 5))[0] == 200  # repeated after a lost response
     status, message = await post_batch(client, 7)
     assert status == 409
     assert "step 6" in message
@@ -182,9 +180,7 @@ async def test_only_saved_checkpoints_can_be_agreed_on(channel: Channel, client:
     assert agreed == [4]
 
 
-async def test_versions_are_offered_only_from_a_memory_that_holds_them(
-    channel: Channel, client: aiohttp.ClientSession
-) -> None:
+async def test_version_transfer_requires_a_held_version(channel: Channel, client: aiohttp.ClientSession) -> None:
     body = {"version": 7, "engine": "a"}
 
     async def ask() -> tuple[int, str]:
@@ -209,9 +205,7 @@ async def test_versions_are_offered_only_from_a_memory_that_holds_them(
     assert await ask() == (404, '{"error": "the newest is 7"}')
 
 
-async def test_many_engines_that_wait_for_each_other_are_all_answered(
-    channel: Channel, client: aiohttp.ClientSession
-) -> None:
+async def test_concurrent_transfer_requests_are_all_answered(channel: Channel, client: aiohttp.ClientSession) -> None:
     engines, about = 40, {"tensors": [], "bucket_bytes": 1, "roots": 1, "checksums": []}
     all_have_asked = threading.Barrier(engines)
 
@@ -228,20 +222,20 @@ async def test_many_engines_that_wait_for_each_other_are_all_answered(
     assert answers == [str(engine) for engine in range(engines)]
 
 
-async def test_a_wrong_body_is_refused(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_invalid_channel_body_is_refused(channel: Channel, client: aiohttp.ClientSession) -> None:
     async with client.post(protocol.BATCHES, data="{") as response:
         assert response.status == 422
     async with client.get(protocol.EVENTS, params={"after": "x"}) as response:
         assert response.status == 422
 
 
-async def test_shutdown(channel: Channel, client: aiohttp.ClientSession) -> None:
+async def test_shutdown_request_sets_the_shutdown_event(channel: Channel, client: aiohttp.ClientSession) -> None:
     async with client.post(protocol.SHUTDOWN) as response:
         assert response.status == 200
     assert channel.shutdown.is_set()
 
 
-def test_a_port_in_use_is_told(channel: Channel) -> None:
+def test_channel_port_in_use_is_refused(channel: Channel) -> None:
     with pytest.raises(RoleError, match=f"127.0.0.1:{channel.port}") as caught:
         Channel.listen(attempt=1, api_key=KEY, host="127.0.0.1", port=channel.port, batch_path=batch_path)
     assert caught.value.code == exit_codes.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""The trainer's part of a checkpoint brings back everything."""
+"""Restored state of the trainer's checkpoint part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
     few_in_gate(product((False, True), OPTIMIZERS), [*product([False], OPTIMIZERS), (True, OPTIMIZERS[0])]),
     ids=str,
 )
-def test_training_goes_on_bit_for_bit(
+def test_restored_training_continues_bit_for_bit(
     unused: bool,
     options: dict[str, Any],
     tmp_path: Path,
@@ -50,7 +50,7 @@ def test_training_goes_on_bit_for_bit(
 ) -> None:
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         whole = make_model()
-        if unused:  # a part that texts do not use
+        if unused:  # a module that text inputs do not use
             torch.manual_seed(5)
             whole.vision = nn.Linear(4, 4)
         model = shard_model(whole, solo)
@@ -94,7 +94,7 @@ def test_checkpoint_of_another_model_is_refused(
     assert refused.value.code == exit_codes.DATA
 
 
-def test_a_steps_random_numbers_depend_on_seed_and_step_alone() -> None:
+def test_random_numbers_of_step_depend_on_seed_and_step() -> None:
     drawn = []
     for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1)):
         seed_step(seed, step)

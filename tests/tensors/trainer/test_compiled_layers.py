@@ -1,4 +1,4 @@
-"""One graph for every kind of layer: with each activation mode, with adapters, for rows of all lengths; and when layers are compiled."""
+"""Graphs of compiled layers for each activation mode, adapters and row lengths, and the conditions of compilation."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int, int]]]:
-    """Graphs and breaks so far. Layers are traced and not lowered, which takes a minute; kernels of GPUs have stand-ins.
+    """Return a function that counts graphs and graph breaks.
 
-    No number of the model is an input of a graph: an epsilon or a scale would be computed with in float64, on a GPU as well.
+    Layers are traced but not lowered, which takes a minute; GPU kernels have stand-ins. A number of the model must not
+    become a graph input, because an epsilon or a scale would be computed in float64, on a GPU too.
     """
     seen: list[Any] = []
 
@@ -76,7 +77,7 @@ def train(model: nn.Module, lengths: list[int], make_sample: Callable[..., Sampl
 
 
 def graphs_of_rows(model: nn.Module, make_sample: Callable[..., Sample], counted: Callable[[], tuple[int, int]]) -> int:
-    """Graphs that the first row needs; all later ones use them, and none is broken."""
+    """Return the number of graphs of the first row; later rows reuse them without graph breaks."""
     train(model, ROWS[0], make_sample)
     graphs, breaks = counted()
     assert not breaks
@@ -88,7 +89,7 @@ def graphs_of_rows(model: nn.Module, make_sample: Callable[..., Sample], counted
 
 @pytest.mark.parametrize(
     "mode", ["none", pytest.param("full", marks=pytest.mark.full)]
-)  # with `selective`: test_memory.py
+)  # test_memory.py covers `selective`
 def test_all_layers_share_one_graph(
     mode: Any,
     make_model: Callable[..., nn.Module],
@@ -96,7 +97,7 @@ def test_all_layers_share_one_graph(
     solo: Group,
     counted: Callable[[], tuple[int, int]],
 ) -> None:
-    """And one more for passes without gradient."""
+    """Passes without gradient add one more graph."""
     model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
     shard_model(model, solo, memory=Memory(compile=True, activations=mode))
     assert graphs_of_rows(model, make_sample, counted) == 1
@@ -106,13 +107,13 @@ def test_all_layers_share_one_graph(
     assert counted() == (2, 0)
 
 
-def test_with_adapters_the_first_layer_has_its_own(
+def test_first_layer_with_adapters_has_its_own_graph(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
     solo: Group,
     counted: Callable[[], tuple[int, int]],
 ) -> None:
-    """The frozen embedding's result enters it, and needs no gradient: one product less for each of its adapters."""
+    """The frozen embedding's output needs no gradient, so each adapter of the first layer computes one product less."""
     model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
     lora.inject_adapters(model, LoRAConfig(rank=4, targets=["q_proj", "up_proj"]))
     shard_model(model, solo, memory=Memory(compile=True, activations="selective"))
@@ -126,13 +127,13 @@ class _Layer(nn.Module):
         self.proj = nn.Linear(8, 8)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """One product."""
+        """Return one product."""
         found: Tensor = self.proj(hidden)
         return found
 
 
-def test_runs_with_scales_of_their_own_share_a_graph(counted: Callable[[], tuple[int, int]]) -> None:
-    """A trainer holds up to 64 runs; torch gives up on a layer after 8 graphs, and computes it as it is written from then on."""
+def test_adapters_with_different_scales_share_a_graph(counted: Callable[[], tuple[int, int]]) -> None:
+    """A trainer holds up to 64 runs, but torch stops compiling a layer after 8 graphs and runs it uncompiled."""
     layer = _Layer()
     adapter = lora.LoRALinear.convert(layer.proj, LoRAConfig(rank=4))
     for half in (adapter.lora_A, adapter.lora_B):
@@ -147,10 +148,10 @@ def test_runs_with_scales_of_their_own_share_a_graph(counted: Callable[[], tuple
 
 
 @pytest.mark.full
-def test_layers_with_and_without_a_window_are_two_kinds(
+def test_windowed_and_full_layers_have_two_graphs(
     make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
 ) -> None:
-    """Also where a row's sequences are shorter than the window, which then ends nothing."""
+    """The row's sequences are shorter than the window, so the window has no effect."""
     kinds = ["sliding_attention", "full_attention"]
     config = Gemma3TextConfig(**SHAPE, sliding_window=18, layer_types=kinds)
     model = Gemma3ForCausalLM._from_config(
@@ -160,7 +161,7 @@ def test_layers_with_and_without_a_window_are_two_kinds(
     assert graphs_of_rows(model, make_sample, counted) == 2
 
 
-def test_layers_of_experts_are_one_graph(
+def test_expert_layers_share_one_graph(
     make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
 ) -> None:
     config = Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
@@ -172,7 +173,7 @@ def test_layers_of_experts_are_one_graph(
 
 
 def somewhere(device: str, tp: int = 1) -> Any:
-    """A group of one rank that says that it computes there."""
+    """Return a group of one rank that reports this device."""
     dims = ParallelDims(tp=tp)
     return SimpleNamespace(leads=True, device=torch.device(device), dims=dims, broadcast=lambda value: value)
 
@@ -188,7 +189,7 @@ def somewhere(device: str, tp: int = 1) -> Any:
         (somewhere("cpu"), "fa3", "none", True, "off: the trainer computes on a CPU"),
     ],
 )
-def test_the_log_says_what_was_chosen_and_why(
+def test_compile_decision_is_logged_with_its_reason(
     group: Group,
     kernel: Any,
     mode: Any,
@@ -211,7 +212,7 @@ def test_the_log_says_what_was_chosen_and_why(
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    """Put a compiler in the place of torch's that fails in the forward or the backward pass."""
+    """Replace torch's compiler by one that fails in the forward or the backward pass."""
 
     def compiler(graph: Any, inputs: Any, *, is_backward: bool = False, **_: object) -> Any:
         if is_backward == (fails == "backward"):
@@ -227,7 +228,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_layer_that_cannot_be_compiled_is_computed_as_it_is_written_unless_it_was_asked_for(
+def test_failed_compilation_falls_back_unless_compile_is_set(
     asked: bool, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, fails)
@@ -246,7 +247,7 @@ def test_a_layer_that_cannot_be_compiled_is_computed_as_it_is_written_unless_it_
 
 
 @pytest.mark.parametrize("asked", [None, True])
-def test_a_run_that_has_not_asked_for_compilation_has_layers_that_may_fail(
+def test_compile_option_decides_whether_layers_may_fail(
     asked: bool | None, solo: Group, make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
@@ -260,7 +261,7 @@ def test_a_run_that_has_not_asked_for_compilation_has_layers_that_may_fail(
 @pytest.mark.full
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 @pytest.mark.parametrize("asked", [None, True])
-def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
+def test_failing_compiler_ends_only_runs_with_compile_set(
     asked: bool | None,
     fails: str,
     solo: Group,
@@ -297,7 +298,7 @@ def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
     torch._dynamo.reset()
 
 
-def test_the_default_is_by_the_devices() -> None:
+def test_compile_default_depends_on_devices() -> None:
     assert not TrainerSpec().compiles
     assert TrainerSpec(gpus_per_replica=1).compiles
     assert not TrainerSpec(gpus_per_replica=1, compile=False).compiles

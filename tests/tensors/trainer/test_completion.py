@@ -1,4 +1,4 @@
-"""Manifests are written last, once both parts are there."""
+"""Manifests of checkpoints, written last when both parts are complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 
 
 class Run:
-    """A completer and what it told."""
+    """Completer with its reported steps."""
 
     def __init__(self, root: Path, *, with_orchestrator: bool = True, keep_last: int = 3) -> None:
         self.paths = RunPaths(root)
@@ -54,13 +54,13 @@ class Run:
         return [checkpoint.step for checkpoint in complete_checkpoints(self.paths)]
 
 
-def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
+def test_checkpoint_is_complete_with_both_parts(tmp_path: Path) -> None:
     run = Run(tmp_path)
     path = run.part(2, "trainer")
     run.saved(2, path)
     other = run.part(4, "trainer")
     run.part(4, "orchestrator")
-    run.completer.agreed(4)  # may come before the shards' checksums are known
+    run.completer.agreed(4)  # may arrive before the shards' checksums are known
     run.saved(4, other)
     assert run.told.get(timeout=60) == 4
     assert run.completer.close(60)
@@ -73,7 +73,7 @@ def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
     assert run.completer.failure is None
 
 
-def test_old_ones_are_deleted_after_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_after_the_new_one(tmp_path: Path) -> None:
     run = Run(tmp_path, with_orchestrator=False, keep_last=2)
     for step in (2, 4, 6):
         run.saved(step, run.part(step, "trainer"))
@@ -82,7 +82,7 @@ def test_old_ones_are_deleted_after_the_new_one_is_complete(tmp_path: Path) -> N
     assert [artifact.step for artifact in run.paths.checkpoints_on_disk()] == [4, 6]
 
 
-def test_a_late_word_on_a_deleted_one_is_ignored(tmp_path: Path) -> None:
+def test_late_agreement_on_deleted_checkpoint_is_ignored(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.saved(2, run.part(2, "trainer"))
     path = run.part(4, "trainer")
@@ -95,20 +95,18 @@ def test_a_late_word_on_a_deleted_one_is_ignored(tmp_path: Path) -> None:
     assert run.completer.failure is None
 
 
-def test_a_failure_is_kept_for_the_loop(tmp_path: Path) -> None:
+def test_completion_failure_is_kept_for_the_loop(tmp_path: Path) -> None:
     run = Run(tmp_path)
     path = run.part(2, "trainer")
     run.saved(2, path)
-    run.completer.agreed(2)  # but there is no part of the orchestrator
+    run.completer.agreed(2)  # but the orchestrator's part does not exist
     assert run.completer.close(60)
     assert run.completer.failure is not None
     assert "orchestrator holds no files" in str(run.completer.failure)
     assert run.steps() == []
 
 
-def test_a_manifest_that_the_volume_refuses_is_written_when_it_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_manifest_is_written_when_the_volume_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, refused = completion.write_manifest, threading.Event()
     full = [True]
 
@@ -130,9 +128,7 @@ def test_a_manifest_that_the_volume_refuses_is_written_when_it_takes_it(
     assert run.steps() == [2]
 
 
-def test_shards_whose_flush_is_refused_are_removed_and_told_and_the_next_checkpoint_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_with_failed_flush_are_removed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path, with_orchestrator=False)
     path = run.part(2, "trainer")
     with monkeypatch.context() as patch:
@@ -153,12 +149,12 @@ def test_shards_whose_flush_is_refused_are_removed_and_told_and_the_next_checkpo
     assert run.steps() == [3]
 
 
-def test_what_the_orchestrator_is_writing_at_that_moment_is_left_to_it(tmp_path: Path) -> None:
+def test_temporary_orchestrator_files_are_left_alone(tmp_path: Path) -> None:
     run = Run(tmp_path)
     path = run.part(2, "trainer")
     run.part(2, "orchestrator")
     renamed = path / "orchestrator" / "state.json.tmp"
-    renamed.symlink_to("gone")  # listed, and not there when it is opened
+    renamed.symlink_to("gone")  # listed in the folder, but cannot be opened
     run.saved(2, path)
     run.completer.agreed(2)
     assert run.told.get(timeout=60) == 2
@@ -169,9 +165,7 @@ def test_what_the_orchestrator_is_writing_at_that_moment_is_left_to_it(tmp_path:
     assert run.completer.failure is None
 
 
-def test_shards_that_are_saved_again_go_with_the_part_that_the_orchestrator_has_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_saved_again_join_the_orchestrator_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
     path = run.part(2, "trainer")
     run.part(2, "orchestrator")
@@ -191,8 +185,8 @@ def test_shards_that_are_saved_again_go_with_the_part_that_the_orchestrator_has_
     assert run.steps() == [2]
 
 
-def test_refusal_is_forgotten_when_the_step_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the trainer removes and writes shards while their manifest is made, and ends with the error of a missing file."""
+def test_refusal_is_cleared_when_step_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the trainer removes and writes shards while it creates their manifest, and fails with a missing file."""
     run = Run(tmp_path)
     path = run.part(2, "trainer")
     with monkeypatch.context() as patch:
@@ -215,7 +209,7 @@ def test_refusal_is_forgotten_when_the_step_is_saved_again(tmp_path: Path, monke
     assert run.steps() == [2]
 
 
-def test_a_refused_checkpoint_is_tried_again_ever_more_rarely_until_one_is_written(tmp_path: Path) -> None:
+def test_refused_checkpoint_is_retried_with_longer_waits(tmp_path: Path) -> None:
     now = [0.0]
     volume = Volume(tmp_path)
     retry = Retry(volume, clock=lambda: now[0])
@@ -233,7 +227,7 @@ def test_a_refused_checkpoint_is_tried_again_ever_more_rarely_until_one_is_writt
 
 
 @pytest.mark.parametrize(("damage", "said"), [("missing", "is missing"), ("short", "bytes instead of")])
-def test_shards_that_are_not_what_the_ranks_wrote_are_not_made_complete(tmp_path: Path, damage: str, said: str) -> None:
+def test_damaged_shards_are_not_marked_complete(tmp_path: Path, damage: str, said: str) -> None:
     run = Run(tmp_path, with_orchestrator=False)
     path = run.part(2, "trainer")
     files = describe_part(path, path / "trainer")

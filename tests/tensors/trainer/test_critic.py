@@ -1,4 +1,4 @@
-"""The critic against its definition: values, advantages, its update."""
+"""Critic: values, advantages and updates, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ GROUPS = (0, 1)
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
+def test_fresh_critic_has_policy_body_and_zero_values(
     solo: Group,
     make_model: MakeModel,
     rewarded: MakeBatch,
@@ -64,7 +64,7 @@ def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
 ) -> None:
     policy = make_model("qwen3", tied=tied)
     policy.save_pretrained(tmp_path)
-    monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
+    monkeypatch.setattr(load_weights, "load_model", None)  # no model is loaded whole
     trainer = TrainerConfig(
         name="test",
         uid="uid",
@@ -85,7 +85,7 @@ def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
     assert not row_values(module, row).any()
 
 
-def test_a_value_is_that_of_the_text_before_the_token(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_value_is_computed_from_tokens_before_it(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     module = shard_model(with_head(to_critic(make_model())), solo)
     found = row_values(module, micro_batch(batch.samples, solo.device)).detach().split(LENGTHS)
@@ -98,10 +98,10 @@ def test_a_value_is_that_of_the_text_before_the_token(solo: Group, make_model: M
         assert not values[~mask].any()
 
 
-def test_advantages_and_returns_are_those_of_the_definition(
+def test_critic_advantages_and_returns_equal_the_definition(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch
 ) -> None:
-    """GAE backwards over each sample's loss tokens in float64, whitened over all of them."""
+    """The definition is GAE backwards over each sample's loss tokens in float64, whitened over all of them."""
     batch = rewarded()
     module = shard_model(with_head(to_critic(make_model())), solo)
     samples = [[batch.samples[i] for i in row] for row in [*ROWS, ()]]
@@ -136,13 +136,15 @@ def test_advantages_and_returns_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])
-def test_a_cut_answer_is_continued_by_the_value_after_its_last_token(
+def test_truncated_answer_bootstraps_from_its_final_value(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch, bootstrap: bool
 ) -> None:
-    """Values by transformers' own pass, GAE backwards in float64; a sample that was cut ends a row, another one is inside of one."""
+    """Expected values come from transformers' own pass and GAE in float64; truncated samples are at the end and in the
+    middle of rows.
+    """
     cut = (1, 2, 3)
     samples = [dataclasses.replace(s, truncated=i in cut) for i, s in enumerate(rewarded().samples)]
-    samples[3].loss_mask[-1] = False  # the answer ends before the sequence does
+    samples[3].loss_mask[-1] = False  # the answer ends before the sequence
     samples[3].advantages[-1] = 0
     members = [[samples[i] for i in row] for row in [*ROWS, ()]]
     rows = [micro_batch(row, solo.device) for row in members]
@@ -177,10 +179,10 @@ def test_a_cut_answer_is_continued_by_the_value_after_its_last_token(
         [("none", "none"), ("group", "batch"), ("batch", "group")],
     ),
 )
-def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
+def test_advantages_are_normalized_at_the_configured_levels(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch, mean: str, std: str
 ) -> None:
-    """Over loss tokens, groups across rows; the spread is around what was subtracted."""
+    """Statistics run over loss tokens, and groups span rows; the std is around the subtracted mean."""
     batch = rewarded()
     members = [dataclasses.replace(sample, group=i % 2) for i, sample in enumerate(batch.samples)]
     samples = [[members[i] for i in row] for row in [*ROWS, ()]]
@@ -210,8 +212,8 @@ def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-def test_a_reward_arrives_at_the_last_loss_token_of_each_sample(solo: Group, rewarded: MakeBatch) -> None:
-    batch = rewarded([5, 2, 4])  # the second one has no loss token
+def test_reward_is_placed_on_the_last_loss_token(solo: Group, rewarded: MakeBatch) -> None:
+    batch = rewarded([5, 2, 4])  # the second sample has no loss token
     mask = np.array([False, True, True, False])
     last = dataclasses.replace(batch.samples[2], loss_mask=mask, advantages=np.float32([0, 2, 2, 0]))
     first = dataclasses.replace(batch.samples[0], advantages=np.float32([0, 0, 7, 7, 7]))
@@ -219,9 +221,7 @@ def test_a_reward_arrives_at_the_last_loss_token_of_each_sample(solo: Group, rew
     assert token_rewards(samples, micro_batch(samples, solo.device)).tolist() == [0, 0, 0, 0, 7, 0, 0, 0, 0, 2, 0]
 
 
-def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
-) -> None:
+def test_critic_update_does_not_depend_on_rows(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     outcomes = []
     for rows in ([(0, 1, 2, 3, 4)], [(3,), (), (0, 2), (4, 1)]):
@@ -271,9 +271,7 @@ def found_of_one_row(batch: Batch, make_model: MakeModel, group: Group) -> tuple
     return found.values[0], found.returns[0]
 
 
-def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
-) -> None:
+def test_policy_trains_on_critic_advantages(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     learner = make_learner(
         shard_model(make_model(), solo), solo, loss=Objective("ppo"), critic=critic_of(make_model(), solo), gae=GAE
@@ -281,7 +279,7 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
     found = learner.step([Update(batch, ROWS)], lr=0.01, critic_lr=0.01)
     assert found["critic_lr"] == 0.01
     assert found["critic_skipped"] == 0.0
-    assert found["value_mean"] == 0.0  # of the critic at the start of the step
+    assert found["value_mean"] == 0.0  # value of the critic at the start of the step
 
     members = [[batch.samples[i]] for i in range(len(LENGTHS))]
     rows = [micro_batch(row, solo.device) for row in members]
@@ -295,7 +293,7 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
-def test_the_critic_learns_to_predict_the_rewards(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_critic_learns_to_predict_rewards(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     learner = make_learner(
         shard_model(make_model(), solo),
         solo,
@@ -309,7 +307,7 @@ def test_the_critic_learns_to_predict_the_rewards(solo: Group, make_model: MakeM
     assert found[-1]["value_loss"] < found[0]["value_loss"] / 2
 
 
-def test_a_critic_whose_values_are_not_finite_is_told(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_critic_with_nan_values_is_refused(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     critic = critic_of(make_model(), solo)
     with torch.no_grad():
         local_part(critic.module.lm_head.weight)[0, 0] = float("nan")
@@ -318,7 +316,7 @@ def test_a_critic_whose_values_are_not_finite_is_told(solo: Group, make_model: M
         learner.step([Update(rewarded(), ROWS)], lr=0.01, critic_lr=0.01)
 
 
-def test_the_critics_update_is_made_at_its_own_rate(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_critic_uses_its_own_learning_rate(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch, moved = rewarded(), []
     for rate in (0.0, 1e-3, 2e-3):
         module = shard_model(with_head(to_critic(make_model())), solo)

@@ -1,4 +1,4 @@
-"""Every kind of damage to every file of a real checkpoint: the one before is used, and the log says why."""
+"""Damaged files of a real checkpoint: the previous checkpoint is used and the reason is logged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def flipped(content: bytes) -> bytes:
-    """One bit in the middle; of a digit, so that a text stays well formed."""
+    """Flip one bit in the middle; it changes a digit, so text stays well formed."""
     digits = [index for index, byte in enumerate(content) if byte in b"0123456789"] or [len(content) // 2]
     at = digits[len(digits) // 2]
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
@@ -42,7 +42,7 @@ def flipped(content: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, solo: Group) -> Path:
-    """A run's folder with complete checkpoints of the steps 2 and 4."""
+    """Write a run folder with complete checkpoints of steps 2 and 4."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     paths = RunPaths(tmp_path_factory.mktemp("whole"))
@@ -75,7 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, solo: Group) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_the_one_before_is_used_and_the_reason_told(tmp_path: Path, whole: Path, name: str, damage: str) -> None:
+def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path: Path, whole: Path, name: str, damage: str) -> None:
     shutil.copytree(whole, tmp_path / "run")
     paths = RunPaths(tmp_path / "run")
     log: list[str] = []
@@ -89,7 +89,7 @@ def test_the_one_before_is_used_and_the_reason_told(tmp_path: Path, whole: Path,
     assert not log
     DAMAGES[damage](paths.checkpoint(4, 1) / name)
     assert chosen() == 2
-    if (name, damage) == ("manifest.json", "missing"):  # then it was never completed, which needs no word
+    if (name, damage) == ("manifest.json", "missing"):  # the checkpoint was never completed, which is not logged
         return
     [line] = log
     assert line.startswith("cannot resume from step 4: ")
@@ -99,7 +99,7 @@ def test_the_one_before_is_used_and_the_reason_told(tmp_path: Path, whole: Path,
     assert wanted in line
 
 
-def test_without_any_whole_one_the_run_starts_from_the_model(tmp_path: Path, whole: Path) -> None:
+def test_run_without_usable_checkpoint_starts_from_model(tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     paths = RunPaths(tmp_path / "run")
     for step in (2, 4):

@@ -1,4 +1,4 @@
-"""Differences that one rank writes over optimizer steps, against whole versions; with an engine that reads them."""
+"""Weight differences of one rank over optimizer steps, compared with whole versions and read by an engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 5
 
 
 class Run:
-    """A model that is trained and published, as the publisher does it."""
+    """Model that is trained and published like in the publisher."""
 
     def __init__(
         self, folder: Path, source: Path, group: Group, dtype: DType, make_sample: Callable[..., Sample]
@@ -65,7 +65,7 @@ class Run:
         self.optimizer.step()
 
     def publish(self, step: int, *, whole: bool = False) -> tuple[Path, Compared]:
-        """The folder that engines are given."""
+        """Return the folder for engines."""
         version = self.writer.compare(step)
         whole = whole or self.writer.whole_due(version)
         path = self.paths.version(step, 1)
@@ -77,7 +77,7 @@ class Run:
         return path, version
 
     def whole(self, step: int) -> dict[str, Tensor]:
-        """The same version by the path that writes all."""
+        """Return the same version, written as a whole."""
         path = self.reference / f"v{step}"
         hf_writer.publish_version(self.model, path, files=self.files, dtype=self.dtype, group=self.group)
         return tensors(path)
@@ -121,7 +121,7 @@ def engine(memory: Path) -> Rebuilder:
     ("family", "tied", "dtype"),
     [("qwen3", True, "bfloat16"), ("llama", False, "bfloat16"), ("llama", False, "float32")],
 )
-def test_what_engines_put_together_is_what_is_written_whole(
+def test_rebuilt_version_equals_whole_version(
     family: str, tied: bool, dtype: DType, tmp_path: Path, make_run: Callable[[str, bool, DType], Run]
 ) -> None:
     run, steady = make_run(family, tied, dtype), engine(tmp_path / "steady")
@@ -130,7 +130,7 @@ def test_what_engines_put_together_is_what_is_written_whole(
             run.train(step)
         folder, version = run.publish(step, whole=step == 3)
         wanted = run.whole(step)
-        if not step or dtype == "float32":  # nearly all elements of a master change in each step
+        if not step or dtype == "float32":  # nearly all elements of a master weight change in each step
             assert folder == run.paths.version(step, 1)
             assert version.sent == version.size
             assert same(tensors(folder), wanted)
@@ -142,7 +142,7 @@ def test_what_engines_put_together_is_what_is_written_whole(
         assert same(tensors(engine(tmp_path / f"late-{step}").make(folder)), wanted)
 
 
-def test_a_version_that_the_volume_refuses_is_no_base(
+def test_refused_version_is_not_used_as_base(
     tmp_path: Path, make_run: Callable[[str, bool, DType], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, reader = make_run("qwen3", False, "bfloat16"), engine(tmp_path / "memory")
@@ -163,7 +163,7 @@ def test_a_version_that_the_volume_refuses_is_no_base(
     assert same(tensors(reader.make(folder)), run.whole(2))
 
 
-def test_a_new_attempt_begins_with_a_whole_version(make_run: Callable[[str, bool, DType], Run]) -> None:
+def test_new_attempt_starts_with_a_whole_version(make_run: Callable[[str, bool, DType], Run]) -> None:
     run = make_run("qwen3", False, "bfloat16")
     run.publish(0)
     run.writer = run.new_writer(2)
@@ -172,7 +172,7 @@ def test_a_new_attempt_begins_with_a_whole_version(make_run: Callable[[str, bool
     assert run.writer.whole_due(version)
 
 
-def test_a_whole_version_comes_at_last_and_what_engines_may_need_is_kept(
+def test_whole_version_is_due_and_needed_deltas_are_kept(
     tmp_path: Path, make_run: Callable[[str, bool, DType], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_writer, "WHOLE_EVERY", 4)

@@ -1,4 +1,4 @@
-"""Environments with objectives of their own, in the trainer: one step, several updates, what a configuration makes of it."""
+"""Environments with their own objectives in the trainer: one step, several updates and configuration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.tensors.trainer.companions import LENGTHS, MakeBatch, MakeModel, make
 MATHS = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
 
 
-def mixed(batch: Batch) -> Batch:
-    """Every second sample is of `maths`."""
+def assign_environments(batch: Batch) -> Batch:
+    """Assign every second sample to `maths`."""
     samples = [dataclasses.replace(s, environment="maths" if i % 2 else "code") for i, s in enumerate(batch.samples)]
     return dataclasses.replace(batch, samples=tuple(samples))
 
@@ -48,11 +48,9 @@ def step(
     return found, weights(model)
 
 
-def test_the_cut_into_rows_changes_nothing(
-    solo: Group, make_model: Callable[..., nn.Module], make_batch: MakeBatch
-) -> None:
-    """A row of one environment, one of both, and one without a sample."""
-    batch = mixed(make_batch(LENGTHS))
+def test_loss_does_not_depend_on_rows(solo: Group, make_model: Callable[..., nn.Module], make_batch: MakeBatch) -> None:
+    """The rows contain one environment, both, or no sample."""
+    batch = assign_environments(make_batch(LENGTHS))
     whole, together = step(shard_model(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {"maths": MATHS})
     cut, apart = step(shard_model(make_model(), solo), solo, batch, [(3, 1), (), (0, 2), (4,)], {"maths": MATHS})
     torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
@@ -65,24 +63,26 @@ def test_the_cut_into_rows_changes_nothing(
     assert float((plain - together).abs().max()) > 1e-3
 
 
-def test_an_environment_alone_may_need_the_policy_at_the_start_of_the_step(
+def test_environment_objective_uses_policy_at_step_start(
     solo: Group, make_model: MakeModel, make_batch: MakeBatch
 ) -> None:
-    batch = mixed(make_batch([9, 4, 8, 6]))
-    one, two = (dataclasses.replace(batch, samples=batch.samples[i::2]) for i in (0, 1))  # all code, all maths
+    batch = assign_environments(make_batch([9, 4, 8, 6]))
+    one, two = (
+        dataclasses.replace(batch, samples=batch.samples[i::2]) for i in (0, 1)
+    )  # the first half is code, the second half is maths
     own = {"maths": Objective("decoupled_ppo", proximal="recompute")}
     learner = make_learner(shard_model(make_model(), solo), solo, environments=own)
     metrics = learner.step([Update(one, [(0, 1)]), Update(two, [(0, 1)])], lr=0.01)
     assert metrics["time/proximal"] > 0
     assert metrics["objective/maths/loss_tokens"] == two.loss_tokens
     assert metrics["loss_tokens"] == batch.loss_tokens
-    # the weight exp(o - i) is of the policy before the first update, which the second one meets already changed
+    # The weight exp(o - i) uses the policy before the first update, which has already changed at the second update.
     first = make_learner(shard_model(make_model(), solo), solo, environments=own).step([Update(two, [(0, 1)])], lr=0.01)
     assert metrics["objective/maths/weight"] == pytest.approx(first["objective/maths/weight"], rel=1e-5)
     assert metrics["objective/maths/ratio"] != pytest.approx(first["objective/maths/ratio"], rel=1e-5)
 
 
-def test_metrics_of_an_update_without_an_environment() -> None:
+def test_metrics_of_absent_environment_are_skipped() -> None:
     one = {"loss": 1.0, "objective/a/loss": 3.0, "objective/a/loss_tokens": 4.0}
     assert combine_updates([{"loss": 2.0}, one, one]) == {
         "loss": pytest.approx(4 / 3),
@@ -106,7 +106,7 @@ def config(**own: object) -> TrainerConfig:
     )
 
 
-def test_what_an_environment_gives_replaces_the_runs_and_all_else_stays() -> None:
+def test_environment_objective_overrides_only_its_own_fields() -> None:
     found = bind_objective(
         config(loss=LossConfig(name="ppo"), regularizers=RegularizerConfig(entropy=0.5))
     ).environments
@@ -121,6 +121,6 @@ def test_what_an_environment_gives_replaces_the_runs_and_all_else_stays() -> Non
     assert bind_objective(config(loss=LossConfig(name="decoupled_ppo"))).environments["maths"].proximal == "recompute"
 
 
-def test_a_loss_of_an_environment_that_cannot_be_imported_is_told() -> None:
+def test_environment_loss_that_fails_to_import_is_refused() -> None:
     with pytest.raises(RoleError, match=r"environmentAlgorithms\.maths\.loss.*no_such_module"):
         bind_objective(config(loss=LossConfig(name="no_such_module:loss")))

@@ -1,4 +1,4 @@
-"""Exports are model folders that transformers loads, equal to what was trained."""
+"""Exported model folders: loadable by transformers and equal to the trained model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.sets import few_in_gate
 
 @pytest.fixture
 def save(tmp_path: Path, solo: Group) -> Callable[[nn.Module], Path]:
-    """Make a model's checkpoint."""
+    """Return a function that writes a model's checkpoint."""
 
     def save(model: nn.Module) -> Path:
         shard_model(model, solo)
@@ -46,7 +46,7 @@ def save(tmp_path: Path, solo: Group) -> Callable[[nn.Module], Path]:
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
-def test_an_exported_checkpoint_is_the_model(
+def test_exported_checkpoint_equals_published_model(
     tmp_path: Path,
     solo: Group,
     make_model: Callable[..., nn.Module],
@@ -61,7 +61,7 @@ def test_an_exported_checkpoint_is_the_model(
     make_tokenizer().save_pretrained(tmp_path / "source")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1.25)  # not what the source holds
+            parameter.mul_(1.25)  # differs from the source
     source, config = str(tmp_path / "source"), ModelConfig(path=str(tmp_path / "source"), dtype="float32")
     exported = export.export_checkpoint(save(model), tmp_path / "out", config, source, step=3, shard_bytes=30_000)
     publish_version(
@@ -82,7 +82,7 @@ def test_an_exported_checkpoint_is_the_model(
             (
                 one.pop("_name_or_path", None),
                 other.pop("_name_or_path", None),
-            )  # the model under test was made without one
+            )  # the model under test was created without a source
             assert one == other, name
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     expected = {name: tensor.to_local() for name, tensor in model.named_parameters()}  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ def test_an_exported_checkpoint_is_the_model(
 @pytest.mark.parametrize(
     "kind", few_in_gate(["mixtral", "phimoe", "gpt_neox", "ernie4_5_moe"], ["mixtral", "gpt_neox"])
 )
-def test_an_export_has_the_names_of_the_source(
+def test_export_keeps_tensor_names_of_source(
     kind: str, tmp_path: Path, source: Path, save: Callable[[nn.Module], Path]
 ) -> None:
     with torch.device("meta"):
@@ -119,7 +119,7 @@ def test_an_export_has_the_names_of_the_source(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_adapters_are_merged_as_they_are_when_they_are_published(
+def test_exported_adapters_are_merged_like_published_ones(
     tmp_path: Path, solo: Group, source: Path, save: Callable[[nn.Module], Path]
 ) -> None:
     config, adapters = ModelConfig(path=str(source), dtype="float32"), LoRAConfig(rank=4, modules_to_save=["lm_head"])
@@ -140,7 +140,7 @@ def test_adapters_are_merged_as_they_are_when_they_are_published(
         assert torch.equal(base.get_parameter(name), tensor) == frozen, name
 
 
-def test_a_checkpoint_of_another_model_is_refused(
+def test_export_of_another_models_checkpoint_is_refused(
     tmp_path: Path, source: Path, make_model: Callable[..., nn.Module], save: Callable[[nn.Module], Path]
 ) -> None:
     checkpoint = save(make_model("llama"))
@@ -152,20 +152,20 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_of_a_version_outlives_it(tmp_path: Path) -> None:
+def test_export_remains_after_its_version_is_deleted(tmp_path: Path) -> None:
     version = tmp_path / "weights/v00000003.a0001"
     version.mkdir(parents=True)
     for name in ("config.json", "model-00001-of-00001.safetensors", "COMPLETE"):
         (version / name).write_text(name)
     export.export_version(version, tmp_path / "exports/step_00000003.a0001")
-    export.export_version(version, tmp_path / "exports/step_00000003.a0001")  # again, after it was cut off
+    export.export_version(version, tmp_path / "exports/step_00000003.a0001")  # repeated after an interrupted export
     for path in version.iterdir():
         path.unlink()
     found = {path.name: path.read_text() for path in (tmp_path / "exports/step_00000003.a0001").iterdir()}
     assert found == {name: name for name in ("config.json", "model-00001-of-00001.safetensors")}
 
 
-def test_which_steps_are_exported() -> None:
+def test_export_interval_selects_steps() -> None:
     def steps(config: ExportConfig) -> list[int]:
         return [step for step in range(1, 8) if export.is_due(config, step, last=step == 7)]
 
@@ -175,7 +175,7 @@ def test_which_steps_are_exported() -> None:
     assert steps(ExportConfig(at_end=False)) == []
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_command_reports_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> tuple[int, str]:
         return main(["export", *words]), capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Which architectures the trainer computes rightly is measured: those that it does not are refused by name, and no others."""
+"""Measured support of architectures: wrong ones are refused by name, others are accepted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 16, "moe_topk": 2},
     "ministral": {"head_dim": 128},
 }
-"""Changes of the default configuration, by model type; without them the default itself is none that a model has."""
+"""Changes to the default configuration by model type; the plain default matches no published model."""
 CROSSING = r"cannot be trained: sequences in one row influence each other, so that log-probabilities differ by [\d.]+ "
 OWN_ATTENTION = "cannot be trained: its code does not support other attention functions"
 UNREAD = r"cannot be trained: its attention \(\w+\) has "
@@ -64,16 +64,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v4": ({}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
     "doge": ({}, UNREAD + "attention_mask"),
     "llama4_text": ({"attention_chunk_size": 256}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
-    # Queries grow with their place in the row, where that is longer than floor_scale.
+    # Queries grow with their position in the row beyond floor_scale.
     "llama4": ({"text_config": {"floor_scale": 8192, "vocab_size": 96}}, CROSSING),
     "minimax_m3_vl_text": ({"layer_types": ["full_attention"] * 59 + ["minimax_m3_sparse"]}, UNREAD + "block_indices"),
     "minicpm3": ({}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
-    # Its experts' weights are a softmax over those within its router's jitter, also where engines compute; without jitter there is one.
+    # Expert weights are a softmax over the experts within the router's jitter, in engines too; without jitter it
+    # selects one expert.
     "phimoe": (
         {},
         r"cannot be trained: its code computes differently in training mode than in evaluation mode, so that ",
     ),
-    # They are built with another attention function, which they then do not call.
+    # They are built with another attention function but do not call it.
     **{kind: ({}, OWN_ATTENTION) for kind in ("bloom", "codegen", "gpt_neox_japanese", "mpt", "rwkv", "xlnet")},
     "stablelm": ({}, "do not pass the row's layout to their attention"),
     "deepseek_v32": ({}, "does not support packed rows"),
@@ -82,7 +83,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 GATE_RIGHT = ("llama", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss", "gpt2", "deepseek_v3")
-"""One of each kind of attention, experts and names of tensors."""
+"""One family for each kind of attention, experts and tensor names."""
 GATE_WRONG = [
     "qwen3_next",
     "lfm2",
@@ -94,14 +95,14 @@ GATE_WRONG = [
     "deepseek_v32",
     "zamba2",
 ]
-"""One for each reason of a refusal, and two for state that crosses sequences: all layers, and some."""
+"""One family for each refusal reason, and two for state that crosses sequences in all or some layers."""
 
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/architectures.md"
 
 
-def test_the_page_of_results_has_every_architecture() -> None:
-    """`python -m tests.trainer.architectures` makes it; what it says of trained ones is proved below."""
+def test_architecture_table_lists_every_architecture() -> None:
+    """`python -m tests.trainer.architectures` writes the page; the tests below prove its rows of trained types."""
     text = RESULTS.read_text()
     first, second = text.split("| model type | not trained, since |")
     trained, others = (set(re.findall(r"^\| `([\w-]+)` \|", part, re.MULTILINE)) for part in (first, second))
@@ -109,15 +110,15 @@ def test_the_page_of_results_has_every_architecture() -> None:
     assert trained | others == {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     assert not trained & others
     assert trained >= RIGHT.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
-    # Taken or not by their options.
+    # Accepted or refused depending on their options.
     assert not trained & WRONG.keys() - {"minimax_m3_vl_text"}
 
 
 IN_VLLM = RESULTS.with_name("in_vllm.md")
 
 
-def test_the_page_of_what_vllm_serves_has_every_trained_type() -> None:
-    """`python -m tests.trainer.in_vllm` makes it, with the vLLM that is installed."""
+def test_vllm_table_lists_every_trained_type() -> None:
+    """`python -m tests.trainer.in_vllm` writes the page with the installed vLLM."""
     text = IN_VLLM.read_text()
     rows = re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)
     trained = RESULTS.read_text().split("| model type | not trained, since |")[0]
@@ -132,7 +133,7 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def full_size(kind: str, **options: Any) -> Any:
-    """As `load_sharded` has it: on meta, its names remembered."""
+    """Build the model on meta and store its names, like `load_sharded`."""
     packed_attention.register_attention()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
@@ -143,7 +144,7 @@ def full_size(kind: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", few_in_gate(RIGHT, GATE_RIGHT))
-def test_a_family_that_is_computed_rightly_is_taken(kind: str, tmp_path: Path) -> None:
+def test_correct_family_is_accepted(kind: str, tmp_path: Path) -> None:
     model = full_size(kind, **RIGHT[kind])
     assert find_fault(model, seq_len=512) is None
     small = small_model(type(model), model.config, attention="eager", seq_len=512, seed=0)
@@ -154,7 +155,7 @@ def test_a_family_that_is_computed_rightly_is_taken(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", few_in_gate(WRONG, GATE_WRONG))
-def test_a_family_that_is_not_is_refused_by_name(kind: str) -> None:
+def test_incorrect_family_is_refused_by_name(kind: str) -> None:
     options, told = WRONG[kind]
     model = full_size(kind, **options)
     fault = find_fault(model, seq_len=512)
@@ -166,17 +167,17 @@ def test_a_family_that_is_not_is_refused_by_name(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "seq_len"),
     [
-        ("mistral", {}, 8192),  # window of 4096
+        ("mistral", {}, 8192),  # the window is 4096
         ("gemma3_text", {}, 8192),
         pytest.param("gemma2", {}, 8192, marks=pytest.mark.full),
-        ("gpt_oss", {}, 64),  # within its windows
+        ("gpt_oss", {}, 64),  # shorter than its windows
         pytest.param("cohere2", {}, 8192, marks=pytest.mark.full),
         ("llama4_text", {"attention_chunk_size": 512, "attn_temperature_tuning": False}, 512),
         ("phi3", {"rope_parameters": _LONG | {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}}, 4096),
         ("gpt2", {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5}, 512),
     ],
 )
-def test_options_that_are_computed_are_taken(kind: str, options: dict[str, Any], seq_len: int) -> None:
+def test_supported_options_are_accepted(kind: str, options: dict[str, Any], seq_len: int) -> None:
     assert find_fault(full_size(kind, **options), seq_len=seq_len) is None
 
 
@@ -184,7 +185,7 @@ def test_options_that_are_computed_are_taken(kind: str, options: dict[str, Any],
     ("kind", "options", "seq_len", "told"),
     [
         ("gpt2", {}, 2048, "seqLen is 2048, but the model supports 1024 positions; lower seqLen"),
-        # The longest sequence of a row decides which factors all of them get.
+        # The longest sequence of a row selects the factors for all of its sequences.
         pytest.param(
             "phi3",
             {"rope_parameters": _LONG | {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}},
@@ -200,13 +201,15 @@ def test_options_that_are_computed_are_taken(kind: str, options: dict[str, Any],
         ),
     ],
 )
-def test_lengths_act_when_the_run_reaches_them(kind: str, options: dict[str, Any], seq_len: int, told: str) -> None:
+def test_length_dependent_fault_needs_a_long_seq_len(
+    kind: str, options: dict[str, Any], seq_len: int, told: str
+) -> None:
     assert find_fault(full_size(kind, **options), seq_len=512) is None
     assert told in (find_fault(full_size(kind, **options), seq_len=seq_len) or "nothing")
 
 
-def test_every_kind_of_layer_is_looked_at() -> None:
-    """A single layer of 8, the sixth, is another one."""
+def test_architecture_check_covers_every_layer_kind() -> None:
+    """Only the sixth of 8 layers is of another kind."""
     kinds = ["full_attention"] * 8
     kinds[5] = "conv"
     assert "sequences in one row" in (
@@ -216,9 +219,9 @@ def test_every_kind_of_layer_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("broken", ["values", "gradients", "files", "names"])
-def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architecture_check_finds_each_kind_of_fault(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = full_size("mixtral")
-    if broken == "values":  # the row is one sequence
+    if broken == "values":  # treats the row as one sequence
         whole = packed_attention.row_layout
         monkeypatch.setattr(architecture_check, "row_layout", lambda lengths, device: whole([sum(lengths)], device))
     if broken == "gradients":
@@ -230,7 +233,7 @@ def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) 
             return computed(model, row)
 
         monkeypatch.setattr(architecture_check, "token_statistics", detached)
-    if broken == "files":  # gate and up change places
+    if broken == "files":  # swaps gate and up
 
         def swapped(model: Any, part: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             found = file_tensors(model, part, tensors)
@@ -239,7 +242,7 @@ def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) 
             }
 
         monkeypatch.setattr(architecture_check, "file_tensors", swapped)
-    if broken == "names":  # those of another family
+    if broken == "names":  # uses names of another family
         monkeypatch.setattr(
             architecture_check,
             "file_tensors",
@@ -254,7 +257,7 @@ def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) 
     assert told[broken] in (find_fault(model, seq_len=512) or "nothing")
 
 
-def test_the_check_leaves_no_trace() -> None:
+def test_architecture_check_leaves_no_trace() -> None:
     model = full_size("llama")
     torch.manual_seed(7)
     state, verbosity = torch.get_rng_state(), logging.get_verbosity()
@@ -266,12 +269,12 @@ def test_the_check_leaves_no_trace() -> None:
     assert all(parameter.is_meta and parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_refused_model_is_refused_before_its_weights_are_read(
+def test_unsupported_model_is_refused_before_weights_are_read(
     tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model(*_kind("doge"), attention="eager", seq_len=512, seed=0)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr(load_weights, "open_files", None)  # which downloads them
+    monkeypatch.setattr(load_weights, "open_files", None)  # would download the weights
     with pytest.raises(
         RoleError, match=r"model .*: DogeForCausalLM cannot be trained: .* has attention_mask"
     ) as caught:
@@ -279,10 +282,10 @@ def test_a_refused_model_is_refused_before_its_weights_are_read(
     assert caught.value.code == exit_codes.CONFIGURATION
 
 
-def test_noise_that_the_trainer_takes_away_counts_where_engines_compute_with_it(tmp_path: Path, solo: Group) -> None:
+def test_router_noise_of_engines_is_refused(tmp_path: Path, solo: Group) -> None:
     small_model(*_kind("phimoe"), attention="eager", seq_len=512, seed=0).save_pretrained(tmp_path)
     config, file = ModelConfig(path=str(tmp_path)), tmp_path / "config.json"
-    load_checked(config, str(tmp_path), solo, seq_len=16)  # without noise
+    load_checked(config, str(tmp_path), solo, seq_len=16)  # without router noise
     file.write_text(json.dumps(json.loads(file.read_text()) | {"router_jitter_noise": 0.01}))
     with pytest.raises(
         RoleError, match="PhimoeForCausalLM cannot be trained: its code computes differently in training"
@@ -291,7 +294,7 @@ def test_noise_that_the_trainer_takes_away_counts_where_engines_compute_with_it(
 
 
 @pytest.mark.parametrize("kind", few_in_gate(["falcon", "gptj", "gpt_neo"], ["falcon"]))
-def test_a_family_whose_attention_cannot_be_replaced_is_refused_by_name(kind: str, tmp_path: Path, solo: Group) -> None:
+def test_family_with_fixed_attention_is_refused_by_name(kind: str, tmp_path: Path, solo: Group) -> None:
     model = small_model(*_kind(kind), attention="eager", seq_len=512, seed=0)
     model.save_pretrained(tmp_path)
     with pytest.raises(RoleError, match=rf"models of type {kind} {OWN_ATTENTION}"):
@@ -304,9 +307,7 @@ def _kind(kind: str) -> tuple[type[Any], Any]:
     return type(model), model.config
 
 
-def test_chance_takes_no_part_in_training_and_stays_in_what_is_published(
-    tmp_path: Path, solo: Group, source: Path
-) -> None:
+def test_dropout_is_off_in_training_but_published(tmp_path: Path, solo: Group, source: Path) -> None:
     small_model(*_kind("gpt2"), attention="eager", seq_len=512, seed=0).save_pretrained(source)
     file = source / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"resid_pdrop": 0.25, "attn_pdrop": 0.25}))

@@ -1,4 +1,4 @@
-"""Rows of the table of families against the layers that transformers builds."""
+"""Rows of the family table, compared with the layers that transformers builds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.trainer.family_models import make_model
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_row_names_every_parameter_of_its_familys_layers(kind: str) -> None:
+def test_family_row_names_every_layer_parameter(kind: str) -> None:
     with torch.device("meta"):
         model = make_model(kind, 0)
     layers = decoder_layers(model)
@@ -31,7 +31,7 @@ def test_a_row_names_every_parameter_of_its_familys_layers(kind: str) -> None:
 
 @pytest.mark.parametrize("by", ["tp", "cp"])
 @pytest.mark.parametrize("place", ["layer", "decoder"])
-def test_a_variant_of_a_family_is_refused(by: Any, place: str) -> None:
+def test_unknown_variant_of_family_is_refused(by: Any, place: str) -> None:
     with torch.device("meta"):
         model = make_model("llama", 0)
         layers = decoder_layers(model)
@@ -45,7 +45,7 @@ def test_a_variant_of_a_family_is_refused(by: Any, place: str) -> None:
     assert caught.value.code == exit_codes.CONFIGURATION
 
 
-def test_other_families_are_refused_with_those_that_are_divided() -> None:
+def test_unsupported_family_is_refused_with_supported_ones() -> None:
     with torch.device("meta"):
         model = make_model("gpt_oss", 0)
     layers = decoder_layers(model)
@@ -69,7 +69,7 @@ def test_other_families_are_refused_with_those_that_are_divided() -> None:
         ("glm4", set()),
     ],
 )
-def test_the_models_of_the_matrix_have_the_attention_that_they_stand_for(kind: str, features: set[str]) -> None:
+def test_matrix_models_have_their_stated_attention_features(kind: str, features: set[str]) -> None:
     packed_attention.register_attention()
     model = make_model(kind, 0)
     remember_names(model)

@@ -1,4 +1,4 @@
-"""The fused LM head: exact against float64, with few passes over the logits, on every path to its gradients."""
+"""Fused LM head: accuracy against float64, passes over logits and paths to its gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = 10**9
     frozen=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_float32_is_within_a_millionth_of_float64(
+def test_fused_head_float32_error_is_below_one_millionth(
     tokens: int, vocabulary: int, chunk: int, kept: int, known: bool, frozen: bool, seed: int
 ) -> None:
     of = inputs(tokens, 5, vocabulary, seed=seed)
@@ -40,14 +40,14 @@ def test_float32_is_within_a_millionth_of_float64(
     near(found, definition(of), values=1e-6, gradients=1e-6)
 
 
-def test_a_probability_that_float32_cannot_hold_has_a_logarithm() -> None:
+def test_logprob_of_underflowing_probability_is_exact() -> None:
     of = inputs(6, 8, 30, scale=300.0)
     expected = definition(of)
     assert expected.logprobs.min() < -200
     near(computed(of, known=False, chunk=4), expected, values=3e-5, gradients=1e-5)
 
 
-def test_without_a_gradient_values_are_the_same() -> None:
+def test_fused_head_values_do_not_need_gradient() -> None:
     of = inputs(7, 8, 30)
     with torch.no_grad():
         logprobs, entropy = head_statistics(
@@ -57,7 +57,7 @@ def test_without_a_gradient_values_are_the_same() -> None:
 
 
 class Passes(TorchDispatchMode):  # type: ignore[misc]
-    """Counts reads and writes of tensors with one element for each logit of a chunk, in logits."""
+    """Counter of reads and writes of tensors with one element per logit of a chunk, in units of logits."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
         ):
             return result
         written = [id(value) for value in tree_leaves(result)]
-        if func._schema.name == "aten::scatter_add_":  # one element of a row
+        if func._schema.name == "aten::scatter_add_":  # accesses one element per row
             return result
         for value in tree_leaves((args, {k: v for k, v in (kwargs or {}).items() if k != "out"})):
             self.reads += self._logits(value)
@@ -87,8 +87,8 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
         return value.numel() if wide and value.shape[0] + value.shape[1] < self.vocabulary + 64 else 0
 
 
-def passes(run: Callable[[], object], *, tokens: int, vocabulary: int) -> tuple[float, float]:
-    """Reads and writes of each logit."""
+def count_passes(run: Callable[[], object], *, tokens: int, vocabulary: int) -> tuple[float, float]:
+    """Return reads and writes per logit."""
     with Passes(vocabulary) as counted:
         run()
     return counted.reads / (tokens * vocabulary), counted.writes / (tokens * vocabulary)
@@ -98,7 +98,7 @@ def passes(run: Callable[[], object], *, tokens: int, vocabulary: int) -> tuple[
     ("how", "kept", "reads", "writes"),
     [
         ("policy", ALL, 5, 2),  # max, softmax, max, product; the weight's product
-        ("policy", 0, 6, 4),  # and the softmax of logits that are made again
+        ("policy", 0, 6, 4),  # also the softmax of recomputed logits
         ("known", 0, 5, 2),
         ("frozen", 0, 4, 2),
         ("nothing", 0, 3, 2),
@@ -106,8 +106,8 @@ def passes(run: Callable[[], object], *, tokens: int, vocabulary: int) -> tuple[
         ("before", 0, 10, 8),
     ],
 )
-def test_passes_over_the_logits(how: str, kept: int, reads: int, writes: int) -> None:
-    """`before` is the general path, which every head took: 15 and 18 passes against 7 and 10 or fewer."""
+def test_fused_head_limits_passes_over_logits(how: str, kept: int, reads: int, writes: int) -> None:
+    """`before` is the general path, which every head took earlier: 15 and 18 passes instead of 7 and 10 or fewer."""
     tokens, vocabulary = 12, 2000
     of = inputs(tokens, 70, vocabulary)
     hidden = of.hidden.float().requires_grad_(how != "nothing")
@@ -126,10 +126,10 @@ def test_passes_over_the_logits(how: str, kept: int, reads: int, writes: int) ->
             logprobs.sum().backward()
 
     with mock.patch.dict(KEPT_BYTES, cpu=kept):
-        assert passes(run, tokens=tokens, vocabulary=vocabulary) == (reads, writes)
+        assert count_passes(run, tokens=tokens, vocabulary=vocabulary) == (reads, writes)
 
 
-def test_one_chunk_of_logits_exists_at_a_time() -> None:
+def test_fused_head_holds_one_chunk_of_logits() -> None:
     tokens, vocabulary, chunk = 60, 4000, 4
     of = inputs(tokens, 8, vocabulary)
     hidden, weight = of.hidden.float().requires_grad_(), of.weight.float().requires_grad_()
@@ -152,7 +152,7 @@ def test_one_chunk_of_logits_exists_at_a_time() -> None:
 
 
 class LateHidden(EagerKernel):
-    """A kernel that leaves the product of residual and weight to the backward pass, as Triton's does; counts logits."""
+    """Kernel that computes the product of residual and weight in the backward pass, like Triton's, and counts logits."""
 
     forms_hidden_first = False
 
@@ -165,7 +165,7 @@ class LateHidden(EagerKernel):
 
 
 @pytest.mark.parametrize(("chunks", "made"), [(0, 8), (1, 7), (4, 4)])
-def test_residuals_that_memory_is_free_for_are_made_once_and_change_no_bit(chunks: int, made: int) -> None:
+def test_kept_residuals_do_not_change_gradients(chunks: int, made: int) -> None:
     torch.manual_seed(0)
     tokens, vocabulary, chunk = 16, 50, 4
     hidden, weight = torch.randn(tokens, 8), torch.randn(vocabulary, 8)

@@ -1,4 +1,4 @@
-"""The trainer's side of GPUs that engines have too: it looks before it takes its memory, and training is the same as without."""
+"""The trainer's part of GPU sharing with engines: checks before allocation, and unchanged training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class FakeEngine:
-    """Answers `/rlrun/status` with what it is told, one answer after the other; the last one for ever."""
+    """Server that returns scripted answers for `/rlrun/status`, repeating the last one."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, object]] = [(200, {"asleep": True})]
@@ -55,7 +55,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
     engine.server.server_close()
 
 
-def test_it_waits_until_the_engines_have_started_and_sleep(engine: FakeEngine) -> None:
+def test_trainer_waits_until_engines_sleep(engine: FakeEngine) -> None:
     engine.answers = [(503, {}), (200, {"asleep": False}), (200, {"asleep": True})]
     EnginesBeside([engine.url], "key").wait_until_asleep()
     assert engine.asked == ["Bearer key"] * 3
@@ -64,7 +64,7 @@ def test_it_waits_until_the_engines_have_started_and_sleep(engine: FakeEngine) -
         EnginesBeside([engine.url], "key").wait_until_asleep(0)
 
 
-def test_it_takes_nothing_from_an_engine_that_is_awake_or_silent(engine: FakeEngine) -> None:
+def test_trainer_refuses_batch_while_engine_is_awake(engine: FakeEngine) -> None:
     beside = EnginesBeside([engine.url], "key")
     engine.answers = [(500, {}), (200, {"asleep": True})]
     beside.check()
@@ -86,7 +86,7 @@ class Looks(EnginesBeside):
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_training_in_turns_is_training(stays: bool) -> None:
+def test_training_in_gpu_turns_equals_plain_training(stays: bool) -> None:
     torch.manual_seed(0)
     turned = nn.Linear(4, 3)
     plain = copy.deepcopy(turned)

@@ -1,4 +1,4 @@
-"""Who may join a trainer: rank 0's reading of the requests, and its answers."""
+"""Admission of runs to a shared trainer: how rank 0 reads and answers requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ HOST = {"lora": LoRAConfig(rank=8, slots=2)}
 CRITIC = AlgorithmConfig(advantage=AdvantageConfig(name="gae"), critic=CriticConfig())
 
 
-def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
+def test_guest_dropout_is_refused_with_tensor_parallelism() -> None:
     host = config("host", **HOST, processes_per_replica=2, parallelism=ParallelismConfig(tp=2))
     assert sharing_refusal(host, config("guest")) is None
     found = sharing_refusal(host, config("guest", lora=LoRAConfig(rank=8, dropout=0.1)))
@@ -93,9 +93,7 @@ def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
         ({"micro_batch_tokens": 65}, r"trainer.microBatchTokens \(65\) is higher than the limit of host \(64\)"),
     ],
 )
-def test_a_run_that_does_not_fit_is_refused_with_field_value_and_fix(
-    options: dict[str, Any], reason: str | None
-) -> None:
+def test_incompatible_guest_is_refused_with_field_and_fix(options: dict[str, Any], reason: str | None) -> None:
     found = sharing_refusal(config("host", **HOST), config("guest", **options))
     if reason is None:
         assert found is None
@@ -108,7 +106,7 @@ KEY, DIGEST = "the-hosts-key", key_digest("the-guests-key")
 
 
 class Bench:
-    """A host's folder and those of runs beside it."""
+    """Folder of a host and those of its guest runs."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.host = root, RunPaths(root / "host")
@@ -136,7 +134,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path)
 
 
-def test_a_run_joins_with_an_attempt_of_its_own(bench: Bench) -> None:
+def test_guest_joins_with_its_own_attempt(bench: Bench) -> None:
     paths = bench.ask("guest", 3)
     bench.guests.look()
     assert bench.guests.next({"other": 1}, free=False) is None
@@ -158,7 +156,7 @@ def test_a_run_joins_with_an_attempt_of_its_own(bench: Bench) -> None:
     assert bench.state("guest", 3).proof == guest_proof(KEY, "guest", DIGEST), "its key is confirmed when it joins"
 
 
-def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) -> None:
+def test_attempt_trained_elsewhere_must_request_again(bench: Bench) -> None:
     paths = bench.ask("guest", 2)
     write_attempt(paths, first_attempt(world_size=1, config_hash="", attempt=2))
     shared_trainer_files.write_answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
@@ -173,7 +171,7 @@ def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) 
     assert bench.guests.next({}, free=True) is not None
 
 
-def test_a_run_that_ended_the_trainer_of_all_is_refused_until_somebody_starts_it_again(bench: Bench) -> None:
+def test_run_that_ended_shared_trainer_is_refused_once(bench: Bench) -> None:
     failure = RoleError("ZeroDivisionError: division by zero")
     tell_all(bench.host, "guest", 2, failure)
     bench.ask("guest", 3)
@@ -189,7 +187,7 @@ def test_a_run_that_ended_the_trainer_of_all_is_refused_until_somebody_starts_it
 
 
 def fail_between_ranks() -> None:
-    """As a peer that has ended makes a collective fail."""
+    """Fail like a collective whose peer has ended."""
     source = "def broken():\n    raise RuntimeError('Connection closed by peer')\n"
     scope: dict[str, Any] = {}
     exec(compile(source, "/usr/lib/torch/distributed/distributed_c10d.py", "exec"), scope)
@@ -205,7 +203,7 @@ def fail_between_ranks() -> None:
         (lambda: Path("/nowhere/at/all").read_bytes(), False),
     ],
 )
-def test_the_work_is_to_blame_unless_the_volume_or_a_peer_is(act: Callable[[], object], blamed: bool) -> None:
+def test_error_blames_the_run_except_volume_or_peer(act: Callable[[], object], blamed: bool) -> None:
     with pytest.raises(Exception) as raised:
         act()
     assert to_blame(raised.value) is blamed
@@ -213,7 +211,7 @@ def test_the_work_is_to_blame_unless_the_volume_or_a_peer_is(act: Callable[[], o
     assert not to_blame(RoleError("the volume is full", exit_codes.STORAGE))
 
 
-def test_refusals_are_answered_once_and_stop_nobody(bench: Bench) -> None:
+def test_refused_guests_do_not_block_others(bench: Bench) -> None:
     bench.ask("a", lora=LoRAConfig(rank=16))
     bench.ask("b", folder=bench.root / "elsewhere" / "b")
     bench.ask("c").run_json.write_text("{")
@@ -229,7 +227,7 @@ def test_refusals_are_answered_once_and_stop_nobody(bench: Bench) -> None:
     assert all(bench.state(run).exit_code for run in "abcd")
 
 
-def test_who_asks_anew_or_not_at_all_gives_up_the_slot(bench: Bench) -> None:
+def test_guest_with_new_or_no_request_leaves_slot(bench: Bench) -> None:
     bench.ask("a", 2)
     bench.ask("b", 1)
     bench.guests.look()
@@ -247,7 +245,7 @@ DROP, JOIN = (
 
 
 @pytest.mark.parametrize(("order", "collects"), [(DROP, True), (JOIN, True), (WaitOrder(), False)])
-def test_garbage_of_a_removed_or_refused_run_is_collected(
+def test_garbage_of_removed_or_refused_run_is_collected(
     order: Order, collects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused guest has loaded objects too, and sharded models are reference cycles."""

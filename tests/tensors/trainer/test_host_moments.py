@@ -1,4 +1,4 @@
-"""Moments in host memory: every number as without, every byte counted, and checkpoints of both kinds."""
+"""Optimizer moments in host memory: equal numbers, counted bytes and interchangeable checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIMIZERS = {
 
 
 class Counting(HostLink):
-    """Copies at once, and counts bytes, marks and waits in order."""
+    """Link that copies immediately and records bytes, marks and waits in order."""
 
     def __init__(self) -> None:
         self.to_host = self.to_device = self.marks = self.settled = 0
@@ -85,9 +85,7 @@ def moved_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_number_is_that_of_moments_on_the_device(
-    make_model: Callable[..., nn.Module], solo: Group, name: str
-) -> None:
+def test_offloaded_moments_equal_device_moments(make_model: Callable[..., nn.Module], solo: Group, name: str) -> None:
     plain, moved = shard_model(make_model(), solo), shard_model(make_model(), solo)
     resident, host = make_optimizer(plain, OPTIMIZERS[name], CPU), offloaded(moved, name)
     for seed in range(4):
@@ -100,7 +98,7 @@ def test_every_number_is_that_of_moments_on_the_device(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_copies_each_moment_once_each_way_through_two_buffers(
+def test_step_copies_each_moment_once_through_two_buffers(
     make_model: Callable[..., nn.Module], solo: Group, name: str
 ) -> None:
     model, link = shard_model(make_model(), solo), Counting()
@@ -121,8 +119,10 @@ def test_a_step_copies_each_moment_once_each_way_through_two_buffers(
     assert link.settled == 0, "the host waited for no copy"
 
 
-def test_the_next_bucket_comes_while_one_is_stepped() -> None:
-    """Two buckets are on the device before the first update, and never a third: its buffer is free only then."""
+def test_next_bucket_is_fetched_during_the_current_update() -> None:
+    """Two buckets are on the device before the first update, and never three, because a buffer is free only after its
+    update.
+    """
     parameters = [nn.Parameter(torch.randn(100, 100)) for _ in range(5)]
     link = Counting()
     optimizer = HostMoments(torch.optim.AdamW(parameters, fused=True), CPU, link=link, bucket_bytes=80_000)
@@ -136,7 +136,7 @@ def test_the_next_bucket_comes_while_one_is_stepped() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_host_waits_for_nothing(
+def test_offloaded_step_reads_the_device_only_once(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     model, guard = shard_model(make_model(), solo), NoHostReads()
@@ -156,7 +156,7 @@ def test_the_host_waits_for_nothing(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_gradient_that_is_not_finite_changes_nothing(
+def test_offloaded_step_skips_gradient_that_is_not_finite(
     make_model: Callable[..., nn.Module], solo: Group, name: str
 ) -> None:
     model = shard_model(make_model(), solo)
@@ -174,10 +174,12 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     ("there", "name"),
     few_in_gate(product((True, False), OPTIMIZERS), [*product([True], OPTIMIZERS), (False, "adamw")]),
 )
-def test_a_checkpoint_of_either_kind_is_resumed_by_either(
+def test_checkpoint_resumes_with_and_without_offloaded_moments(
     make_model: Callable[..., nn.Module], solo: Group, tmp_path: Path, name: str, there: bool
 ) -> None:
-    """Two steps, a checkpoint, two more: the same numbers, whichever of the runs had its moments in host memory."""
+    """Two steps, a checkpoint and two more steps give the same numbers, with offloaded moments before or after the
+    checkpoint.
+    """
 
     def made(model: nn.Module, moved: bool) -> torch.optim.Optimizer:
         return offloaded(model, name) if moved else make_optimizer(model, OPTIMIZERS[name], CPU)
@@ -188,14 +190,14 @@ def test_a_checkpoint_of_either_kind_is_resumed_by_either(
     peers = torch.distributed.group.WORLD
     assert peers is not None
     write_shards(snapshot_shards({POLICY: Part(first, one)}, Progress(2, 0)), tmp_path, solo, peers)
-    steps(first, one, range(2, 3))  # what was saved is not what changes now
+    steps(first, one, range(2, 3))  # the saved copy must not change
     load_parts({POLICY: Part(second, two)}, tmp_path)
     steps(second, two, range(2, 4))
     steps(whole, through, range(4))
     assert_same(second, whole)
 
 
-def test_a_checkpoint_waits_for_the_last_copy(make_model: Callable[..., nn.Module], solo: Group) -> None:
+def test_state_dict_waits_for_the_last_copy(make_model: Callable[..., nn.Module], solo: Group) -> None:
     model, link = shard_model(make_model(), solo), Counting()
     optimizer = offloaded(model, "adamw", link)
     steps(model, optimizer, range(1))
@@ -203,7 +205,7 @@ def test_a_checkpoint_waits_for_the_last_copy(make_model: Callable[..., nn.Modul
     assert link.settled == 1
 
 
-def test_a_state_of_other_parameters_is_refused() -> None:
+def test_state_of_other_parameters_is_refused() -> None:
     one, other = (
         HostMoments(torch.optim.AdamW([nn.Parameter(torch.ones(n)) for n in shape]), CPU) for shape in ((2,), (2, 3))
     )
@@ -211,7 +213,7 @@ def test_a_state_of_other_parameters_is_refused() -> None:
         one.load_state_dict(other.state_dict())
 
 
-def test_the_field_makes_it(make_model: Callable[..., nn.Module]) -> None:
+def test_offload_option_creates_host_moments(make_model: Callable[..., nn.Module]) -> None:
     made = make_optimizer(make_model(), OptimizerConfig(name="muon", offload=True), CPU)
     assert isinstance(made, HostMoments)
     assert isinstance(made.inner, muon.Muon)
@@ -228,7 +230,7 @@ def test_the_field_makes_it(make_model: Callable[..., nn.Module]) -> None:
         ),
     ],
 )
-def test_what_it_does_not_go_with(fields: dict[str, Any], message: str) -> None:
+def test_offload_refuses_incompatible_options(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainerSpec.model_validate({"optimizer": {"offload": True}} | fields)
     TrainerSpec(gpus_per_replica=4, optimizer=OptimizerConfig(offload=True), parallelism=ParallelismConfig(pp=2))

@@ -1,4 +1,4 @@
-"""Inside a step the host looks at the device once: where it reads the metrics and the norm."""
+"""Device reads of the host in one step: once, for the metrics and the norm."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LOSSES = {
 
 @pytest.fixture
 def guard(monkeypatch: pytest.MonkeyPatch) -> NoHostReads:
-    """Allows what is agreed: the one read, the collectives of what was read, and numbers of the host."""
+    """Guard that allows the single read, the collectives of its values, and numbers on the host."""
     guard = NoHostReads()
 
     def allowing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ def uncounted(guard: NoHostReads, function: Callable[..., Any]) -> Callable[...,
 def by_sequence(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention by slices, as a kernel for GPUs has it: no mask picks tokens."""
+    """Causal attention by slices, like a GPU kernel: no mask selects tokens."""
     parts = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=options["scaling"], enable_gqa=True)
         for q, k, v in zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True)
@@ -97,7 +97,7 @@ def samples_of(batch: Batch) -> list[list[Sample]]:
 @pytest.mark.parametrize(
     ("loss", "optimizer"), [*((loss, "adamw") for loss in LOSSES), ("aipo", "muon"), ("aipo", "sgd")]
 )
-def test_a_step_looks_at_the_device_once(
+def test_training_step_reads_the_device_once(
     guard: NoHostReads,
     solo: Group,
     make_model: Callable[..., nn.Module],
@@ -110,7 +110,7 @@ def test_a_step_looks_at_the_device_once(
     made = make_optimizer(model, OptimizerConfig(name=optimizer, lr=0.01), solo.device)
     mixture = Mixture(LOSSES[loss], {"nowhere": Objective("cispo")})
     run = partial(train_step, model, made, Update(batch, ROWS), group=solo, loss=mixture, lr=0.01, max_grad_norm=0.1)
-    run()  # looks at the model's head once
+    run()  # the first run reads the model's head once
     guard.reads = 0
     with guard:
         metrics = run()
@@ -118,7 +118,7 @@ def test_a_step_looks_at_the_device_once(
     assert metrics["skipped"] == 0
 
 
-def test_a_critics_step_looks_at_the_device_once(
+def test_critic_step_reads_the_device_once(
     guard: NoHostReads, solo: Group, make_model: Callable[..., nn.Module], rewarded: Callable[..., Batch]
 ) -> None:
     batch = rewarded(LENGTHS)
@@ -131,14 +131,14 @@ def test_a_critics_step_looks_at_the_device_once(
     assert guard.reads == 1
 
 
-def test_passes_before_the_updates_look_once_for_a_reference(
+def test_reference_pass_reads_the_device_once(
     guard: NoHostReads,
     solo: Group,
     make_model: Callable[..., nn.Module],
     make_batch: Callable[..., Batch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One look at the reference's values, one in each update; none for the proximal policy."""
+    """One read of the reference's values and one in each update; the proximal policy needs none."""
     monkeypatch.setattr(learner_module, "micro_batches", uncounted(guard, micro_batches))
     learner = make_learner(
         shard_model(make_model(), solo),
@@ -155,7 +155,7 @@ def test_passes_before_the_updates_look_once_for_a_reference(
     assert {"time/proximal", "time/reference"} <= metrics.keys()
 
 
-def test_all_rows_of_a_step_are_one_copy(make_batch: Callable[..., Batch]) -> None:
+def test_all_rows_of_step_are_copied_at_once(make_batch: Callable[..., Batch]) -> None:
     class Copies(TorchDispatchMode):  # type: ignore[misc]
         made = 0
 
@@ -182,7 +182,7 @@ def test_all_rows_of_a_step_are_one_copy(make_batch: Callable[..., Batch]) -> No
         lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.long)),
     ],
 )
-def test_a_look_raises(look: Callable[[Tensor], object]) -> None:
+def test_host_read_raises_outside_allowed_sections(look: Callable[[Tensor], object]) -> None:
     values = torch.tensor([1.0, 2.0, 3.0])
     guard = NoHostReads()
     with guard, pytest.raises(HostReadError):

@@ -1,4 +1,4 @@
-"""A checkpoint that somebody else has written: it is refused by name, and nothing in it is executed."""
+"""Malicious checkpoints: refused by name without executing any content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WEIGHT = "policy.model.model.embed_tokens.weight"
 
 
 class Bomb:
-    """Pickled, it makes a file where it is read."""
+    """Object whose unpickling creates a file."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -49,7 +49,7 @@ class Bomb:
 
 @dataclass
 class Folder:
-    """A whole checkpoint, and what a reader of it would do."""
+    """Complete checkpoint with the operations of a reader."""
 
     path: Path
     source: Path
@@ -68,7 +68,7 @@ class Folder:
         self.table.write_bytes(pickle.dumps(table))
 
     def place(self, name: str, **changes: Any) -> None:
-        """Change where a tensor's or value's bytes are."""
+        """Change the location of a tensor's or value's bytes."""
         table = self.metadata()
         for index, place in table.storage_data.items():
             if index.fqn == name:
@@ -76,7 +76,7 @@ class Folder:
         self.change(table)
 
     def value(self, name: str, value: object, *, padding: int = 0) -> None:
-        """Put another pickle where a value is."""
+        """Write another pickle in place of a value."""
         written = io.BytesIO()
         written.write(pickle.dumps(value) + b"\0" * padding) if padding else torch.save(value, written)
         file = next((self.path / TRAINER_PART).glob("*.distcp"))
@@ -134,7 +134,9 @@ def folder(make: Callable[..., Folder]) -> Folder:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes members of enumerations as Python 3.11.0 to 3.11.3 do (Debian 12 has 3.11.2), and paths as 3.13."""
+    """Pickler that writes enumeration members like Python 3.11.0 to 3.11.3 (Debian 12 has 3.11.2), and paths like
+    3.13.
+    """
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Enum):
@@ -142,7 +144,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def test_what_other_versions_of_python_write_is_read(folder: Folder) -> None:
+def test_checkpoint_of_other_python_versions_is_read(folder: Folder) -> None:
     written = io.BytesIO()
     _Pickler(written, protocol=4).dump(folder.metadata())
     assert b"getattr" in written.getvalue()
@@ -158,7 +160,7 @@ def test_what_other_versions_of_python_write_is_read(folder: Folder) -> None:
     assert folder.load() == Progress(3)
 
 
-def test_what_every_optimizer_writes_is_read(make: Callable[..., Folder], optimizer: str) -> None:
+def test_checkpoint_of_every_optimizer_is_read(make: Callable[..., Folder], optimizer: str) -> None:
     assert make(optimizer).load() == Progress(3)
 
 
@@ -221,7 +223,7 @@ IN_THE_TABLE += [_attribute_of_a_class, _attribute_of_the_enumeration]
         product(("load", "export"), IN_THE_TABLE), [*product(["load"], IN_THE_TABLE), ("export", IN_THE_TABLE[0])]
     ),
 )
-def test_the_table_executes_nothing(folder: Folder, attack: Callable[[Folder, Path], None], reader: str) -> None:
+def test_checkpoint_table_executes_nothing(folder: Folder, attack: Callable[[Folder, Path], None], reader: str) -> None:
     attack(folder, folder.marker)
     with pytest.raises(
         RoleError, match=r"\.metadata is damaged, or was not written by RLRun: it references "
@@ -233,7 +235,7 @@ def test_the_table_executes_nothing(folder: Folder, attack: Callable[[Folder, Pa
 
 
 @pytest.mark.parametrize("shape", ["plain", "in a list", "in a tensor's class"])
-def test_a_value_executes_nothing(folder: Folder, shape: str) -> None:
+def test_checkpoint_value_executes_nothing(folder: Folder, shape: str) -> None:
     bomb: Any = Bomb(folder.marker)
     folder.value(
         LEARNING_RATE,
@@ -247,7 +249,7 @@ def test_a_value_executes_nothing(folder: Folder, shape: str) -> None:
     assert not folder.marker.exists()
 
 
-def test_a_tensors_bytes_execute_nothing(folder: Folder) -> None:
+def test_tensor_bytes_execute_nothing(folder: Folder) -> None:
     folder.value(WEIGHT, Bomb(folder.marker), padding=50 * 32 * 4)
     for read in (folder.load, folder.export):
         with pytest.raises(RoleError, match=r"a tensor of .* is damaged, or was not written by RLRun"):
@@ -271,7 +273,7 @@ def test_a_tensors_bytes_execute_nothing(folder: Folder) -> None:
         ({"length": 10}, "bytes, but 10 are stored"),
     ],
 )
-def test_nothing_outside_of_the_checkpoint_is_read(folder: Folder, changes: dict[str, Any], says: str) -> None:
+def test_files_outside_the_checkpoint_are_not_read(folder: Folder, changes: dict[str, Any], says: str) -> None:
     (folder.path / TRAINER_PART / "__7_0.distcp").symlink_to("/etc/passwd")
     folder.place(WEIGHT, **changes)
     for read in (folder.load, folder.export):
@@ -282,7 +284,7 @@ def test_nothing_outside_of_the_checkpoint_is_read(folder: Folder, changes: dict
 
 
 @pytest.mark.parametrize("size", [(1 << 50, 32), (-1, 5), (1 << 31, 1 << 31, 1 << 31)])
-def test_a_made_up_shape_takes_no_memory(folder: Folder, size: tuple[int, ...]) -> None:
+def test_false_tensor_shape_allocates_no_memory(folder: Folder, size: tuple[int, ...]) -> None:
     table = folder.metadata()
     table.state_dict_metadata[WEIGHT].size = torch.Size(size)
     folder.change(table)
@@ -291,7 +293,7 @@ def test_a_made_up_shape_takes_no_memory(folder: Folder, size: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x80\x04}.", b"not a pickle"])
-def test_a_table_that_is_none_is_refused(folder: Folder, content: bytes) -> None:
+def test_invalid_checkpoint_table_is_refused(folder: Folder, content: bytes) -> None:
     folder.table.write_bytes(content)
     with pytest.raises(RoleError, match="is damaged, or was not written by RLRun"):
         folder.load()
@@ -300,7 +302,7 @@ def test_a_table_that_is_none_is_refused(folder: Folder, content: bytes) -> None
         folder.load()
 
 
-def test_a_part_that_is_missing_is_named(folder: Folder) -> None:
+def test_missing_checkpoint_part_is_named(folder: Folder) -> None:
     table = folder.metadata()
     table.storage_data = {index: place for index, place in table.storage_data.items() if index.fqn != WEIGHT}
     folder.change(table)
@@ -312,8 +314,8 @@ def test_a_part_that_is_missing_is_named(folder: Folder) -> None:
         folder.load()
 
 
-def test_damage_of_any_kind_is_refused_or_does_nothing(folder: Folder) -> None:
-    """Bytes changed at random: a table is read as it was, or refused; nothing else is raised, and nothing appears beside it."""
+def test_random_damage_is_refused_or_harmless(folder: Folder) -> None:
+    """Random byte changes: the table is read unchanged or refused, no other error occurs and no file appears."""
     whole, rng = folder.table.read_bytes(), random.Random(7)
     beside = sorted(folder.path.parent.rglob("*"))
     reader = dcp.CheckpointReader(folder.path / TRAINER_PART)

@@ -1,4 +1,4 @@
-"""KL in the reward: advantages of a step against the equation in float64, from the configuration to the update."""
+"""KL in the reward: advantages of a step compared with the float64 equation, from configuration to update."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from tests.tensors.trainer.companions import (
 GROUPS = (0, 1)
 
 
-def bound(algorithm: dict[str, Any], environments: dict[str, dict[str, Any]] | None = None) -> Mixture:
-    """Objective of a trainer with this configuration."""
+def bind_config(algorithm: dict[str, Any], environments: dict[str, dict[str, Any]] | None = None) -> Mixture:
+    """Return the objective of a trainer with this configuration."""
     config = {"name": "test", "uid": "uid", "output_dir": "/out", "model": {"tiny": {}}, "max_steps": 1, "seq_len": 32}
     config |= {"seed": 0, "checkpoint": {}, "algorithm": algorithm, "environment_algorithms": environments or {}}
     return bind_objective(TrainerConfig.model_validate(config))
 
 
 def rows_of(batch: Batch, group: Group) -> tuple[list[list[Sample]], list[MicroBatch]]:
-    """Three rows and an idle one."""
+    """Return three rows and an idle one."""
     members = [[batch.samples[i] for i in row] for row in [*ROWS, ()]]
     return members, [micro_batch(row, group.device) for row in members]
 
 
-def drawn(rows: Sequence[MicroBatch], seed: int) -> list[torch.Tensor]:
+def draw_values(rows: Sequence[MicroBatch], seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed)
     return [torch.where(row.mask, -torch.rand(row.mask.shape), 0) for row in rows]
 
 
 def returns(sample: Sample, difference: np.ndarray, weight: float, gamma: float) -> np.ndarray:
-    """Σ over later loss tokens of γ^(tokens between)·(-weight·d), in float64."""
+    """Return Σ over later loss tokens of γ^(tokens between)·(-weight·d), in float64."""
     found, following = np.zeros(len(sample)), 0.0
     for k in reversed(np.flatnonzero(sample.loss_mask)):
         following = -weight * difference[k] + gamma * following
@@ -62,7 +62,7 @@ def returns(sample: Sample, difference: np.ndarray, weight: float, gamma: float)
 
 
 def split(values: Sequence[torch.Tensor], members: Sequence[Sequence[Sample]]) -> dict[int, np.ndarray]:
-    """By the sample's number, of the rows of `ROWS`."""
+    """Return the values of `ROWS` by sample number."""
     found = {}
     for row, own, numbers in zip(values, members, ROWS, strict=False):
         parts = row.double().split([len(sample) for sample in own])
@@ -79,18 +79,18 @@ def split(values: Sequence[torch.Tensor], members: Sequence[Sequence[Sample]]) -
         ({"advantage": {"name": "rloo", "options": {"neg_clipped": True}}}, 1.0, "clipped"),
     ],
 )
-def test_advantages_equal_the_equation(
+def test_kl_advantages_equal_the_equation(
     solo: Group, rewarded: MakeBatch, algorithm: dict[str, Any], gamma: float, normalized: str | None
 ) -> None:
-    """Two loss masks of a run: `maths` has three times the weight; all advantages have the same settings."""
+    """Two environments in a run: `maths` has three times the weight, and all advantages share their settings."""
     samples = [
         dataclasses.replace(s, environment="maths" if i % 2 else "code") for i, s in enumerate(rewarded().samples)
     ]
     batch = dataclasses.replace(rewarded(), samples=tuple(samples))
     kl = {"regularizers": {"kl_reward": 0.1}, "reference": {}}
-    loss = bound(algorithm | kl, {"maths": {"regularizers": {"kl_reward": 0.3}}})
+    loss = bind_config(algorithm | kl, {"maths": {"regularizers": {"kl_reward": 0.3}}})
     members, rows = rows_of(batch, solo)
-    start, reference = drawn(rows, 0), drawn(rows, 1)
+    start, reference = draw_values(rows, 0), draw_values(rows, 1)
     inputs = KlInputs(loss, rows, members, start, reference)
     found = split(kl_advantages(inputs, groups=GROUPS, group=solo), members)
 
@@ -111,16 +111,16 @@ def test_advantages_equal_the_equation(
         np.testing.assert_allclose(found[i], np.where(s.loss_mask, value, 0), rtol=1e-5, atol=1e-6)
 
 
-def test_an_environment_without_kl_keeps_its_advantages(solo: Group, rewarded: MakeBatch) -> None:
+def test_environment_without_kl_keeps_its_advantages(solo: Group, rewarded: MakeBatch) -> None:
     samples = [
         dataclasses.replace(s, environment="maths" if i % 2 else "code") for i, s in enumerate(rewarded().samples)
     ]
     batch = dataclasses.replace(rewarded(), samples=tuple(samples))
-    loss = bound({"reference": {}}, {"maths": {"regularizers": {"kl_reward": 0.3}}})
+    loss = bind_config({"reference": {}}, {"maths": {"regularizers": {"kl_reward": 0.3}}})
     assert loss.rewards_kl
     assert loss.kl_rewards[0] is None
     members, rows = rows_of(batch, solo)
-    inputs = KlInputs(loss, rows, members, drawn(rows, 0), drawn(rows, 1))
+    inputs = KlInputs(loss, rows, members, draw_values(rows, 0), draw_values(rows, 1))
     found = split(kl_advantages(inputs, groups=GROUPS, group=solo), members)
     rewards = split(kl_token_rewards(inputs), members)
     for i, sample in enumerate(samples):
@@ -129,7 +129,7 @@ def test_an_environment_without_kl_keeps_its_advantages(solo: Group, rewarded: M
 
 
 class Moved:
-    """A reference whose log-probs are those of another model's own forward pass."""
+    """Reference with the log-probs of another model's own forward pass."""
 
     def __init__(self, model: torch.nn.Module, batch: Batch) -> None:
         self.logs = {id(s): plain for s, plain in zip(batch.samples, plain_logprobs(model, batch), strict=True)}
@@ -144,10 +144,10 @@ class Moved:
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_step_trains_on_the_advantages_with_kl(
+def test_step_trains_on_advantages_with_kl(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch, updates: int
 ) -> None:
-    """The same update as a batch that holds these advantages, made from transformers' own log-probs."""
+    """The update equals that of a batch with these advantages, computed from transformers' own log-probs."""
     batch = rewarded()
     torch.manual_seed(3)
     other = make_model(attn="eager")
@@ -193,10 +193,10 @@ def test_a_step_trains_on_the_advantages_with_kl(
     assert weights(learner.model).isfinite().all()
 
 
-def test_a_critic_values_the_kl_rewards(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
-    """Rewards of GAE: a fresh critic values all at 0, so that γ = λ = 1 gives the reward and the KL of later tokens."""
+def test_critic_advantages_include_kl_rewards(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+    """A fresh critic has values of 0, so γ = λ = 1 gives the reward plus the KL of later tokens."""
     batch = rewarded()
-    loss = bound(
+    loss = bind_config(
         {
             "preset": "ppo",
             "advantage": {"name": "gae", "options": {"adv_mean": "none", "adv_std": "none"}},
@@ -206,7 +206,7 @@ def test_a_critic_values_the_kl_rewards(solo: Group, make_model: MakeModel, rewa
         }
     )
     members, rows = rows_of(batch, solo)
-    start, reference = drawn(rows, 0), drawn(rows, 1)
+    start, reference = draw_values(rows, 0), draw_values(rows, 1)
     more = kl_token_rewards(KlInputs(loss, rows, members, start, reference))
     critic = shard_model(to_critic(make_model()), solo)
     assert loss.gae is not None
@@ -219,7 +219,7 @@ def test_a_critic_values_the_kl_rewards(solo: Group, make_model: MakeModel, rewa
         np.testing.assert_allclose(found[i], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_step_with_a_critic_rewards_kl(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_step_with_critic_reports_kl_reward(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     reference = Moved(make_model(attn="eager"), batch)
     reference.members = [[batch.samples[i] for i in row] for row in ROWS]

@@ -1,4 +1,4 @@
-"""A step with everything that may stand beside the policy: several updates, proximal policy, and all together."""
+"""Learner steps with several updates, proximal policy, reference and critic."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tests.tensors.trainer.companions import (
 )
 
 
-def test_each_update_has_its_own_denominator_and_together_they_hold_every_trained_sample(rewarded: MakeBatch) -> None:
-    batch = rewarded([9, 4, 13, 6, 3, 2])  # the last one has no loss token
+def test_mini_batches_contain_every_trained_sample_once(rewarded: MakeBatch) -> None:
+    batch = rewarded([9, 4, 13, 6, 3, 2])  # the last sample has no loss token
     parts = mini_batches(batch, 3, seed=7)
     assert [len(part.samples) for part in parts] == [2, 2, 1]
     held = sorted(sample.task_id for part in parts for sample in part.samples)
@@ -54,10 +54,10 @@ def test_each_update_has_its_own_denominator_and_together_they_hold_every_traine
     assert mini_batches(batch, 1, seed=7)[0] is batch
 
 
-def test_several_updates_are_several_steps_against_the_policy_at_the_start(
+def test_several_updates_use_the_policy_at_step_start(
     solo: Group, make_model: MakeModel, make_batch: MakeBatch
 ) -> None:
-    """Written out: PPO's ratio to the first policy, one plain AdamW step on each half."""
+    """The expected result uses PPO's ratio to the first policy and one plain AdamW step on each half."""
     batch = make_batch([9, 4, 13, 6])
     halves = mini_batches(batch, 2, seed=0)
     policy = shard_model(make_model(), solo)
@@ -95,7 +95,7 @@ def test_several_updates_are_several_steps_against_the_policy_at_the_start(
     assert metrics["loss_tokens"] == batch.loss_tokens
 
 
-def test_with_one_update_the_pass_is_left_out_and_changes_nothing(
+def test_single_update_skips_the_proximal_pass(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = Objective("decoupled_ppo", proximal="recompute")
@@ -110,9 +110,7 @@ def test_with_one_update_the_pass_is_left_out_and_changes_nothing(
     assert found[0] == found[1]
 
 
-def test_a_policy_that_overflows_skips_all_updates_of_the_step(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
-) -> None:
+def test_overflowing_policy_skips_all_updates(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     model = shard_model(make_model(), solo)
     with torch.no_grad():
         local_part(model.lm_head.weight)[0, 0] = float("inf")
@@ -123,9 +121,7 @@ def test_a_policy_that_overflows_skips_all_updates_of_the_step(
     assert parameter_checksum(model) == before
 
 
-def test_a_step_may_be_abandoned_until_its_first_update_and_not_after(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
-) -> None:
+def test_step_can_be_abandoned_until_its_first_update(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     updates = [Update(part, [(0,), (1,)]) for part in mini_batches(rewarded([9, 4, 8, 6]), 2, seed=0)]
     asked: list[None] = []
 
@@ -141,7 +137,7 @@ def test_a_step_may_be_abandoned_until_its_first_update_and_not_after(
     learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
     before = parameter_checksum(learner.model)
     learner.step(updates, lr=0.01, agree=agree)
-    assert len(asked) == 3  # the proximal pass, and the two rows of the first update
+    assert len(asked) == 3  # the proximal pass and the two rows of the first update
     assert parameter_checksum(learner.model) != before
 
     asked.clear()
@@ -152,7 +148,7 @@ def test_a_step_may_be_abandoned_until_its_first_update_and_not_after(
     assert parameter_checksum(learner.model) == before
 
 
-def test_metrics_of_several_updates_become_one() -> None:
+def test_metrics_of_several_updates_are_combined() -> None:
     one = {"loss": 1.0, "tokens": 10.0, "ratio_max": 2.0, "skipped": 0.0, "time/optimizer": 0.5}
     two = {"loss": 3.0, "tokens": 30.0, "ratio_max": 1.0, "skipped": 1.0, "time/optimizer": 0.25}
     assert combine_updates([one, two]) == {
@@ -165,7 +161,7 @@ def test_metrics_of_several_updates_become_one() -> None:
     assert combine_updates([one]) == one
 
 
-def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
+def test_learner_with_critic_resumes_bit_for_bit(
     tmp_path: Path, solo: Group, make_model: MakeModel, rewarded: MakeBatch
 ) -> None:
     def fresh() -> tuple[Learner, dict[str, Part]]:
@@ -200,8 +196,9 @@ def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
     assert len({line[1] for line in uninterrupted}) == 2
 
 
-def test_passes_leave_nothing_behind(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
-    """A pass without a gradient before a step does not change what the step does."""
+def test_pass_without_gradient_does_not_change_next_step(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch
+) -> None:
     checks = []
     for passes in (0, 2):
         model = shard_model(make_model(), solo)

@@ -1,4 +1,4 @@
-"""The fused LM head against full logits: values, gradients, and every way in which a model ends."""
+"""Fused LM head, compared with full logits: values, gradients and the heads of each model kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 def written_out(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, bias: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Definition, one token at a time."""
+    """Compute the definition, one token at a time."""
     logprobs, entropies = [], []
     for h, target, temperature in zip(hidden, targets, temperatures, strict=True):
         logits = weight @ h if bias is None else weight @ h + bias
@@ -55,7 +55,7 @@ def written_out(
     weights=st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)]),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients_are_those_of_the_definition(
+def test_fused_head_equals_written_out_definition(
     tokens: int,
     vocabulary: int,
     chunk: int,
@@ -97,13 +97,13 @@ def test_values_and_gradients_are_those_of_the_definition(
         return torch.stack(parts).sum()
 
     gradients = torch.autograd.grad(total(expected), leaves)
-    for again in (True, False):  # what was kept is gone the second time
+    for again in (True, False):  # the kept residuals are gone the second time
         own = torch.autograd.grad(total(found), [tensor for tensor in single if tensor is not None], retain_graph=again)
         for gradient, reference in zip(own, gradients, strict=True):
             torch.testing.assert_close(gradient, reference.float(), atol=1e-5, rtol=1e-5)
 
 
-def test_bfloat16_is_as_near_as_its_inputs_are() -> None:
+def test_bfloat16_head_is_as_accurate_as_its_inputs() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(40, 64) / 8, torch.randn(500, 64)
     targets, temperatures = torch.randint(500, (40,)), torch.full((40,), 0.9)
@@ -122,7 +122,7 @@ def test_bfloat16_is_as_near_as_its_inputs_are() -> None:
         assert float((leaf.grad.float() - full.grad).norm() / full.grad.norm()) < 0.01
 
 
-def test_a_frozen_head_gets_no_gradient() -> None:
+def test_frozen_head_gets_no_gradient() -> None:
     hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(6, 4)
     head_statistics(hidden, weight, torch.tensor([1, 2, 3]), torch.ones(3))[0].sum().backward()
     assert weight.grad is None
@@ -144,7 +144,7 @@ def granite() -> nn.Module:
 
 
 class Shifted(nn.Module):
-    """A head that is no matrix product alone."""
+    """Head that adds a shift to the matrix product."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def unknown(make_model: Callable[..., nn.Module]) -> nn.Module:
     return model
 
 
-def test_a_tensor_parallel_head_is_joined_by_its_own_hooks(
+def test_tensor_parallel_head_uses_its_own_hooks(
     solo: Group, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
     model: Any = make_model()
@@ -180,7 +180,7 @@ def test_a_tensor_parallel_head_is_joined_by_its_own_hooks(
 
 @pytest.mark.parametrize("kind", ["tied", "gemma2", "granite", "unknown"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_every_kind_of_model_ends_as_its_own_forward_says(
+def test_head_matches_forward_of_every_model_kind(
     kind: str,
     sharded: bool,
     solo: Group,
@@ -217,10 +217,9 @@ def test_every_kind_of_model_ends_as_its_own_forward_says(
         torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_the_temperature_is_that_of_the_token(
+def test_packed_samples_keep_their_own_temperatures(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
-    """Samples of one row keep their own temperatures, in whatever order they are packed."""
     model = make_model()
     samples = [make_sample(5, temperature=0.5), make_sample(7, temperature=1.5), make_sample(4, temperature=1.0)]
     together = token_statistics(model, micro_batch(samples, CPU)).logprobs
@@ -230,7 +229,7 @@ def test_the_temperature_is_that_of_the_token(
     assert not np.allclose(hotter.detach(), alone[0].detach())
 
 
-def test_a_copy_of_a_model_uses_its_own_parameters(
+def test_copied_model_uses_its_own_parameters(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
     model: Any = make_model()
@@ -244,8 +243,8 @@ def test_a_copy_of_a_model_uses_its_own_parameters(
     torch.testing.assert_close(flat, torch.full_like(flat, -float(np.log(50))))
 
 
-def test_residuals_take_what_is_free_but_a_sixth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that torch's allocator holds without a tensor in it is free as well; activations that fill the GPU leave nothing."""
+def test_residuals_use_free_memory_minus_a_sixth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that torch's allocator holds without a tensor counts as free; activations that fill the GPU leave none."""
     gib = 2**30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * gib, 78 * gib))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50 * gib)

@@ -1,4 +1,4 @@
-"""A model loaded slice by slice is the one that `transformers` loads whole."""
+"""Models loaded slice by slice, compared with models loaded whole by `transformers`."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def load(folder: Path, group: Group) -> Any:
     ],
     ids=["llama3-rope", "tied-several-files", "qwen-experts", "mixtral-experts", "renamed-head", "scale", "mask"],
 )
-def test_slices_give_the_whole(
+def test_sliced_loading_equals_transformers_loading(
     make: Callable[[], Any], shard_size: str, tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = make()
     original.generation_config.update(do_sample=True, top_k=7)
     original.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size=shard_size)
-    monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
+    monkeypatch.setattr(load_weights, "load_model", None)  # no model is loaded whole
     model = load(tmp_path, solo)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert model.generation_config.top_k == 7
@@ -132,7 +132,7 @@ def test_slices_give_the_whole(
 
 
 def test_rank_reads_only_its_slice(solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two ranks, on one."""
+    """Load the second of two ranks on one process."""
     part = DTensor.from_local(torch.zeros(2, 3), init_device_mesh("cpu", (1,)), [Shard(0)])
     monkeypatch.setattr(load_weights, "compute_local_shape_and_global_offset", lambda *_: ((2, 3), (2, 0)))
     stored, found = torch.arange(12.0).reshape(4, 3), []
@@ -147,7 +147,7 @@ def test_rank_reads_only_its_slice(solo: Group, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(part.to_local(), stored[2:])
 
 
-def test_files_without_the_models_prefix_are_read_by_slices(
+def test_files_without_model_prefix_are_read_by_slices(
     tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = llama()
@@ -161,8 +161,8 @@ def test_files_without_the_models_prefix_are_read_by_slices(
         assert torch.equal(model.get_parameter(name).full_tensor(), value), name
 
 
-def test_what_the_architecture_freezes_is_read_where_a_checkpoint_follows(tmp_path: Path, solo: Group) -> None:
-    """No checkpoint has it: it is not trained."""
+def test_frozen_parameters_are_read_with_a_checkpoint(tmp_path: Path, solo: Group) -> None:
+    """A checkpoint does not contain them, because they are not trained."""
     whole = make_model("ernie4_5_moe", 0)
     whole.save_pretrained(tmp_path)
     frozen = [name for name, parameter in whole.named_parameters() if not parameter.requires_grad]
@@ -174,7 +174,7 @@ def test_what_the_architecture_freezes_is_read_where_a_checkpoint_follows(tmp_pa
         assert torch.equal(local_part(model.get_parameter(name)), whole.get_parameter(name)), name
 
 
-def test_what_the_files_lack_is_not_made_up(tmp_path: Path, solo: Group) -> None:
+def test_missing_weights_are_refused(tmp_path: Path, solo: Group) -> None:
     llama().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -187,7 +187,7 @@ def test_what_the_files_lack_is_not_made_up(tmp_path: Path, solo: Group) -> None
     assert caught.value.code == exit_codes.DATA
 
 
-def test_a_buffer_that_nobody_makes_is_named(tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_without_initialization_is_named(tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     gemma3().save_pretrained(tmp_path)
     monkeypatch.setattr(start_check, "check_architecture", lambda *_, **__: frozenset())
     monkeypatch.setattr(Gemma3PreTrainedModel, "_init_weights", lambda self, module: None)
@@ -196,7 +196,7 @@ def test_a_buffer_that_nobody_makes_is_named(tmp_path: Path, solo: Group, monkey
     assert caught.value.code == exit_codes.CONFIGURATION
 
 
-def test_a_tensor_of_another_shape_is_named(tmp_path: Path, solo: Group) -> None:
+def test_tensor_of_wrong_shape_is_named(tmp_path: Path, solo: Group) -> None:
     llama().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -207,7 +207,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path, solo: Group) -> None
 
 
 class Bomb:
-    """Pickled, it makes a folder where it is read."""
+    """Object whose unpickling creates a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -219,7 +219,7 @@ class Bomb:
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "model.ckpt"]
 )
-def test_pickled_weights_are_refused_with_the_command_that_converts(name: str, tmp_path: Path, solo: Group) -> None:
+def test_pickled_weights_are_refused_with_conversion_command(name: str, tmp_path: Path, solo: Group) -> None:
     model, folder = llama(), tmp_path / "model"
     model.config.save_pretrained(folder)
     torch.save(model.state_dict() | {"x": Bomb(tmp_path / "executed")}, folder / name)
@@ -247,7 +247,7 @@ def test_pickle_next_to_safetensors_is_not_read(tmp_path: Path, solo: Group) -> 
     assert not (tmp_path / "executed").exists()
 
 
-def test_command_of_the_refusal_converts(tmp_path: Path) -> None:
+def test_conversion_command_of_refusal_works(tmp_path: Path) -> None:
     model, folder = llama(), tmp_path / "model"
     model.config.save_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")

@@ -1,4 +1,4 @@
-"""Adapters: PEFT's numbers, a frozen base, a start that no rank count changes, files that others load."""
+"""LoRA adapters: PEFT's numbers, frozen base, reproducible initialization and loadable files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def adapt(model: nn.Module, group: Group | None = None, config: LoRAConfig = CON
 
 
 def disturb(model: nn.Module) -> None:
-    """Adapters as they are after some training."""
+    """Set the adapters to values like after some training."""
     torch.manual_seed(1)
     for layer in lora.layers_with_adapter(model).values():
         torch.nn.init.normal_(local_part(layer.lora_B.data), std=0.3)
@@ -78,7 +78,7 @@ def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: local_part(p.detach()).clone() for name, p in model.named_parameters()}
 
 
-def test_a_layer_computes_what_peft_defines() -> None:
+def test_lora_layer_equals_peft_definition() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(6, 5), torch.randn(3, 6)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
@@ -91,7 +91,7 @@ def test_a_layer_computes_what_peft_defines() -> None:
     torch.testing.assert_close(linear(x, merged, bias), layer(x))
 
 
-def test_it_starts_as_the_model_and_then_differs(
+def test_fresh_adapter_leaves_model_output_unchanged(
     make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     row = micro_batch(make_batch([9, 7]).samples, torch.device("cpu"))
@@ -102,7 +102,7 @@ def test_it_starts_as_the_model_and_then_differs(
     assert not torch.allclose(token_statistics(model, row).logprobs, expected, atol=1e-3)
 
 
-def test_training_changes_the_adapters_alone(
+def test_training_changes_only_adapters(
     solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     model = adapt(make_model(), solo)
@@ -118,7 +118,7 @@ def test_training_changes_the_adapters_alone(
     assert parameter_checksum(model) == trained, "what is frozen does not count"
 
 
-def test_the_optimizer_remembers_what_is_trained_alone(
+def test_optimizer_state_covers_only_adapters(
     solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     model = adapt(make_model(), solo)
@@ -137,7 +137,7 @@ def test_the_optimizer_remembers_what_is_trained_alone(
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-def test_the_start_depends_on_seed_and_name_alone(solo: Group, make_model: Callable[..., nn.Module]) -> None:
+def test_adapter_initialization_depends_on_seed_and_name(solo: Group, make_model: Callable[..., nn.Module]) -> None:
     torch.manual_seed(5)
     plain = parameters(adapt(make_model()))
     torch.manual_seed(6)
@@ -160,7 +160,9 @@ def test_the_start_depends_on_seed_and_name_alone(solo: Group, make_model: Calla
         (["layers.1.self_attn.?_proj"], {f"model.layers.1.self_attn.{x}_proj" for x in "qkvo"}),
     ],
 )
-def test_targets_choose_layers(make_model: Callable[..., nn.Module], targets: list[str], expected: set[str]) -> None:
+def test_lora_targets_select_layers(
+    make_model: Callable[..., nn.Module], targets: list[str], expected: set[str]
+) -> None:
     config = CONFIG.model_copy(update={"targets": targets})
     model = adapt(make_model(), config=config)
     assert set(lora.adapter_config(model, config, "base")["target_modules"]) == expected
@@ -179,7 +181,7 @@ def test_targets_choose_layers(make_model: Callable[..., nn.Module], targets: li
         ({"targets": ["mlp.*"], "modules_to_save": ["mlp"]}, "no adapter remains"),
     ],
 )
-def test_a_choice_that_cannot_be_is_told(
+def test_impossible_lora_targets_are_refused(
     make_model: Callable[..., nn.Module], options: dict[str, list[str]], message: str
 ) -> None:
     with pytest.raises(RoleError, match=message):
@@ -200,7 +202,7 @@ def test_modules_to_save_are_trained_in_full(
     assert not any("layers.0.mlp" in name for name in changed if lora.of_adapter(name))
 
 
-def test_dropout_falls_on_the_update_alone() -> None:
+def test_lora_dropout_applies_only_to_the_update() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(6, 5, bias=False), torch.randn(4, 6)
     plain = layer(x)
@@ -214,7 +216,7 @@ def test_dropout_falls_on_the_update_alone() -> None:
     torch.testing.assert_close(adapted(x), linear(x, lora.merge_adapter(layer.weight, layer.lora_A, layer.lora_B, 1.5)))
 
 
-def test_a_published_adapter_has_pefts_names(tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]) -> None:
+def test_published_adapter_has_peft_names(tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]) -> None:
     model = adapt(make_model(), solo)
     disturb(model)
     path = RunPaths(tmp_path).version(3, 1)
@@ -234,7 +236,7 @@ def test_a_published_adapter_has_pefts_names(tmp_path: Path, solo: Group, make_m
     assert torch.equal(tensors[f"base_model.model.{name}.lora_B.weight"], local_part(down.lora_B))
 
 
-def test_merged_weights_answer_as_the_adapted_model(
+def test_merged_weights_equal_the_adapted_model(
     tmp_path: Path, solo: Group, source: Path, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     config = ModelConfig(path=str(source), dtype="float32")
@@ -257,7 +259,7 @@ def test_merged_weights_answer_as_the_adapted_model(
 
 
 @pytest.mark.parametrize("full", [[], ["lm_head"]])
-def test_an_exported_checkpoint_is_the_model_with_its_updates(
+def test_exported_checkpoint_includes_the_adapter_updates(
     tmp_path: Path,
     solo: Group,
     source: Path,
@@ -289,7 +291,7 @@ def test_an_exported_checkpoint_is_the_model_with_its_updates(
         export.export_checkpoint(tmp_path / "checkpoint", tmp_path / "no", config, str(source), step=3)
 
 
-def test_runs_keep_their_bits_while_others_train(
+def test_adapters_of_runs_train_independently(
     solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     def trained(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
@@ -324,7 +326,7 @@ def test_runs_keep_their_bits_while_others_train(
         assert all(torch.equal(tensor, expected[name][key]) for key, tensor in parameters(model).items()), name
 
 
-def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
+def test_lower_rank_equals_adapter_padded_with_zeros(
     tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     narrow = CONFIG.model_copy(update={"rank": 3})
@@ -357,8 +359,10 @@ def on_meta(kind: str) -> Any:
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
 
 
-def test_an_adapter_has_the_names_of_the_models_files() -> None:
-    """The shared experts of Hunyuan 3 are `shared_experts` in memory, and `shared_mlp` in files, which engines go by."""
+def test_adapter_names_match_the_model_files() -> None:
+    """Hunyuan 3 names its shared experts `shared_experts` in memory and `shared_mlp` in files; engines use the names
+    of files.
+    """
     whole = on_meta("hy_v3")
     model = small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0)
     remember_names(model)
@@ -376,11 +380,11 @@ def test_an_adapter_has_the_names_of_the_models_files() -> None:
 @pytest.mark.parametrize(
     ("kind", "without"),
     [
-        ("phimoe", "router"),  # a linear layer whose `forward` chooses experts
-        ("gemma3n_text", "altup.correction_coefs"),  # its owner reads its weight
+        ("phimoe", "router"),  # a linear layer whose `forward` selects experts
+        ("gemma3n_text", "altup.correction_coefs"),  # its owner reads its weight directly
     ],
 )
-def test_a_layer_in_which_an_adapter_would_not_act_has_none(kind: str, without: str) -> None:
+def test_layers_that_bypass_forward_get_no_adapter(kind: str, without: str) -> None:
     model = on_meta(kind)
     assert any(name.endswith(without) for name, _ in model.named_modules())
     lora.inject_adapters(model, LoRAConfig(rank=2))
@@ -389,12 +393,12 @@ def test_a_layer_in_which_an_adapter_would_not_act_has_none(kind: str, without: 
     assert not [name for name in names if name.endswith(without)]
 
 
-def test_a_model_without_linear_layers_has_no_adapters() -> None:
+def test_model_without_linear_layers_refuses_lora() -> None:
     with pytest.raises(RoleError, match=r"lora: GPT2LMHeadModel has no linear layers .*; remove lora"):
         lora.inject_adapters(on_meta("gpt2"), LoRAConfig(rank=2))
 
 
-def test_a_layer_that_is_a_part_of_a_tensor_in_files_has_no_adapter_alone() -> None:
+def test_part_of_fused_tensor_refuses_single_adapter() -> None:
     model = LlamaForCausalLM(
         LlamaConfig(hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4, vocab_size=8)
     )

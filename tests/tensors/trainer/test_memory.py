@@ -1,4 +1,4 @@
-"""Keeping less of a forward pass changes no gradient; computing in bfloat16 leaves the masters in float32."""
+"""Memory options of a forward pass: unchanged gradients, and float32 masters with bfloat16 computation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gradients(model: nn.Module, samples: list[Sample]) -> dict[str, Tensor]:
 
 
 def saved_bytes(model: nn.Module, samples: list[Sample]) -> int:
-    """Memory that the graph of a forward pass holds, each storage once."""
+    """Return the bytes that the graph of a forward pass holds, counting each storage once."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def saved_bytes(model: nn.Module, samples: list[Sample]) -> int:
 
 
 @pytest.mark.parametrize("mode", ["full", "selective", "attention", "offload"])
-def test_what_is_kept_changes_no_gradient(
+def test_checkpointing_mode_changes_no_gradient(
     mode: Any, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], solo: Group
 ) -> None:
     samples = [make_sample(9), make_sample(13, seed=1)]
@@ -61,7 +61,9 @@ def test_what_is_kept_changes_no_gradient(
         assert torch.equal(found[name], value), name
 
 
-def test_full_and_selective_keep_less(make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]) -> None:
+def test_checkpointing_and_offload_reduce_saved_bytes(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
     samples = [make_sample(60, seed=index) for index in range(4)]
 
     def kept(mode: Any) -> int:
@@ -75,7 +77,7 @@ def test_full_and_selective_keep_less(make_model: Callable[..., nn.Module], make
     assert kept("offload") < 0.6 * everything
 
 
-def test_bfloat16_computes_but_does_not_keep(
+def test_bfloat16_compute_keeps_float32_parameters(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], solo: Group
 ) -> None:
     samples = [make_sample(9), make_sample(13, seed=1)]
@@ -96,13 +98,13 @@ def test_bfloat16_computes_but_does_not_keep(
 
 
 @pytest.mark.full
-def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
+def test_compiled_layer_serves_rows_of_all_lengths(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
     solo: Group,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled = partial(torch.compile, backend="eager")  # what comes after tracing takes a minute
+    compiled = partial(torch.compile, backend="eager")  # lowering after tracing takes a minute
     monkeypatch.setattr(model_module.torch, "compile", compiled)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -120,14 +122,14 @@ def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
 
 
 @pytest.mark.parametrize("kernel", ["varlen", pytest.param("fa3", marks=pytest.mark.full)])
-def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
+def test_layer_with_checkpoint_and_attention_is_one_graph(
     kernel: Any,
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
     solo: Group,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All layers and rows share it, nothing breaks it, and attention is computed once."""
+    """All layers and rows share the graph without breaks, and attention is computed once."""
     stand_ins.install(monkeypatch)
     compute.load_package(kernel)
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
@@ -151,7 +153,7 @@ def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
     assert not counters["graph_break"]
 
 
-def test_layers_that_ranks_share_are_not_compiled() -> None:
+def test_compile_is_refused_for_sharded_layers() -> None:
     model_module.check_compiler(ParallelDims())
     with pytest.raises(
         RoleError,
@@ -162,7 +164,7 @@ def test_layers_that_ranks_share_are_not_compiled() -> None:
         model_module.check_compiler(ParallelDims(pp=2, schedule="ZBVZeroBubble", local_stages=2))
 
 
-def test_compiled_code_that_hides_products_is_told(
+def test_compile_that_hides_products_is_logged(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_module.torch, "compile", lambda forward, **options: forward)
@@ -178,7 +180,7 @@ def test_compiled_code_that_hides_products_is_told(
     )
 
 
-def test_compiling_needs_a_compiler(
+def test_compile_requires_a_cpp_compiler(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
@@ -187,7 +189,7 @@ def test_compiling_needs_a_compiler(
         shard_model(make_model(), solo, memory=Memory(compile=True))
 
 
-def test_what_cannot_be_combined_is_refused() -> None:
+def test_memory_options_refuse_cpu_combinations() -> None:
     with pytest.raises(ValueError, match=r"cpuOffload \(true\) needs GPUs"):
         TrainerSpec(cpu_offload=True)
     for kernel in GPU_KERNELS:
@@ -197,7 +199,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
     assert chosen == Memory(torch.bfloat16, "full", compile=True)
 
 
-def test_local_gradient_sums_have_to_fit_the_device(make_model: Callable[..., nn.Module]) -> None:
+def test_local_gradient_sums_must_fit_the_device(make_model: Callable[..., nn.Module]) -> None:
     model = make_model()
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     check = partial(check_memory, model, shards=4, offloaded=False)
@@ -213,7 +215,7 @@ def test_local_gradient_sums_have_to_fit_the_device(make_model: Callable[..., nn
     check("local", available=size // 4)
 
 
-def test_a_model_is_refused_before_it_is_sharded(
+def test_oversized_model_is_refused_before_sharding(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradient_accumulation, "device_memory", lambda device: 1000)
@@ -222,19 +224,19 @@ def test_a_model_is_refused_before_it_is_sharded(
         shard_model(make_model(), solo, memory=Memory.from_config(TrainerSpec(gradient_accumulation="local")))
 
 
-def test_this_machine_has_memory() -> None:
+def test_cpu_device_memory_is_reported() -> None:
     assert 2**28 < gradient_accumulation.device_memory(CPU) < 2**50
     with pytest.raises(ValueError, match=r"remove .* and gradientAccumulation"):
         TrainerSpec(shared_with="host", lora=LoRAConfig(), gradient_accumulation="local")
 
 
-def test_copies_that_stay_for_the_backward_pass_are_made_anew_for_the_next_step(
+def test_gathered_copies_are_refreshed_in_the_next_step(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
     solo: Group,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also by passes without a gradient in between, and by the second micro-batch of a step, which uses them as they are."""
+    """Passes without gradient in between refresh them too; the second micro-batch of a step reuses them."""
     samples = [make_sample(9), make_sample(13, seed=1)]
     found: dict[bool, list[Tensor]] = {}
     for stays in (False, True):

@@ -1,4 +1,4 @@
-"""Each optimizer against its written-out update, and what it works on."""
+"""Optimizers, compared with their written-out updates, and their parameter groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = 3
 
 
 def adamw(weight: Tensor, gradients: list[Tensor], *, beta1: float, beta2: float, eps: float) -> Tensor:
-    """Loshchilov & Hutter (2019), algorithm 2."""
+    """Apply Loshchilov & Hutter (2019), algorithm 2."""
     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
     for step, gradient in enumerate(gradients, start=1):
         first = beta1 * first + (1 - beta1) * gradient
@@ -78,7 +78,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_updates_are_those_of_the_definition(
+def test_optimizer_updates_equal_the_definition(
     name: str, sharded: bool, solo: Group, make_model: Callable[..., nn.Module]
 ) -> None:
     model = make_model("qwen3", tied=True)
@@ -100,7 +100,7 @@ def test_updates_are_those_of_the_definition(
         torch.testing.assert_close(local_part(parameter.detach()), expected, atol=2e-6, rtol=2e-5, msg=key)
 
 
-def test_muon_takes_the_matrices_of_the_layers_alone(make_model: Callable[..., nn.Module]) -> None:
+def test_muon_orthogonalizes_only_layer_matrices(make_model: Callable[..., nn.Module]) -> None:
     model = make_model()
     optimizer = make_optimizer(model, OptimizerConfig(name="muon"), CPU)
     assert isinstance(optimizer, Muon)
@@ -113,7 +113,7 @@ def test_muon_takes_the_matrices_of_the_layers_alone(make_model: Callable[..., n
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_frozen_parameters_are_left_alone(name: str, make_model: Callable[..., nn.Module]) -> None:
+def test_frozen_parameters_are_not_optimized(name: str, make_model: Callable[..., nn.Module]) -> None:
     model: Any = make_model()
     model.lm_head.weight.requires_grad_(False)
     model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
@@ -129,7 +129,7 @@ def test_frozen_parameters_are_left_alone(name: str, make_model: Callable[..., n
     seed=st.integers(0, 50),
     scale=st.sampled_from([1e-3, 1.0, 1e3]),
 )
-def test_orthogonalising_brings_singular_values_near_one(rows: int, columns: int, seed: int, scale: float) -> None:
+def test_orthogonalize_brings_singular_values_near_one(rows: int, columns: int, seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     u, _, vh = torch.linalg.svd(torch.randn(rows, columns, generator=generator), full_matrices=False)
     values = torch.linspace(0.3, 1, min(rows, columns))
@@ -137,12 +137,12 @@ def test_orthogonalising_brings_singular_values_near_one(rows: int, columns: int
     assert found.shape == (rows, columns)
     after = torch.linalg.svdvals(found)
     assert 0.6 < float(after.min()) <= float(after.max()) < 1.3
-    # the same singular vectors: u' found v is diagonal
+    # equal singular vectors: u' found v is diagonal
     inner = u.T @ found @ vh.T
     torch.testing.assert_close(inner, torch.diag(inner.diagonal()), atol=1e-4, rtol=0)
 
 
-def test_experts_are_matrices_of_their_own() -> None:
+def test_experts_are_orthogonalized_separately() -> None:
     torch.manual_seed(0)
     experts = torch.randn(3, 6, 4)
     apart = torch.stack([orthogonalize(expert) for expert in experts])
@@ -151,7 +151,7 @@ def test_experts_are_matrices_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(
+def test_optimizer_skips_gradient_that_is_not_finite(
     name: str, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     model = shard_model(make_model(), solo)
@@ -183,7 +183,7 @@ def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(
     assert not all(torch.equal(a, b) for a, b in zip(before, bits(), strict=True))
 
 
-def test_options_that_would_do_nothing_are_refused() -> None:
+def test_optimizer_options_without_effect_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"momentum \(0.5\) has no meaning for optimizer adamw; remove it"):
         OptimizerConfig(momentum=0.5)
     for option in ({"beta1": 0.5}, {"beta2": 0.5}, {"eps": 1e-3}):
@@ -194,8 +194,8 @@ def test_options_that_would_do_nothing_are_refused() -> None:
     assert [OptimizerConfig(name=name).effective_momentum for name in ("muon", "sgd")] == [0.95, 0.9]
 
 
-def test_matrices_of_equal_shape_are_orthogonalised_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tall ones count as wide ones, and a batch is bounded in bytes."""
+def test_equal_shapes_are_orthogonalized_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tall matrices count as wide ones, and a batch is bounded in bytes."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(6, 4), (4, 6), (6, 4), (5, 5), (3, 4, 6), (6, 4)]
     matrices = [torch.randn(shape, generator=generator) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Packed sequences never see each other."""
+"""Separation of packed sequences in attention."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_gradients_stay_within_a_sequence(make_model: Callable[..., nn.Module]) 
     assert touched.tolist() == [False] * 5 + [True] * 4 + [False] * 3
 
 
-def test_work_follows_the_sequences_and_not_the_row() -> None:
+def test_attention_work_follows_sequence_lengths() -> None:
     lengths = [1000] + [10] * 200
     blocks = row_layout(lengths, torch.device("cpu")).segments.blocks or ()
     assert blocks
@@ -49,7 +49,7 @@ def test_work_follows_the_sequences_and_not_the_row() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 4, 17, 40])
-def test_a_window_ends_each_querys_view(window: int) -> None:
+def test_sliding_window_limits_each_query(window: int) -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 4, sum(LENGTHS), 8, generator=generator)
     key, value = (torch.randn(1, 2, sum(LENGTHS), 8, generator=generator) for _ in range(2))
@@ -77,14 +77,14 @@ def test_a_window_ends_each_querys_view(window: int) -> None:
         ({"attention_mask": torch.zeros(8, 8)}, "attention_mask"),
     ],
 )
-def test_an_option_that_is_not_computed_is_refused(options: dict[str, Any], told: str) -> None:
+def test_unsupported_attention_option_is_refused(options: dict[str, Any], told: str) -> None:
     query = torch.zeros(1, 2, 8, 4)
     mask = options.pop("attention_mask", None)
     with pytest.raises(RoleError, match=told):
         packed_attention(nn.Identity(), query, query, query, mask, packed=row_layout([3, 5], query.device), **options)
 
 
-def test_options_that_change_nothing_are_taken() -> None:
+def test_attention_options_without_effect_are_accepted() -> None:
     query = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
     row = row_layout([3, 5], query.device)
     options = {"softcap": None, "dropout": 0.0, "is_causal": True, "position_ids": query, "output_attentions": False}
@@ -92,7 +92,7 @@ def test_options_that_change_nothing_are_taken() -> None:
     assert torch.equal(found, packed_attention(nn.Identity(), query, query, query, None, packed=row)[0])
 
 
-def test_layers_that_lose_the_layout_are_refused() -> None:
+def test_layers_that_drop_the_row_layout_are_refused() -> None:
     query = torch.zeros(1, 2, 8, 4)
     with pytest.raises(RoleError, match=r"do not pass the row's layout to their attention \(Identity\)"):
         packed_attention(nn.Identity(), query, query, query, None)

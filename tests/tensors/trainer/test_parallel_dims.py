@@ -1,4 +1,4 @@
-"""Sizes of a layout: what is left goes to dpShard, and what does not fit is refused with field, value and fix."""
+"""Sizes of a parallel layout: the remainder goes to dpShard, and invalid sizes are refused with field, value and fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = st.integers(1, 4)
 
 
 @given(replicate=SIZES, shard=SIZES, cp=SIZES, tp=SIZES, pp=SIZES)
-def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
+def test_remaining_ranks_are_sharded_with_adjacent_data_ranks(
     replicate: int, shard: int, cp: int, tp: int, pp: int
 ) -> None:
     world = pp * replicate * shard * cp * tp
@@ -45,7 +45,7 @@ def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
         ({"ep": 4, "tp": 2}, 4, r"trainer\.parallelism\.ep \(4\) must divide dpShard \* cp \(2\)"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(config: dict[str, int], world: int, message: str) -> None:
+def test_invalid_parallel_sizes_are_refused(config: dict[str, int], world: int, message: str) -> None:
     with pytest.raises(RoleError, match=message):
         ParallelDims.from_config(ParallelismConfig(**config), world)
     with pytest.raises(ValueError, match="parallelism"):
@@ -53,7 +53,7 @@ def test_sizes_that_do_not_fit_are_refused(config: dict[str, int], world: int, m
 
 
 @given(ranks=st.integers(1, 5), run=st.integers(1, 7))
-def test_context_ranks_divide_a_row_with_equal_work(ranks: int, run: int) -> None:
+def test_context_ranks_divide_row_with_equal_work(ranks: int, run: int) -> None:
     runs = [_target_runs(rank, ranks, run) for rank in range(ranks)]
     tokens = sorted(position for parts in runs for part in parts for position in part)
     assert tokens == list(range(2 * ranks * run))
@@ -61,5 +61,5 @@ def test_context_ranks_divide_a_row_with_equal_work(ranks: int, run: int) -> Non
     assert len(set(pairs)) == 1
 
 
-def test_a_layout_knows_its_sequences() -> None:
+def test_row_layout_contains_sequence_boundaries() -> None:
     assert row_layout([3, 2], torch.device("cpu")).boundaries.tolist() == [0, 3, 5]

@@ -1,4 +1,4 @@
-"""What a power cut leaves of versions, adapters, exports and checkpoints: nothing that is marked as complete and is not."""
+"""Power cuts during versions, adapters, exports and checkpoints: an artifact marked as complete is complete."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def disk(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(run.root, monkeypatch)
 
 
-def test_a_version_is_durable_before_it_is_complete(
+def test_version_is_durable_before_it_is_complete(
     run: RunPaths, disk: Disk, solo: Group, source: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model().save_pretrained(source)
@@ -55,7 +55,7 @@ def test_a_version_is_durable_before_it_is_complete(
     agree, shards = Together.agree, []
 
     def agreed(together: Together) -> None:
-        # A rank's files are flushed where they were written: another machine's flush does not reach them.
+        # Each rank flushes its own files on its machine, because the flush of another machine does not cover them.
         written = list(run.weights.glob("*/*.safetensors"))
         shards.extend(written)
         assert not [path.name for path in written if disk._lost(path)]
@@ -75,7 +75,7 @@ def test_a_version_is_durable_before_it_is_complete(
     assert disk.keeps(run.export(3, 1))
 
 
-def test_an_adapter_is_durable_before_it_is_complete(
+def test_adapter_is_durable_before_it_is_complete(
     run: RunPaths, disk: Disk, solo: Group, make_model: MakeModel
 ) -> None:
     config, model = LoRAConfig(rank=2), make_model()
@@ -91,7 +91,7 @@ def test_an_adapter_is_durable_before_it_is_complete(
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_checkpoint_is_durable_before_its_manifest(
+def test_checkpoint_is_durable_before_its_manifest(
     run: RunPaths, disk: Disk, solo: Group, make_model: MakeModel, background: bool
 ) -> None:
     model = shard_model(make_model(), solo)

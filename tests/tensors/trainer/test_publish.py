@@ -1,4 +1,4 @@
-"""Published versions: whole, loadable, few."""
+"""Published versions: complete, loadable and limited in number."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.support.sets import few_in_gate
 
 IDS = torch.arange(12)[None]
 RENAMED = ("mixtral", "minimax_m2", "phimoe", "qwen3_moe", "gpt_neox", "granitemoe")
-"""Families whose files have other names of tensors than their modules."""
+"""Families whose files name tensors differently from their modules."""
 
 
 def as_files(buckets: list[Bucket], kept: dict[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors as a reader of safetensors finds them in what an engine receives."""
+    """Return the tensors like a safetensors reader finds them in the received buckets."""
     found: dict[str, torch.Tensor] = {}
     for bucket in buckets:
         found |= load(bucket.header() + bytes(kept[bucket.index].numpy()))
@@ -43,13 +43,13 @@ def as_files(buckets: list[Bucket], kept: dict[int, torch.Tensor]) -> dict[str, 
 
 
 def everything(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All that is sent of a model in float32."""
+    """Return all sent tensors of a model in float32."""
     buckets = plan_buckets(bucket_layout(model, "float32"))
     return as_files(buckets, gather_buckets(model, buckets, dtype="float32", root=0, pinned=False))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # the latter is the parameters' own: nothing is converted
-def test_what_is_sent_is_what_is_written(
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # float32 is the parameters' dtype, so no conversion happens
+def test_sent_tensors_equal_written_tensors(
     dtype: DType, tmp_path: Path, solo: Group, source: Path, make_model: Callable[..., nn.Module]
 ) -> None:
     make_model("qwen3_moe").save_pretrained(source)
@@ -68,7 +68,7 @@ def test_what_is_sent_is_what_is_written(
     assert {*halves[0]} == {bucket.index for bucket in buckets if bucket.root == 0}
     assert {*halves[1]} == {bucket.index for bucket in buckets if bucket.root == 1}
     with torch.no_grad():
-        next(model.parameters()).add_(1)  # training goes on meanwhile
+        next(model.parameters()).add_(1)  # training continues during the transfer
     sent = as_files(buckets, halves[0] | halves[1])
     assert sent.keys() == written.keys()
     assert all(sent[n].dtype == written[n].dtype and torch.equal(sent[n], written[n]) for n in written)
@@ -77,7 +77,7 @@ def test_what_is_sent_is_what_is_written(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_transformers_loads_identical_logits(
+def test_published_version_has_identical_logits_in_transformers(
     family: str, tied: bool, tmp_path: Path, solo: Group, source: Path, make_model: Callable[..., nn.Module]
 ) -> None:
     make_model(family, tied=tied).save_pretrained(source)
@@ -102,8 +102,8 @@ def test_transformers_loads_identical_logits(
 
 
 @pytest.mark.parametrize("kind", few_in_gate(RENAMED, ("mixtral", "gpt_neox")))
-def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Group, source: Path) -> None:
-    """What is written, and what is sent; of a model that was loaded slice by slice, or whole."""
+def test_published_files_have_the_source_names(kind: str, tmp_path: Path, solo: Group, source: Path) -> None:
+    """Check written and sent names, for models loaded by slices and as a whole."""
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
     small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0).save_pretrained(source)
@@ -131,7 +131,7 @@ def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Gro
         torch.testing.assert_close(read(IDS).logits, original(IDS).logits)
 
 
-def test_a_full_volume_is_told_and_leaves_nothing_behind(
+def test_publishing_to_full_volume_fails_without_leftovers(
     tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object, **options: object) -> None:
@@ -148,7 +148,7 @@ def test_a_full_volume_is_told_and_leaves_nothing_behind(
     assert list(path.parent.iterdir()) == []
 
 
-def test_shards_are_even_and_in_order() -> None:
+def test_published_shards_are_even_and_ordered() -> None:
     sizes = {f"w{index}": 10 for index in range(10)}
     runs = hf_writer.divide_names(sizes, 3)
     assert [name for run in runs for name in run] == list(sizes)
@@ -160,7 +160,7 @@ def artifact(step: int, attempt: int) -> Artifact:
     return Artifact(step, attempt, Path(f"v{step}.a{attempt}"))
 
 
-def test_the_newest_and_those_of_checkpoints_are_kept() -> None:
+def test_newest_and_checkpointed_versions_are_kept() -> None:
     attempt = first_attempt(world_size=1, config_hash="")
     versions = [artifact(step, 1) for step in range(11)]
     gone = versions_to_delete(
@@ -170,14 +170,14 @@ def test_the_newest_and_those_of_checkpoints_are_kept() -> None:
     assert [v.step for v in versions_to_delete(versions, attempt=attempt, checkpoints=[], max_async_level=0)][-1] == 7
 
 
-def test_versions_outside_the_lineage_go_and_those_of_a_later_attempt_stay() -> None:
+def test_versions_outside_the_lineage_are_deleted() -> None:
     second = next_attempt(first_attempt(world_size=1, config_hash=""), 4, attempt=2, world_size=1, config_hash="")
     versions = [artifact(3, 1), artifact(4, 1), artifact(4, 2), artifact(5, 1), artifact(5, 2), artifact(6, 3)]
     gone = versions_to_delete(versions, attempt=second, checkpoints=[], max_async_level=2)
     assert gone == [artifact(4, 1), artifact(5, 1)]
 
 
-def test_with_what_differs_the_whole_version_before_it_is_kept() -> None:
+def test_base_version_of_kept_deltas_is_kept() -> None:
     second = next_attempt(first_attempt(world_size=1, config_hash=""), 2, attempt=2, world_size=1, config_hash="")
     versions = [artifact(0, 1), artifact(2, 2), artifact(4, 2), artifact(9, 2)]
     deltas = [artifact(1, 1), artifact(2, 1), *(artifact(step, 2) for step in range(3, 11)), artifact(3, 3)]
@@ -185,8 +185,8 @@ def test_with_what_differs_the_whole_version_before_it_is_kept() -> None:
     assert gone == [artifact(0, 1), artifact(2, 2), artifact(1, 1), artifact(2, 1), artifact(3, 2), artifact(4, 2)]
 
 
-def test_files_that_are_named_as_in_memory_stay_so(tmp_path: Path, solo: Group, source: Path) -> None:
-    """What is reverted is what was converted: these files needed nothing."""
+def test_files_with_module_names_keep_them(tmp_path: Path, solo: Group, source: Path) -> None:
+    """Only converted names are reverted, and these files needed no conversion."""
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt_neox"]())
     small = small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0)

@@ -1,4 +1,4 @@
-"""A step computed again in this process: equal to what the run wrote, bit for bit, with the run's folder as it was; a sample explained."""
+"""Recomputed steps: bitwise equal to the run, without changes to its folder, with an explained sample."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., Batch]) -> Callable[..., RunPaths]:
-    """A run that has trained its steps on recorded batches, with checkpoints of steps 2 and 4."""
+    """Return a function that trains a run on recorded batches, with checkpoints of steps 2 and 4."""
 
     def make(**changes: Any) -> RunPaths:
         root = tmp_path / "run"
@@ -83,7 +83,7 @@ def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., 
             write_batch(paths.batch(step, 1), rewarded((9, 4, 13, 6), step=step))
             run.step(paths.batch(step, 1))
         run.close(wait=True)
-        for step in (2, 4):  # as the completing thread writes them once it is allowed to
+        for step in (2, 4):  # like the completing thread after its permission
             folder = paths.checkpoint(step, 1)
             write_manifest(folder, Manifest(step, 1, 1, "h", tuple(describe_part(folder, folder / "trainer")), 0.0))
         return paths
@@ -93,7 +93,7 @@ def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., 
 
 @pytest.fixture
 def here(solo: Group) -> Callable[[TrainerConfig, Path, Job], None]:
-    """Computes in this process what ranks of their own would."""
+    """Compute in this process instead of separate ranks."""
 
     def start(config: TrainerConfig, file: Path, job: Job) -> None:
         moved = config.model_copy(update={"output_dir": str(file.parent)})
@@ -103,12 +103,12 @@ def here(solo: Group) -> Callable[[TrainerConfig, Path, Job], None]:
 
 
 def content(root: Path) -> dict[str, str]:
-    """Every file, with a digest of its bytes."""
+    """Return every file with a digest of its bytes."""
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", few_in_gate(RUNS, ("plain", "critic", "lora")))
-def test_a_step_is_the_same_bit_for_bit_and_nothing_is_written(
+def test_replayed_step_is_bitwise_equal_without_writing(
     kind: str, make_run: Callable[..., RunPaths], here: Callable[..., None]
 ) -> None:
     paths = make_run(**RUNS[kind])
@@ -130,9 +130,7 @@ def test_a_step_is_the_same_bit_for_bit_and_nothing_is_written(
     assert found.document()["equal"] is True
 
 
-def test_from_the_model_and_a_changed_batch_is_found_out(
-    make_run: Callable[..., RunPaths], here: Callable[..., None]
-) -> None:
+def test_replay_from_model_detects_changed_batch(make_run: Callable[..., RunPaths], here: Callable[..., None]) -> None:
     paths = make_run()
     assert replay_step(paths.root, 1, start=here).code == exit_codes.OK
     batch = paths.batch(3, 1)
@@ -147,7 +145,9 @@ def test_from_the_model_and_a_changed_batch_is_found_out(
     assert "step 4 is DIFFERENT" in found.text()
 
 
-def test_without_anything_to_compare_with(make_run: Callable[..., RunPaths], here: Callable[..., None]) -> None:
+def test_replay_without_recorded_metrics_is_refused(
+    make_run: Callable[..., RunPaths], here: Callable[..., None]
+) -> None:
     paths = make_run()
     paths.metrics.write_text(
         "".join(line + "\n" for line in paths.metrics.read_text().splitlines() if '"step": 3' not in line)
@@ -158,7 +158,7 @@ def test_without_anything_to_compare_with(make_run: Callable[..., RunPaths], her
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_terms_of_samples_add_up_to_the_loss_and_its_gradient(name: str, rewarded: Callable[..., Batch]) -> None:
+def test_sample_terms_sum_to_loss_and_gradient(name: str, rewarded: Callable[..., Batch]) -> None:
     batch, rng = rewarded((9, 4, 13, 6)), np.random.default_rng(0)
     reads = "proximal_logprobs" in LOSS_ENTRIES[name].reads
     loss = Keeping.from_mixture(Mixture(Objective(name, proximal="recompute" if reads else "inference")))
@@ -193,7 +193,7 @@ def test_the_terms_of_samples_add_up_to_the_loss_and_its_gradient(name: str, rew
     torch.testing.assert_close(torch.tensor(slopes), now.grad[mask], rtol=1e-5, atol=1e-7)
 
 
-def test_a_sample_of_another_rank_is_not_explained(
+def test_sample_of_another_rank_is_not_explained(
     rewarded: Callable[..., Batch], make_model: Callable[..., nn.Module]
 ) -> None:
     batch = rewarded((9, 4))

@@ -1,4 +1,4 @@
-"""A frozen model beside the policy: exact, never trained, and its pull on the policy."""
+"""Frozen reference model: exact values, no training, and its effect on the policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.tensors.trainer.companions import (
 )
 
 
-def test_reference_logprobs_are_the_models_own(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_reference_logprobs_equal_the_models_own(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     rows = [micro_batch([batch.samples[i] for i in row], solo.device) for row in [*ROWS, ()]]
     source = FrozenReference(shard_model(make_model("qwen3", tied=True).requires_grad_(False), solo).eval())
@@ -50,9 +50,7 @@ def test_reference_logprobs_are_the_models_own(solo: Group, make_model: MakeMode
     assert not found[-1].any()
 
 
-def test_the_kl_term_is_that_to_the_reference_and_the_reference_never_moves(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
-) -> None:
+def test_kl_term_uses_unchanged_reference(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     torch.manual_seed(3)
     other = make_model()
@@ -82,9 +80,7 @@ def test_the_kl_term_is_that_to_the_reference_and_the_reference_never_moves(
     assert metrics["loss"] == pytest.approx(policy["loss"] + 0.5 * k2 / batch.loss_tokens, abs=1e-5)
 
 
-def test_the_kl_term_keeps_the_policy_near_the_reference(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
-) -> None:
+def test_kl_term_keeps_policy_near_reference(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     last = []
     for weight in (0.0, 10.0):
         learner = make_learner(
@@ -99,7 +95,7 @@ def test_the_kl_term_keeps_the_policy_near_the_reference(
     assert last[1] < last[0] / 2
 
 
-def test_distillation_pulls_the_student_to_the_teacher_whatever_the_rewards(
+def test_distillation_moves_student_to_teacher_despite_rewards(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch
 ) -> None:
     torch.manual_seed(5)
@@ -112,7 +108,7 @@ def test_distillation_pulls_the_student_to_the_teacher_whatever_the_rewards(
     found = []
     for step in range(1, 9):
         batch = rewarded([9, 8, 13, 6], step=step)
-        with torch.no_grad():  # as sampled by the student itself, so that nothing is dropped
+        with torch.no_grad():  # sampled by the student itself, so no token is dropped
             row = micro_batch(batch.samples, solo.device)
             own = logprobs_without_gradient(student, [row])[0].split([9, 8, 13, 6])
         samples = [
@@ -125,10 +121,10 @@ def test_distillation_pulls_the_student_to_the_teacher_whatever_the_rewards(
     assert found[-1]["reference_kl"] < found[0]["reference_kl"] / 2
 
 
-def test_a_teacher_comes_from_its_own_folder_and_must_have_the_vocabulary(
+def test_teacher_loads_from_its_folder_with_equal_vocabulary(
     solo: Group, source: Path, tmp_path: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
+    monkeypatch.setattr(load_weights, "load_model", None)  # no model is loaded whole
     policy = ModelConfig(path=str(source))
     options = {"initial": str(source), "group": solo, "check": check_model}
     found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, seq_len=64, **options)
@@ -144,7 +140,7 @@ def test_a_teacher_comes_from_its_own_folder_and_must_have_the_vocabulary(
         )
 
 
-def test_a_rounded_reference_keeps_the_exact_rotary_frequencies(make_model: MakeModel) -> None:
+def test_rounded_reference_keeps_exact_rotary_frequencies(make_model: MakeModel) -> None:
     exact, rounded = make_model("qwen3", tied=True), make_model("qwen3", tied=True)
     round_parameters(rounded, torch.bfloat16)
     for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
@@ -154,7 +150,7 @@ def test_a_rounded_reference_keeps_the_exact_rotary_frequencies(make_model: Make
     assert all(torch.equal(tensor, frequencies[name]) for name, tensor in rounded.named_buffers())
 
 
-def test_a_damaged_reference_is_told(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+def test_reference_with_nan_logprobs_is_refused(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     model = make_model()
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")

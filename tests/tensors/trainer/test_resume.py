@@ -1,4 +1,4 @@
-"""Which checkpoint an attempt starts from, and which stay."""
+"""Selection and retention of checkpoints at the start of an attempt."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ LATEST = ResumeConfig()
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
-    """A run whose attempt 1 has begun."""
+    """Return a run whose attempt 1 has started."""
     paths = RunPaths(tmp_path)
     write_attempt(paths, first_attempt(world_size=2, config_hash="h"))
     return paths
 
 
 def add(paths: RunPaths, step: int, attempt: int = 1, *, complete: bool = True, orchestrator: bool = True) -> Path:
-    """A checkpoint folder."""
+    """Write a checkpoint folder."""
     path = paths.checkpoint(step, attempt)
     parts = (TRAINER_PART, ORCHESTRATOR_PART) if orchestrator else (TRAINER_PART,)
     for part in parts:
@@ -69,16 +69,16 @@ def chosen(paths: RunPaths, resume: ResumeConfig = LATEST, log: list[str] | None
     return base.checkpoint if base else None
 
 
-def test_a_new_folder_starts_from_the_model(tmp_path: Path) -> None:
+def test_new_folder_starts_from_the_model(tmp_path: Path) -> None:
     assert chosen(RunPaths(tmp_path)) is None
 
 
-def test_a_run_without_a_complete_checkpoint_starts_from_the_model(paths: RunPaths) -> None:
+def test_run_without_complete_checkpoint_starts_from_model(paths: RunPaths) -> None:
     add(paths, 2, complete=False)
     assert chosen(paths) is None
 
 
-def test_the_newest_complete_one_is_taken(paths: RunPaths) -> None:
+def test_newest_complete_checkpoint_is_chosen(paths: RunPaths) -> None:
     for step in (2, 4):
         add(paths, step)
     add(paths, 6, complete=False)
@@ -86,7 +86,7 @@ def test_the_newest_complete_one_is_taken(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("damage", ["shard", "missing", "manifest", "no_orchestrator"])
-def test_a_damaged_one_is_passed_over_and_the_reason_told(paths: RunPaths, damage: str) -> None:
+def test_damaged_checkpoint_is_skipped_with_logged_reason(paths: RunPaths, damage: str) -> None:
     add(paths, 2)
     path = add(paths, 4, orchestrator=damage != "no_orchestrator")
     if damage == "shard":
@@ -102,7 +102,7 @@ def test_a_damaged_one_is_passed_over_and_the_reason_told(paths: RunPaths, damag
 
 
 def unreadable(*folders: Path) -> Callable[[Path, Manifest], None]:
-    """Check of a checkpoint on a volume that fails to read these folders."""
+    """Return a checkpoint check that fails like a volume that cannot read these folders."""
 
     def check(folder: Path, manifest: Manifest) -> None:
         if folder in folders:
@@ -113,7 +113,7 @@ def unreadable(*folders: Path) -> Callable[[Path, Manifest], None]:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_run_does_not_start_from_the_model_while_its_volume_fails(paths: RunPaths, damaged: bool) -> None:
+def test_run_does_not_start_from_model_while_volume_fails(paths: RunPaths, damaged: bool) -> None:
     older, newest = add(paths, 2), add(paths, 4)
     if damaged:
         (older / TRAINER_PART / "data").unlink()
@@ -123,7 +123,7 @@ def test_run_does_not_start_from_the_model_while_its_volume_fails(paths: RunPath
     assert caught.value.code == exit_codes.STORAGE
 
 
-def test_unreadable_checkpoint_is_tried_again_for_two_minutes(paths: RunPaths) -> None:
+def test_unreadable_checkpoint_is_retried_for_two_minutes(paths: RunPaths) -> None:
     older, newest = add(paths, 2), add(paths, 4)
     now = [0.0]
     beginning = Beginning(clock=lambda: now[0])
@@ -147,7 +147,7 @@ def test_unreadable_checkpoint_is_tried_again_for_two_minutes(paths: RunPaths) -
     assert base.checkpoint.path == older
 
 
-def test_damaged_file_of_an_attempt_without_checkpoint_ends_nothing(paths: RunPaths) -> None:
+def test_damaged_attempt_file_without_checkpoint_is_skipped(paths: RunPaths) -> None:
     add(paths, 4)
     add(paths, 2)
     base = choose_base(paths, LATEST, with_orchestrator=True)
@@ -162,7 +162,7 @@ def test_damaged_file_of_an_attempt_without_checkpoint_ends_nothing(paths: RunPa
     assert begin_attempt(paths, base, attempt=3, world_size=2, config_hash="h").base_step == 4
 
 
-def test_damaged_file_of_an_attempt_whose_checkpoints_record_no_lineage_is_refused(paths: RunPaths) -> None:
+def test_damaged_attempt_file_without_recorded_lineage_is_refused(paths: RunPaths) -> None:
     add(paths, 4)
     paths.attempt_file(1).write_bytes(b"\x00" * 30)
     with pytest.raises(RoleError, match=r"0001\.json is damaged: .*restore it from a copy") as caught:
@@ -170,7 +170,7 @@ def test_damaged_file_of_an_attempt_whose_checkpoints_record_no_lineage_is_refus
     assert caught.value.code == exit_codes.DATA
 
 
-def test_a_resume_that_was_asked_for_does_not_start_from_the_model_over_damaged_checkpoints(paths: RunPaths) -> None:
+def test_required_resume_refuses_damaged_checkpoints(paths: RunPaths) -> None:
     def resume(required: bool) -> Base | None:
         return choose_base(paths, LATEST, with_orchestrator=True, required=required, log=lambda line: None)
 
@@ -183,27 +183,27 @@ def test_a_resume_that_was_asked_for_does_not_start_from_the_model_over_damaged_
     assert resume(required=False) is None
 
 
-def test_a_replay_needs_no_orchestrator_part(paths: RunPaths) -> None:
+def test_replay_accepts_checkpoint_without_orchestrator_part(paths: RunPaths) -> None:
     add(paths, 2, orchestrator=False)
     base = choose_base(paths, LATEST, with_orchestrator=False, log=lambda message: None)
     assert base is not None
 
 
-def test_checkpoints_of_a_forsaken_branch_are_never_taken(paths: RunPaths) -> None:
+def test_checkpoints_outside_the_lineage_are_not_chosen(paths: RunPaths) -> None:
     add(paths, 2)
-    add(paths, 4)  # attempt 1 completed it after attempt 2 had started from step 2: a zombie's
+    add(paths, 4)  # attempt 1 (a zombie) completed it after attempt 2 had started from step 2
     lineage = (Segment(1, 1, 2), Segment(2, 3, None))
     write_attempt(paths, Attempt(2, 2, 1, 2, lineage, "h", 0.0))
     assert chosen(paths) == Artifact(2, 1, paths.checkpoint(2, 1))
 
 
-def test_never_refuses_a_folder_that_holds_a_run(paths: RunPaths) -> None:
+def test_resume_policy_never_refuses_existing_run(paths: RunPaths) -> None:
     with pytest.raises(RoleError, match="Never") as caught:
         chosen(paths, ResumeConfig(policy="Never"))
     assert caught.value.code == exit_codes.CONFIGURATION
 
 
-def test_a_step_is_taken_or_refused(paths: RunPaths) -> None:
+def test_resume_policy_step_selects_or_refuses_step(paths: RunPaths) -> None:
     for step in (2, 4):
         add(paths, step)
     assert chosen(paths, ResumeConfig(policy="Step", step=2)) == Artifact(2, 1, paths.checkpoint(2, 1))
@@ -211,7 +211,7 @@ def test_a_step_is_taken_or_refused(paths: RunPaths) -> None:
         chosen(paths, ResumeConfig(policy="Step", step=3))
 
 
-def test_an_attempt_number_is_used_once_and_grows(paths: RunPaths) -> None:
+def test_attempt_number_is_unique_and_increasing(paths: RunPaths) -> None:
     with pytest.raises(RoleError, match="the next is 2") as caught:
         begin_attempt(paths, None, attempt=1, world_size=1, config_hash="h")
     assert caught.value.code == exit_codes.ATTEMPT_TAKEN
@@ -223,7 +223,7 @@ def test_an_attempt_number_is_used_once_and_grows(paths: RunPaths) -> None:
         begin_attempt(paths, base, attempt=2, world_size=4, config_hash="h")
 
 
-def test_the_last_few_and_the_interval_are_kept() -> None:
+def test_last_checkpoints_and_interval_are_kept() -> None:
     attempt = next_attempt(first_attempt(world_size=1, config_hash=""), 4, attempt=2, world_size=1, config_hash="")
 
     def artifact(step: int, writer: int) -> Artifact:
@@ -241,7 +241,7 @@ def test_the_last_few_and_the_interval_are_kept() -> None:
 
 
 def other_run(paths: RunPaths, *steps: int) -> RunPaths:
-    """Another run on the same volume, with complete checkpoints."""
+    """Create another run with complete checkpoints on the same volume."""
     other = RunPaths(paths.root.parent / "other")
     write_attempt(other, first_attempt(world_size=2, config_hash="o"))
     for step in steps:
@@ -254,7 +254,7 @@ def origin_of(paths: RunPaths, resume: ResumeConfig, log: list[str] | None = Non
     return origin.step if origin else None
 
 
-def test_another_run_is_found_by_name_or_folder(tmp_path: Path) -> None:
+def test_origin_run_is_found_by_name_or_folder(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "mine")
     other = other_run(paths, 2, 4)
     assert origin_of(paths, LATEST) is None
@@ -270,7 +270,7 @@ def test_another_run_is_found_by_name_or_folder(tmp_path: Path) -> None:
         origin_of(paths, ResumeConfig(from_run="mine"))
 
 
-def test_a_damaged_origin_falls_back_unless_its_step_is_wanted(tmp_path: Path) -> None:
+def test_damaged_origin_falls_back_unless_step_is_set(tmp_path: Path) -> None:
     paths, log = RunPaths(tmp_path / "mine"), list[str]()
     other = other_run(paths, 2, 4)
     (other.checkpoint(4, 1) / TRAINER_PART / "data").unlink()
@@ -281,7 +281,7 @@ def test_a_damaged_origin_falls_back_unless_its_step_is_wanted(tmp_path: Path) -
     assert caught.value.code == exit_codes.DATA
 
 
-def test_the_first_attempt_pins_the_origin_as_long_as_it_is_there(tmp_path: Path) -> None:
+def test_first_attempt_pins_the_origin_while_it_exists(tmp_path: Path) -> None:
     paths, resume = RunPaths(tmp_path / "mine"), ResumeConfig(from_run="other")
     other = other_run(paths, 2)
     origin = choose_origin(paths, resume)
@@ -290,5 +290,5 @@ def test_the_first_attempt_pins_the_origin_as_long_as_it_is_there(tmp_path: Path
     assert read_attempt(paths.attempt_file(1)) == begun
     add(other, 4)
     assert origin_of(paths, resume) == 2, "the second attempt would start from other weights than the first"
-    (other.checkpoint(2, 1) / "manifest.json").unlink()  # the other run's retention knows nothing of forks
+    (other.checkpoint(2, 1) / "manifest.json").unlink()  # retention of the other run does not consider forks
     assert origin_of(paths, resume) == 4

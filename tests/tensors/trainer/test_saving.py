@@ -1,4 +1,4 @@
-"""Saving beside training: the files hold the moment of the call, one save is in flight, failures are told."""
+"""Background saves: files contain the state at the call, one save at a time, and reported failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MakePart = Callable[[], Part]
 
 @pytest.fixture
 def make_part(solo: Group, make_model: Callable[..., nn.Module]) -> MakePart:
-    """A model after one step, so that the optimizer remembers something."""
+    """Return a function that builds a model after one step, so that the optimizer has state."""
 
     def make() -> Part:
         model = shard_model(make_model(), solo)
@@ -58,7 +58,7 @@ def moments(part: Part) -> float:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Writers wait until it is set."""
+    """Event that writers wait for."""
     opened = threading.Event()
     write_data = dcp.FileSystemWriter.write_data
 
@@ -71,7 +71,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened.set()
 
 
-def test_what_changes_after_the_call_does_not_reach_the_files(
+def test_saved_files_contain_state_at_the_call(
     tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
 ) -> None:
     part = make_part()
@@ -95,7 +95,7 @@ def test_what_changes_after_the_call_does_not_reach_the_files(
     assert (parameter_checksum(again.module), moments(again)) == before
 
 
-def test_the_buffers_are_reused_and_two_saves_are_never_in_flight(
+def test_save_buffers_are_reused_by_one_save_at_once(
     tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
 ) -> None:
     part = make_part()
@@ -122,7 +122,7 @@ def test_the_buffers_are_reused_and_two_saves_are_never_in_flight(
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_checkpoint_that_the_volume_refuses_leaves_nothing_and_the_next_one_is_written(
+def test_refused_save_leaves_no_files_and_next_succeeds(
     tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
     def full(*args: object, **options: object) -> None:
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_the_volume_refuses_leaves_nothing_and_the_next_one_is
     assert told == [2]
 
 
-def test_another_failure_of_a_save_ends_the_run(
+def test_other_save_failure_ends_the_run(
     tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **options: object) -> None:
@@ -167,7 +167,7 @@ def test_another_failure_of_a_save_ends_the_run(
         saver.save(Progress(2), tmp_path / "checkpoints" / "next")
 
 
-def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, make_part: MakePart) -> None:
+def test_saved_parts_are_restored_separately(tmp_path: Path, solo: Group, make_part: MakePart) -> None:
     parts = {POLICY: make_part(), "critic": make_part()}
     change(parts["critic"])
     sums = {name: (parameter_checksum(part.module), moments(part)) for name, part in parts.items()}
@@ -185,7 +185,7 @@ def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, mak
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
+def test_manifest_entries_are_computed_without_reading_files(
     tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
     paths, read = RunPaths(tmp_path), []
@@ -226,10 +226,10 @@ def test_closed_saver_leaves_no_process_group(
     saver.wait()
     assert count_groups() == groups + 1
     saver.close(wait=waits)
-    until(lambda: count_groups() == groups)
+    wait_until(lambda: count_groups() == groups)
 
 
-def test_closed_saver_destroys_its_process_group_after_the_write_in_progress(
+def test_closed_saver_destroys_process_group_after_write(
     tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
 ) -> None:
     groups = count_groups()
@@ -237,16 +237,16 @@ def test_closed_saver_destroys_its_process_group_after_the_write_in_progress(
     saver.save(Progress(1), tmp_path / "1")
     saver.then(told.append)
     assert saver._last is not None
-    until(saver._last.running)
+    wait_until(saver._last.running)
     saver.close(wait=False)
     assert count_groups() == groups + 1, "the write still needs it"
     gate.set()
-    until(lambda: count_groups() == groups)
+    wait_until(lambda: count_groups() == groups)
     assert saver.finished() is not None
     assert not told
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline, f"{count_groups()} process groups, threads {threading.enumerate()}"

@@ -1,4 +1,4 @@
-"""Orders of a pipeline's passes: torch's for any number of rows, and the arithmetic of `rlrun fit` against them."""
+"""Pipeline schedules: torch's order for any number of rows, and the arithmetic of `rlrun fit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (
 
 
 def slots(computed: Mapping[int, Sequence[Action]], stages: int) -> tuple[int, int]:
-    """Units of time of a step, and those in which the first rank waits; each pass starts as soon as what it needs is there."""
+    """Return the time units of a step and those in which the first rank waits; each pass starts when its inputs are
+    ready.
+    """
     ends: dict[tuple[Kind, int, int], int] = {}
     clock, left, work = dict.fromkeys(computed, 0), {rank: [*actions] for rank, actions in computed.items()}, 0
     while any(left.values()):
@@ -50,8 +52,8 @@ def needed(action: Action, stages: int) -> list[tuple[Kind, int, int]]:
     return [(Kind.FORWARD, stage, row)] + ([(Kind.BACKWARD_INPUT, stage + 1, row)] if stage < stages - 1 else [])
 
 
-def kept(actions: Sequence[Action]) -> int:
-    """Most passes between forward and the gradients of weights."""
+def count_kept_passes(actions: Sequence[Action]) -> int:
+    """Return the largest number of passes between forward and the gradients of weights."""
     now = most = 0
     for action in actions:
         now += action.computation_type == Kind.FORWARD
@@ -62,18 +64,20 @@ def kept(actions: Sequence[Action]) -> int:
 
 @pytest.mark.parametrize(("schedule", "per_rank"), SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_fit_counts_what_torch_orders(schedule: PipelineSchedule, per_rank: int, ranks: int) -> None:
+def test_fit_idle_share_matches_torch_schedule(schedule: PipelineSchedule, per_rank: int, ranks: int) -> None:
     rows = 4 * ranks
     layout = ParallelismConfig(pp=ranks, schedule=schedule, stages_per_rank=per_rank)
     found = schedule_actions(schedule, ranks, per_rank, rows)
     total, idle = slots(found.computed, ranks * per_rank)
     assert idle / total == pytest.approx(idle_share(layout, rows))
-    assert [kept(found.computed[rank]) for rank in range(ranks)] == [kept_passes(layout, at) for at in range(ranks)]
+    assert [count_kept_passes(found.computed[rank]) for rank in range(ranks)] == [
+        kept_passes(layout, at) for at in range(ranks)
+    ]
 
 
 @pytest.mark.parametrize(("schedule", "per_rank"), SCHEDULES)
 @pytest.mark.parametrize("rows", [1, 3, 5, 11])
-def test_any_number_of_rows_goes_through(schedule: PipelineSchedule, per_rank: int, rows: int) -> None:
+def test_schedule_handles_any_number_of_rows(schedule: PipelineSchedule, per_rank: int, rows: int) -> None:
     stages = 4 * per_rank
     found = schedule_actions(schedule, 4, per_rank, rows)
     slots(found.computed, stages)
@@ -87,14 +91,14 @@ def test_any_number_of_rows_goes_through(schedule: PipelineSchedule, per_rank: i
     assert sends == 2 * rows * (stages - 1 - within)
 
 
-def test_passes_without_gradients_take_every_stage() -> None:
+def test_forward_only_schedule_covers_every_stage() -> None:
     found = schedule_actions("ZBVZeroBubble", 2, 2, 3, backward=False)
     assert dict(found.places) == {0: 0, 3: 0, 1: 1, 2: 1}
     assert {one.computation_type for own in found.computed.values() for one in own} == {Kind.FORWARD}
     assert [one.stage_index for one in found.computed[0]] == [0, 0, 0, 3, 3, 3]
 
 
-def test_the_gradients_of_weights_come_when_they_are_taken() -> None:
+def test_postponed_weight_gradients_are_exact() -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3, bias=False))
     hidden = torch.randn(2, 5, 4, requires_grad=True)

@@ -1,4 +1,4 @@
-"""A checkpoint is checked by all ranks together, each with its own files."""
+"""Checkpoint verification shared by all ranks, each with its own files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RANKS = 3
 
 
 class Meeting:
-    """What ranks in threads exchange."""
+    """Exchange between ranks in threads."""
 
     def __init__(self, ranks: int) -> None:
         self.barrier, self.said = threading.Barrier(ranks, timeout=60), [None] * ranks
 
 
 class Rank:
-    """A rank in a thread."""
+    """Rank in a thread."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self.rank, self.world_size = meeting, rank, len(meeting.said)
@@ -52,7 +52,7 @@ class Rank:
 
 
 def together(lead: Callable[[SharedCheck], Any]) -> Any:
-    """What rank 0 finds, while the other ranks are in `end`."""
+    """Return the result of rank 0, while the other ranks run `end`."""
     meeting = Meeting(RANKS)
 
     def work(rank: int) -> Any:
@@ -80,7 +80,7 @@ def manifest_of(checkpoint: Path) -> Manifest:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_each_file_has_one_rank_whatever_number_has_written_it(checkpoint: Path, world_size: int) -> None:
+def test_each_file_is_assigned_to_one_rank(checkpoint: Path, world_size: int) -> None:
     files = manifest_of(checkpoint).files
     shares = [share_files(files, rank, world_size) for rank in range(world_size)]
     assert sorted(e.path for one in shares for e in one) == sorted((*FILES, *MORE))
@@ -89,9 +89,7 @@ def test_each_file_has_one_rank_whatever_number_has_written_it(checkpoint: Path,
         assert {e.path for e in shares[0]} == {FILES[0], *MORE}
 
 
-def test_every_file_is_read_once_and_by_the_rank_that_loads_it(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_file_is_read_once_by_its_rank(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     checksum = checkpoint_manifest.file_checksum
 
@@ -105,7 +103,7 @@ def test_every_file_is_read_once_and_by_the_rank_that_loads_it(
     assert sorted(read) == sorted((*FILES, *MORE))
 
 
-def test_a_file_that_a_machine_sees_late_is_waited_for(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_file_is_waited_for(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late, checksum, manifest = {FILES[1], FILES[3]}, checkpoint_manifest.file_checksum, manifest_of(checkpoint)
 
     def seen(path: Path) -> int:
@@ -119,7 +117,7 @@ def test_a_file_that_a_machine_sees_late_is_waited_for(checkpoint: Path, monkeyp
     assert not late
 
 
-def test_a_rank_that_cannot_read_its_file_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_reported_with_its_rank(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checksum, manifest = checkpoint_manifest.file_checksum, manifest_of(checkpoint)
 
     def broken(path: Path) -> int:
@@ -136,7 +134,7 @@ def test_a_rank_that_cannot_read_its_file_says_so(checkpoint: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", [*FILES, *MORE])
-def test_damage_that_any_rank_finds_is_told_to_rank_0_which_goes_on(checkpoint: Path, name: str) -> None:
+def test_damage_found_by_any_rank_reaches_rank_0(checkpoint: Path, name: str) -> None:
     manifest = manifest_of(checkpoint)
     (checkpoint / name).write_bytes(b"x" * 100)
 

@@ -1,4 +1,4 @@
-"""One run's steps in this process: what is published and saved is what was trained, at the rate of the schedule."""
+"""Steps of one run in this process: published and saved weights equal the trained ones, at the scheduled rate."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.support.process_groups import count_groups
 
 STEPS, PEAK = 4, 0.01
 RATES = [0.005, 0.01, 0.005, 0.0]
-"""Of a warm-up of two steps and a linear fall to 0 at the last."""
+"""Rates of a warm-up of two steps and a linear decay to 0 at the last step."""
 
 
 class Bench:
-    """A slot that trains on recorded batches, and every update of its optimizer."""
+    """Slot that trains on recorded batches and records every update of its optimizer."""
 
     def __init__(self, root: Path, source: Path, group: Group, make_batch: Callable[..., Batch]) -> None:
         self.config = TrainerConfig(
@@ -99,14 +99,14 @@ def bench(tmp_path: Path, source: Path, solo: Group, make_batch: Callable[..., B
     made.slot.close(wait=True)
 
 
-def test_a_version_is_what_its_step_trained(bench: Bench) -> None:
+def test_published_version_equals_trained_weights(bench: Bench) -> None:
     bench.slot.begin()
     values = [bench.parameters()]
     for step in range(1, STEPS):
         bench.step(step)
         values.append(bench.parameters())
     for step, expected in enumerate(values):
-        if not bench.paths.version(step, 1).exists():  # retention
+        if not bench.paths.version(step, 1).exists():  # deleted by retention
             continue
         found = bench.published(step)
         assert found.keys() == expected.keys()
@@ -116,18 +116,18 @@ def test_a_version_is_what_its_step_trained(bench: Bench) -> None:
         assert any(not torch.equal(one[name], next_one[name]) for name in one)
 
 
-def test_a_step_moves_by_the_rate_of_the_schedule_times_the_gradient(bench: Bench) -> None:
+def test_step_moves_weights_by_scheduled_rate(bench: Bench) -> None:
     for step, rate in enumerate(RATES, start=1):
         before = bench.parameters()
         bench.updates.clear()
         bench.step(step)
-        gradient, after = bench.updates[0], bench.parameters()  # saving makes updates of 0, to have a state to save
+        gradient, after = bench.updates[0], bench.parameters()  # saving makes updates of 0 to create optimizer state
         assert any(value.abs().max() > 0 for value in gradient.values())
         for name, value in after.items():
             torch.testing.assert_close(value, before[name] - rate * gradient[name], atol=1e-7, rtol=1e-6)
 
 
-def test_a_checkpoint_is_what_its_step_trained(
+def test_saved_checkpoint_equals_trained_weights(
     bench: Bench, source: Path, solo: Group, make_model: Callable[..., nn.Module]
 ) -> None:
     for step in (1, 2):
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_what_its_step_trained(
         assert torch.equal(local_part(parameter), expected[name]), name
 
 
-def test_step_waits_until_volume_takes_its_version(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_waits_until_volume_accepts_its_version(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     save, tries = hf_writer.save_file, list[str]()
 
     def refused_twice(tensors: Any, path: Any, **options: Any) -> None:
@@ -157,7 +157,7 @@ def test_step_waits_until_volume_takes_its_version(bench: Bench, monkeypatch: py
     assert all(torch.equal(bench.published(2)[name], value) for name, value in bench.parameters().items())
 
 
-def test_run_that_fails_to_start_leaves_no_thread_and_no_process_group(
+def test_failed_run_start_leaves_no_thread_or_group(
     source: Path, tmp_path: Path, solo: Group, make_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: object, **options: object) -> Publisher:

@@ -1,4 +1,4 @@
-"""A model cut into stages: what each keeps, and the architectures and runs that are refused."""
+"""Pipeline stages of a model: kept parameters, and refused architectures and runs."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def on_meta(kind: str, **options: Any) -> Any:
     ("kind", "options"),
     [("qwen2", {}), ("mistral", {"sliding_window": 8}), ("gemma2", {"head_dim": 8}), ("qwen3", {"head_dim": 8})],
 )
-def test_an_architecture_that_stages_compute(kind: str, options: dict[str, Any]) -> None:
+def test_supported_architecture_can_be_staged(kind: str, options: dict[str, Any]) -> None:
     assert fault_of_stages(on_meta(kind, **options), seq_len=64) is None
 
 
-def test_an_architecture_that_changes_what_enters_the_layers_is_refused() -> None:
+def test_architecture_with_scaled_embeddings_is_refused() -> None:
     found = fault_of_stages(on_meta("granite", embedding_multiplier=3.0), seq_len=64)
     assert found is not None
     assert found.startswith("the output of the last layer differs by")
 
 
-def test_a_head_that_is_not_known_is_refused() -> None:
+def test_unknown_head_is_refused_for_stages() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt2"](n_layer=2, n_embd=32, n_head=2))
     assert fault_of_stages(model, seq_len=64) is not None
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_stages_have_every_name_of_the_model_once(make_model: Callable[..., nn.Module], tied: bool) -> None:
+def test_stages_contain_every_parameter_name_once(make_model: Callable[..., nn.Module], tied: bool) -> None:
     whole = make_model("qwen3", tied=tied)
     found: list[str] = []
     for index in range(2):
@@ -84,7 +84,7 @@ def test_stages_have_every_name_of_the_model_once(make_model: Callable[..., nn.M
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_ranks_with_several_stages_have_every_name_once(schedule: PipelineSchedule, tied: bool) -> None:
+def test_ranks_with_several_stages_contain_names_once(schedule: PipelineSchedule, tied: bool) -> None:
     whole = on_meta("qwen2", tie_word_embeddings=tied)
     found: list[str] = []
     numbers = []
@@ -101,10 +101,10 @@ def test_ranks_with_several_stages_have_every_name_once(schedule: PipelineSchedu
     assert numbers == ([[0, 2], [1, 3]] if schedule == "Interleaved1F1B" else [[0, 3], [1, 2]])
 
 
-def test_rows_wait_for_others_in_a_pipeline_alone(
+def test_head_waits_only_in_a_pipeline(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
-    """Residuals of the head are counted: GPUs have no memory for it that the next row's activations do not need."""
+    """The head's residuals count as activations: a pipeline needs the memory for activations of the next row."""
     whole: Any = make_model("qwen3")
     stage = copy.deepcopy(whole)
     keep_stage(stage, decoder_layers(stage), 1, 2)
@@ -116,7 +116,7 @@ def test_rows_wait_for_others_in_a_pipeline_alone(
     assert stage._head.waits
 
 
-def test_adapters_have_to_be_in_every_stage(make_model: Callable[..., nn.Module]) -> None:
+def test_every_stage_requires_an_adapter(make_model: Callable[..., nn.Module]) -> None:
     model = make_model("qwen3")
     lora.inject_adapters(model, LoRAConfig(rank=4, targets=["layers.1.*"]))
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_adapters_have_to_be_in_every_stage(make_model: Callable[..., nn.Module]
         keep_stage(model, decoder_layers(model), 1, 2)
 
 
-def test_a_critic_needs_whole_models(tmp_path: Path) -> None:
+def test_critic_refuses_pipeline_parallelism(tmp_path: Path) -> None:
     config = TrainerConfig(
         name="x",
         uid="u",

@@ -1,4 +1,4 @@
-"""Tensors read slice by slice from files that keep them otherwise: what transformers makes of the whole files."""
+"""Slices of tensors that files store in another form, compared with transformers' result of the whole files."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def parts_of(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
         (lambda a, b: transpose_tensor(lazy(a), 0, 1), lambda a, b: a.T),
     ],
 )
-def test_every_slice_is_that_of_the_whole(make: Callable[..., Lazy], expected: Callable[..., Tensor]) -> None:
+def test_lazy_slices_equal_the_whole_tensor(make: Callable[..., Lazy], expected: Callable[..., Tensor]) -> None:
     a, b = torch.arange(15.0).view(3, 5), torch.arange(15.0, 30.0).view(3, 5)
     found, whole = make(a, b), expected(a, b)
     assert found.shape == tuple(whole.shape)
     assert torch.equal(found.read_all(), whole)
     for slices in parts_of(found.shape):
-        if all(one.start < one.stop for one in slices):  # an empty part is never read
+        if all(one.start < one.stop for one in slices):  # empty parts are never read
             assert torch.equal(found.read(slices), whole[slices]), slices
 
 
@@ -86,7 +86,7 @@ def planned(
     return plan_tensors(model, files), files
 
 
-def test_joined_matrices_are_divided_without_reading_the_other_half(model: Any, tmp_path: Path) -> None:
+def test_fused_matrices_are_read_by_halves(model: Any, tmp_path: Path) -> None:
     fused = torch.randn(2 * INNER, WIDTH)
     conversion = WeightConverter("mlp.both.weight", ["mlp.gate_proj.weight", "mlp.up_proj.weight"], [Chunk(dim=0)])
     found, files = planned(model, [conversion], {f"{MLP}.both.weight": fused}, tmp_path)
@@ -97,7 +97,7 @@ def test_joined_matrices_are_divided_without_reading_the_other_half(model: Any, 
     assert files.bytes_read == 3 * WIDTH * 4 + fused.nbytes // 2
 
 
-def test_pieces_of_several_files_are_joined_after_a_renaming(model: Any, tmp_path: Path) -> None:
+def test_renamed_pieces_of_several_files_are_joined(model: Any, tmp_path: Path) -> None:
     pieces = {f"old.layers.0.mlp.piece_{at}.weight": torch.randn(INNER // 3, WIDTH) for at in range(3)}
     conversions = [
         WeightRenaming(r"^old\.", "model."),
@@ -110,7 +110,7 @@ def test_pieces_of_several_files_are_joined_after_a_renaming(model: Any, tmp_pat
 
 
 @pytest.mark.parametrize("turned", [True, False])
-def test_a_matrix_is_transposed_where_its_shape_asks_for_it(model: Any, tmp_path: Path, turned: bool) -> None:
+def test_matrix_is_transposed_according_to_its_shape(model: Any, tmp_path: Path, turned: bool) -> None:
     own = torch.randn(WIDTH, INNER)
     conversion = WeightConverter("down_proj.weight", "down_proj.weight", [Transpose(0, 1, check_dims=True)])
     stored = own.T.contiguous() if turned else own
@@ -120,7 +120,7 @@ def test_a_matrix_is_transposed_where_its_shape_asks_for_it(model: Any, tmp_path
     assert files.bytes_read == 2 * 5 * 4
 
 
-def test_another_operation_is_left_to_transformers_for_one_tensor_at_a_time(model: Any, tmp_path: Path) -> None:
+def test_unknown_conversion_is_done_by_transformers(model: Any, tmp_path: Path) -> None:
     stored = torch.randn(2 * INNER, WIDTH)
     conversion = WeightConverter(
         "mlp.both.weight", ["mlp.gate_proj.weight", "mlp.up_proj.weight"], [Interleave(dim=0), Chunk(dim=0)]
@@ -132,7 +132,7 @@ def test_another_operation_is_left_to_transformers_for_one_tensor_at_a_time(mode
     assert files.largest_read == stored.nbytes
 
 
-def test_pieces_that_do_not_go_together_are_refused(model: Any, tmp_path: Path) -> None:
+def test_incompatible_pieces_are_refused(model: Any, tmp_path: Path) -> None:
     pieces = {f"{MLP}.piece_{at}.weight": torch.randn(4, WIDTH + at) for at in range(3)}
     conversion = WeightConverter("mlp.piece_*.weight", "mlp.up_proj.weight", [MergeModulelist(dim=0)])
     with pytest.raises(ValueError, match=r"tensors of shapes \[4, 8\] and \[4, 9\]"):

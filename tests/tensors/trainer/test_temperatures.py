@@ -1,4 +1,6 @@
-"""Every log-prob of a step is of the temperature that its token was sampled with: the policy's, the proximal policy's, the reference's."""
+"""Temperatures of log-probs in a step: policy, proximal policy and reference use the sampling temperature of each
+token.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ TEMPERATURES = [0.5, 1.7, 0.8, 1.0, 2.5]
 
 @pytest.fixture
 def batch(rewarded: MakeBatch) -> Batch:
-    """Samples of several temperatures, two of them in one row."""
+    """Return samples of several temperatures, two of them in one row."""
     samples = zip(rewarded().samples, TEMPERATURES, strict=True)
     return Batch(1, 1, tuple(dataclasses.replace(sample, temperature=t) for sample, t in samples))
 
 
 def on_policy(batch: Batch, model: nn.Module) -> Batch:
-    """As if the model itself had sampled it: its log-probs, at each sample's temperature."""
+    """Return the batch with the model's own log-probs at each sample's temperature."""
     with torch.no_grad():
         found = plain_logprobs(model, batch)
     samples = []
@@ -64,8 +66,8 @@ def of_loss_tokens(batch: Batch, values: list[Tensor]) -> Tensor:
     return torch.cat([v[torch.from_numpy(s.loss_mask)[1:]] for s, v in zip(batch.samples, values, strict=True)])
 
 
-def test_passes_without_a_gradient(solo: Group, make_model: MakeModel, batch: Batch) -> None:
-    """The pass that the proximal policy and a reference have in common, against transformers' own."""
+def test_no_grad_pass_uses_sample_temperatures(solo: Group, make_model: MakeModel, batch: Batch) -> None:
+    """Compare the shared pass of proximal policy and reference with transformers' own."""
     model = make_model(attn="eager")
     rows = [micro_batch([batch.samples[i] for i in row], solo.device) for row in ROWS]
     for found in (
@@ -78,7 +80,7 @@ def test_passes_without_a_gradient(solo: Group, make_model: MakeModel, batch: Ba
         )
 
 
-def test_the_engines_policy_is_the_trainers_own(solo: Group, make_model: MakeModel, batch: Batch) -> None:
+def test_on_policy_batch_has_no_mismatch(solo: Group, make_model: MakeModel, batch: Batch) -> None:
     learner = make_learner(shard_model(make_model(), solo), solo)
     found = learner.step([Update(on_policy(batch, make_model(attn="eager")), ROWS)], lr=0.0)
     assert found["mismatch_kl_max"] == pytest.approx(0.0, abs=1e-6)
@@ -86,8 +88,10 @@ def test_the_engines_policy_is_the_trainers_own(solo: Group, make_model: MakeMod
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_proximal_policy_that_is_recomputed(solo: Group, make_model: MakeModel, batch: Batch, updates: int) -> None:
-    """While nothing moves, its ratio to the policy is 1, and its weight over the engine that of transformers' own log-probs."""
+def test_recomputed_proximal_policy_uses_sample_temperatures(
+    solo: Group, make_model: MakeModel, batch: Batch, updates: int
+) -> None:
+    """Without updates, the ratio to the policy is 1 and the weight follows from transformers' own log-probs."""
     sampled = on_policy(batch, other(make_model, attn="eager"))
     options = {"cap": None, "eps_low": 1.0, "eps_high": 100.0}
     loss = Objective("decoupled_ppo", options, proximal="recompute")
@@ -102,7 +106,7 @@ def test_a_proximal_policy_that_is_recomputed(solo: Group, make_model: MakeModel
     assert found["weight"] == pytest.approx(float((ours - theirs).exp().mean()), rel=1e-4)
 
 
-def test_the_kl_term_to_a_reference(solo: Group, make_model: MakeModel, batch: Batch) -> None:
+def test_reference_kl_uses_sample_temperatures(solo: Group, make_model: MakeModel, batch: Batch) -> None:
     reference = FrozenReference(shard_model(other(make_model), solo).eval())
     learner = partial(make_learner, group=solo, reference=reference)
     with_kl, without = (
@@ -120,14 +124,14 @@ def test_the_kl_term_to_a_reference(solo: Group, make_model: MakeModel, batch: B
     assert with_kl["loss"] - without["loss"] == pytest.approx(0.5 * expected["k2"], rel=1e-3)
 
 
-def test_the_held_out_loss(solo: Group, make_model: MakeModel, batch: Batch) -> None:
+def test_validation_loss_uses_sample_temperatures(solo: Group, make_model: MakeModel, batch: Batch) -> None:
     found = validate_batch(shard_model(make_model(), solo), batch, ROWS, group=solo)
     logprobs = of_loss_tokens(batch, plain_logprobs(make_model(attn="eager"), batch)).detach()
     weights = of_loss_tokens(batch, [torch.from_numpy(sample.advantages)[1:] for sample in batch.samples])
     assert found["validation/loss"] == pytest.approx(-float((weights * logprobs).mean()), rel=1e-4)
 
 
-def test_a_critic_values_texts_and_no_temperature(solo: Group, make_model: MakeModel, batch: Batch) -> None:
+def test_critic_values_ignore_temperature(solo: Group, make_model: MakeModel, batch: Batch) -> None:
     cold = dataclasses.replace(batch, samples=tuple(dataclasses.replace(s, temperature=1.0) for s in batch.samples))
     outcomes = []
     for given in (batch, cold):

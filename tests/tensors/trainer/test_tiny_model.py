@@ -1,4 +1,4 @@
-"""The tiny model and its tokenizer."""
+"""Tiny model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder / "model")
 
 
-def test_the_command_makes_a_model_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_model_command_writes_loadable_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "model"
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     assert rlrun(["tiny-model", str(folder), *words]) == exit_codes.OK
@@ -47,7 +47,7 @@ def test_the_command_makes_a_model_that_loads(tmp_path: Path, capsys: pytest.Cap
     assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == 32
 
 
-def test_text_survives_the_tokenizer(tokenizer: Any) -> None:
+def test_tokenizer_restores_printable_text(tokenizer: Any) -> None:
     text = "".join(chr(code) for code in range(32, 127)) + "\n\n  a"
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert len(ids) == len(text)
@@ -55,7 +55,7 @@ def test_text_survives_the_tokenizer(tokenizer: Any) -> None:
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
 
 
-def test_a_longer_conversation_starts_with_the_tokens_of_a_shorter_one(tokenizer: Any) -> None:
+def test_longer_conversation_extends_tokens_of_shorter_one(tokenizer: Any) -> None:
     def ids(messages: list[dict[str, str]], prompt: bool) -> list[int]:
         encoded: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
         return encoded
@@ -68,7 +68,7 @@ def test_a_longer_conversation_starts_with_the_tokens_of_a_shorter_one(tokenizer
             assert whole[len(prompt) :][len(message["content"])] == tokenizer.eos_token_id
 
 
-def test_only_replies_and_their_end_carry_loss() -> None:
+def test_only_replies_and_their_ends_carry_loss() -> None:
     tokenizer = make_tokenizer()
     ids, labels = encode_demonstration(tokenizer, CONVERSATION)
     assert ids == tokenizer.apply_chat_template(CONVERSATION)["input_ids"]
@@ -77,7 +77,7 @@ def test_only_replies_and_their_end_carry_loss() -> None:
     assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
 
 
-def test_the_same_configuration_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_equal_configuration_gives_equal_files(tmp_path: Path) -> None:
     config = TinyModelConfig(**SMALL, warmup_environment="reverse-text", warmup_args={"length": 3})
     for name in ("one", "two"):
         make_tiny_model(tmp_path / name, config)
@@ -97,14 +97,14 @@ def test_the_same_configuration_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one" / weights).read_bytes() != (tmp_path / "other" / weights).read_bytes()
 
 
-def test_the_default_is_about_a_million_parameters(tmp_path: Path) -> None:
+def test_default_tiny_model_has_about_million_parameters(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", TinyModelConfig())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 1.5e6
 
 
 def demonstrated_probability(folder: Path) -> float:
-    """Mean probability that a model gives the tokens of held-out demonstrations of `reverse-text`, three letters."""
+    """Return the mean probability of held-out `reverse-text` demonstrations of three letters under a model."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), make_tokenizer()
     environment = ReverseText(ReverseTextArgs(length=3))
     found = []
@@ -117,7 +117,7 @@ def demonstrated_probability(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_the_warm_up_ends_at_the_wanted_accuracy_whatever_the_seed(seed: int, tmp_path: Path) -> None:
+def test_warm_up_reaches_the_accuracy_for_any_seed(seed: int, tmp_path: Path) -> None:
     config = TinyModelConfig(
         **SMALL | {"warmup_steps": 300},
         warmup_environment="reverse-text",
@@ -129,7 +129,7 @@ def test_the_warm_up_ends_at_the_wanted_accuracy_whatever_the_seed(seed: int, tm
     assert 0.33 < demonstrated_probability(tmp_path / "model") < 0.47
 
 
-def test_a_warm_up_that_cannot_be_is_one_message(
+def test_invalid_warm_up_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = {"warmupEnvironment": "reverse-txt"}
@@ -145,10 +145,8 @@ def test_a_warm_up_that_cannot_be_is_one_message(
     assert str(read_error(tmp_path / "private")).startswith("model.tiny: ")
 
 
-def test_trainer_in_a_pod_runs_no_code_of_a_warm_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solo: Group
-) -> None:
-    """It holds the run's key. On one machine it makes the model that is missing."""
+def test_trainer_in_pod_runs_no_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solo: Group) -> None:
+    """A trainer in a pod holds the run's key. On one machine the trainer creates the missing model."""
     spec = RLRunSpec.model_validate(
         {"model": {"tiny": SMALL | {"warmup_environment": "reverse-text"}}, "environments": [{"id": "reverse-text"}]}
     )

@@ -18,7 +18,7 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 CPU = torch.device("cpu")
 
 
-def test_they_equal_those_of_each_sample_alone_at_its_temperature(
+def test_token_statistics_equal_single_samples_with_temperature(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
     model, reference = make_model(), make_model(attn="eager")
@@ -40,7 +40,7 @@ def test_they_equal_those_of_each_sample_alone_at_its_temperature(
     assert not found.entropy.requires_grad
 
 
-def test_only_predicted_positions_go_through_the_head(
+def test_only_predicted_positions_reach_the_head(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = make_model(), []
@@ -54,7 +54,7 @@ def test_only_predicted_positions_go_through_the_head(
     assert seen == [2 + 10]
 
 
-def test_a_row_without_work_has_a_zero_gradient_for_every_parameter(make_model: Callable[..., nn.Module]) -> None:
+def test_empty_row_gives_zero_gradient_for_every_parameter(make_model: Callable[..., nn.Module]) -> None:
     model = make_model()
     found = token_statistics(model, micro_batch([], CPU))
     assert not found.logprobs.any()

@@ -1,4 +1,4 @@
-"""Which of a group's failures is the cause, and what is told of a rank that could say nothing."""
+"""Cause among the failures of a group of ranks, and reports of ranks without an error message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.trainer.ranks.torchrun import first_failure, last_word
 
 @dataclass
 class Ended:
-    """As torchrun tells it."""
+    """Failure as torchrun reports it."""
 
     exitcode: int
     timestamp: int = 100
@@ -20,20 +20,20 @@ class Ended:
 @pytest.mark.parametrize(
     ("failures", "rank"),
     [
-        ({0: Ended(1), 1: Ended(-11)}, 1),  # found in one look: the peer lost its connection to the one that crashed
-        ({0: Ended(1, 100), 1: Ended(-11, 101)}, 1),  # in one look, around the turn of a second
+        ({0: Ended(1), 1: Ended(-11)}, 1),  # detected together: the peer lost its connection to the crashed rank
+        ({0: Ended(1, 100), 1: Ended(-11, 101)}, 1),  # detected together, across the boundary of a second
         ({0: Ended(1), 1: Ended(-9), 2: Ended(-15)}, 1),
         ({0: Ended(-15), 1: Ended(65), 2: Ended(-15)}, 1),  # torchrun itself ended the others
-        ({0: Ended(-9, 140), 1: Ended(65, 100)}, 1),  # and killed one that did not end
+        ({0: Ended(-9, 140), 1: Ended(65, 100)}, 1),  # torchrun killed the rank that did not end
         ({0: Ended(65, 100), 1: Ended(1, 101)}, 0),
         ({3: Ended(1), 2: Ended(1)}, 3),
     ],
 )
-def test_the_cause_is_what_others_follow_from(failures: dict[int, Ended], rank: int) -> None:
+def test_first_failure_is_the_cause(failures: dict[int, Ended], rank: int) -> None:
     assert first_failure(failures) == (rank, failures[rank])
 
 
-def test_a_rank_without_a_last_word_is_told_by_its_signal() -> None:
+def test_rank_without_message_is_reported_by_signal() -> None:
     error = last_word(3, -9, "")
     assert (str(error), error.code, error.follows) == (
         "rank 3 was ended by SIGKILL (often for lack of memory)",

@@ -1,4 +1,4 @@
-"""One optimizer step: exact, however the batch is cut; skipped when the gradient is not finite."""
+"""One optimizer step: independent of the rows of a batch, and skipped if the gradient is not finite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Step = Callable[..., tuple[dict[str, float], nn.Module]]
 
 @pytest.fixture
 def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
-    """One step on a fresh model."""
+    """Return a function that runs one step on a fresh model."""
 
     def run(
         batch: Batch,
@@ -85,7 +85,7 @@ def weights(model: nn.Module) -> torch.Tensor:
     ],
     ids=lambda objective: objective.loss,
 )
-def test_the_cut_into_rows_changes_nothing(step: Step, make_batch: Callable[..., Batch], loss: Objective) -> None:
+def test_loss_does_not_depend_on_rows(step: Step, make_batch: Callable[..., Batch], loss: Objective) -> None:
     batch = make_batch(LENGTHS)
     whole, together = step(batch, [(0, 1, 2, 3, 4)], loss=loss)
     cut, apart = step(batch, [(3,), (), (0, 2), (4, 1)], loss=loss)
@@ -94,7 +94,7 @@ def test_the_cut_into_rows_changes_nothing(step: Step, make_batch: Callable[...,
         assert cut[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-6), name
 
 
-def test_the_gradient_is_the_mean_over_all_loss_tokens(
+def test_gradient_is_mean_over_all_loss_tokens(
     step: Step, make_batch: Callable[..., Batch], make_model: Callable[..., nn.Module]
 ) -> None:
     batch = make_batch(LENGTHS)
@@ -114,10 +114,10 @@ def test_the_gradient_is_the_mean_over_all_loss_tokens(
     assert metrics["loss_tokens"] == batch.loss_tokens
 
 
-def test_the_log_linear_policy_lies_between_the_versions(
+def test_log_linear_policy_interpolates_between_versions(
     step: Step, make_batch: Callable[..., Batch], make_model: Callable[..., nn.Module], solo: Group
 ) -> None:
-    batch = make_batch(LENGTHS, step=3)  # sampled by version 0, trained by version 2: half of the way
+    batch = make_batch(LENGTHS, step=3)  # sampled by version 0 and trained by version 2, so alpha is one half
     row = micro_batch(batch.samples, solo.device)
     with torch.no_grad():
         t = token_statistics(shard_model(make_model(), solo), row).logprobs
@@ -126,7 +126,7 @@ def test_the_log_linear_policy_lies_between_the_versions(
     assert step(batch, [(0, 1), (2, 3, 4)], loss=loss)[0]["weight"] == pytest.approx(float(half.mean()), rel=1e-4)
 
 
-def test_an_entropy_bonus_raises_the_entropy(step: Step, make_batch: Callable[..., Batch]) -> None:
+def test_entropy_bonus_increases_entropy(step: Step, make_batch: Callable[..., Batch]) -> None:
     still = make_batch(LENGTHS)
     for sample in still.samples:
         sample.advantages[:] = 0
@@ -142,9 +142,7 @@ def test_an_entropy_bonus_raises_the_entropy(step: Step, make_batch: Callable[..
     assert float(after) > bonus["entropy"]
 
 
-def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted(
-    step: Step, make_batch: Callable[..., Batch]
-) -> None:
+def test_step_counts_and_skips_gradient_not_finite(step: Step, make_batch: Callable[..., Batch]) -> None:
     batch = make_batch(LENGTHS)
     metrics, model = step(batch, [(0, 1, 2), (3, 4)], damage=True)
     assert metrics["skipped"] == 1.0
@@ -178,7 +176,7 @@ def test_clipping_bounds_the_update(
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_clipping_never_enlarges_a_gradient(fused: bool) -> None:
-    """AdamW forgets one factor of all gradients, so their sizes differ: 0.9, 0.09 and 5 against a limit of 1."""
+    """AdamW ignores a common factor of all gradients, so their sizes differ: 0.9, 0.09 and 5 with a limit of 1."""
     limit = 1.0
 
     def trained(ours: bool) -> torch.Tensor:
@@ -198,7 +196,7 @@ def test_clipping_never_enlarges_a_gradient(fused: bool) -> None:
     torch.testing.assert_close(trained(ours=True), trained(ours=False), rtol=1e-5, atol=1e-7)
 
 
-def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., nn.Module]) -> None:
+def test_checksum_detects_a_single_bit(solo: Group, make_model: Callable[..., nn.Module]) -> None:
     model, same, other = make_model(), shard_model(make_model(), solo), make_model()
     with torch.no_grad():
         weight = other.model.norm.weight
@@ -207,10 +205,10 @@ def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., 
     assert parameter_checksum(model) != parameter_checksum(other)
 
 
-def test_changes_that_cancel_each_other_change_the_checksum(make_model: Callable[..., nn.Module]) -> None:
+def test_checksum_detects_changes_that_cancel(make_model: Callable[..., nn.Module]) -> None:
     model = make_model()
     words = model.model.embed_tokens.weight.detach().view(torch.int32)
-    # Fixed, not drawn: two flipped sign bits cancel each other if the terms of their words have different signs.
+    # Fixed instead of random, because two flipped sign bits cancel if the terms of their words have different signs.
     words[0, :2] = torch.tensor([0x3F000001, 0x3E800003])
     before = parameter_checksum(model)
     for first, second in ((1, -1), (2**20, -(2**20)), (-(2**31), -(2**31))):
@@ -221,7 +219,7 @@ def test_changes_that_cancel_each_other_change_the_checksum(make_model: Callable
     assert parameter_checksum(model) == before
 
 
-def test_the_checksum_makes_no_copy_of_a_parameter(make_model: Callable[..., nn.Module]) -> None:
+def test_checksum_copies_no_parameter(make_model: Callable[..., nn.Module]) -> None:
     class Largest(TorchDispatchMode):  # type: ignore[misc]
         made = 0
 
@@ -239,7 +237,7 @@ def test_the_checksum_makes_no_copy_of_a_parameter(make_model: Callable[..., nn.
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
-def test_an_update_is_made_at_the_rate_of_its_step(
+def test_update_uses_the_learning_rate_of_its_step(
     solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch], name: Any
 ) -> None:
     moved = []
@@ -263,7 +261,7 @@ def test_an_update_is_made_at_the_rate_of_its_step(
     torch.testing.assert_close(moved[2], 2 * moved[1], atol=2e-6, rtol=1e-3)
 
 
-def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:
+def test_objective_comes_from_preset_unless_loss_is_set() -> None:
     assert step_objective(AlgorithmConfig(preset="dppo"), 64).loss == "dppo"
     chosen = AlgorithmConfig(preset="dppo", loss=LossConfig(name="cispo", options={"eps_high": 3.0}))
     assert step_objective(chosen, 64) == Objective("cispo", {"eps_high": 3.0})
@@ -275,8 +273,10 @@ def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:
 
 
 @pytest.mark.parametrize("tokens", [200, 1000])
-def test_preset_gspo_keeps_the_gradient_under_rounding_noise(tokens: int) -> None:
-    """Exactly on-policy answers, with the noise of vLLM against a bfloat16 trainer (huggingface/trl#6789): -0.0015 ± 0.05 a token."""
+def test_gspo_preset_tolerates_rounding_noise(tokens: int) -> None:
+    """Exactly on-policy answers with the noise of vLLM against a bfloat16 trainer (huggingface/trl#6789): -0.0015 ±
+    0.05 per token.
+    """
     answers = 64
     draw = np.random.default_rng(0)
     inference = torch.tensor(-np.abs(draw.normal(0.3, 0.3, answers * tokens)) - 0.01)
@@ -301,7 +301,7 @@ def test_preset_gspo_keeps_the_gradient_under_rounding_noise(tokens: int) -> Non
     assert cut(AlgorithmConfig(preset="gspo", proximal="inference"), -1.0) > 0.5
 
 
-def test_a_narrow_band_against_the_engine_is_logged() -> None:
+def test_narrow_clip_range_is_logged() -> None:
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
     try:
@@ -326,13 +326,13 @@ def test_a_narrow_band_against_the_engine_is_logged() -> None:
     ]
 
 
-def test_a_loss_that_cannot_be_imported_is_told_before_a_model_is_loaded() -> None:
+def test_loss_that_fails_to_import_is_refused_early() -> None:
     with pytest.raises(RoleError, match=r"algorithm\.loss.*no_such_module") as caught:
         step_objective(AlgorithmConfig(loss=LossConfig(name="no_such_module:loss")), 64)
     assert caught.value.code == 78
 
 
-def test_a_sample_without_a_loss_token_counts_for_nothing(
+def test_sample_without_loss_tokens_does_not_count(
     step: Step, make_batch: Callable[..., Batch], make_sample: Callable[..., Sample]
 ) -> None:
     batch = make_batch(LENGTHS)
@@ -345,7 +345,7 @@ def test_a_sample_without_a_loss_token_counts_for_nothing(
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
-def test_a_gradient_that_is_known_before_the_forward_pass_is_the_same(
+def test_linear_loss_gives_the_same_gradient_early(
     step: Step, make_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, aggregation: str
 ) -> None:
     loss, batch, rows = Objective("sft", aggregation=aggregation), make_batch(LENGTHS), [(3,), (), (0, 2), (4, 1)]
@@ -359,7 +359,7 @@ def test_a_gradient_that_is_known_before_the_forward_pass_is_the_same(
         assert found[name] == pytest.approx(expected[name], rel=1e-6), name
 
 
-def test_a_gradient_that_depends_on_the_log_probs_is_not_taken_for_known() -> None:
+def test_nonlinear_objectives_are_not_marked_linear() -> None:
     assert not Mixture(AIPO).is_linear
     assert not Mixture(Objective("sft", regularizers=Regularizers(kl=0.1))).is_linear
     assert not Mixture(Objective("sft", regularizers=Regularizers(entropy=0.1))).is_linear
@@ -367,25 +367,21 @@ def test_a_gradient_that_depends_on_the_log_probs_is_not_taken_for_known() -> No
     assert not Mixture(Objective("sft"), {"other": AIPO}).is_linear
 
 
-def test_an_overflow_is_left_out_where_the_gradient_is_known_before(
-    step: Step, make_batch: Callable[..., Batch]
-) -> None:
+def test_linear_loss_skips_an_overflow(step: Step, make_batch: Callable[..., Batch]) -> None:
     metrics, model = step(make_batch(LENGTHS), [(0, 1, 2, 3, 4)], loss=Objective("sft"), damage=True)
     assert metrics["skipped"] == 1
     assert torch.isfinite(weights(model)).sum() == weights(model).numel() - 1
 
 
-def test_a_norm_of_many_equal_elements_keeps_its_digits() -> None:
-    """Added up one after the other in float32, 2^24 elements by lane are more than it can count."""
+def test_squared_norm_is_exact_for_many_elements() -> None:
+    """A sequential sum of 2^24 elements per lane exceeds the precision of float32."""
     model = nn.Linear(6000, 6000, bias=False)
     model.weight.grad = torch.full_like(model.weight, 0.1)
     exact = model.weight.numel() * float(model.weight.grad[0, 0].double()) ** 2
     assert float(squared_norm(model)) == pytest.approx(exact, rel=3e-5)
 
 
-def test_versions_of_the_future_are_refused_where_the_loss_reads_them(
-    step: Step, make_sample: Callable[..., Sample]
-) -> None:
+def test_future_versions_are_refused_by_losses_reading_them(step: Step, make_sample: Callable[..., Sample]) -> None:
     batch = Batch(1, 1, (make_sample(9, version=1),))
     step(batch, [(0,)])
     with pytest.raises(ValueError, match=r"versions must be at most policy_version \(0\), got 1"):

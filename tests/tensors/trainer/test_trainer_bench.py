@@ -1,4 +1,4 @@
-"""The table of `--bench`."""
+"""Table of `--bench`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlrun.trainer.ranks.launch import BenchOptions
 CPU = torch.device("cpu")
 
 
-def test_a_row_holds_means_and_deviations_and_a_dash_for_what_is_not_known() -> None:
+def test_bench_row_contains_means_deviations_and_dashes() -> None:
     known = Measurement(8192, 16384, [1.0, 2.0], [0.4, 0.2], 3 * 2**30)
     unknown = Measurement(64, 64, [0.5], None, 2**29)
     lines = markdown_table([known, unknown], "title").splitlines()
@@ -33,7 +33,7 @@ def test_a_row_holds_means_and_deviations_and_a_dash_for_what_is_not_known() -> 
     assert lines[-1] == "| 64 | 64 | - | 128 ± 0 | 0.500 ± 0.000 | 0.50 |"
 
 
-def test_no_share_of_a_peak_is_told_of_a_cpu(solo: Group) -> None:
+def test_bench_on_cpu_reports_no_mfu(solo: Group) -> None:
     found = _make_measurement(16, fake_batch(16, 2, 50), [0.1], Cost(100, 1), solo, graphs=0, late_graphs=0)
     assert (found.mfu, found.tokens, found.seq_len) == (None, 32, 16)
     assert found.peak_memory > 1e6
@@ -54,15 +54,15 @@ print(full - before, _peak_memory(device) - before)
 
 
 @pytest.mark.full
-def test_the_peak_is_that_since_the_last_reset() -> None:
-    # In a process of its own: what earlier tests have left here is given back at any time.
+def test_peak_memory_starts_at_the_last_reset() -> None:
+    # Run in a separate process, because memory of earlier tests may be released at any time.
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     full, after = map(float, done.stdout.split())
     assert full > 0.9 * 2**26
     assert after < 2**24
 
 
-def test_fake_samples_are_valid_and_train_on_every_token_but_the_first() -> None:
+def test_fake_samples_are_valid_and_fully_trained() -> None:
     batch = fake_batch(12, 3, 50)
     for sample in batch.samples:
         sample.check()
@@ -78,7 +78,7 @@ def config_of(source: Path, **fields: Any) -> TrainerConfig:
     )
 
 
-def test_the_model_that_is_measured_has_the_kernel_of_the_run(source: Path, solo: Group) -> None:
+def test_measured_model_uses_the_kernel_of_the_run(source: Path, solo: Group) -> None:
     for asked in ("auto", "sdpa"):
         config = config_of(source, attention=asked)
         made = bench_module._random_model(config, config.model, str(source), solo)
@@ -88,7 +88,7 @@ def test_the_model_that_is_measured_has_the_kernel_of_the_run(source: Path, solo
         bench_module._random_model(config, config.model, str(source), solo)
 
 
-def test_graphs_compiled_while_measuring_are_told_apart(
+def test_graphs_compiled_during_measurement_are_reported(
     source: Path, solo: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = iter([3, 5])

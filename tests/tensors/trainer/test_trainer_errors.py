@@ -1,4 +1,4 @@
-"""Messages, exit codes and the launcher's command."""
+"""Error messages, exit codes and the launcher's command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlrun.trainer.ranks.group import device_for
 from rlrun.trainer.ranks.launch import attempt_number, read_config, torchrun_command
 
 
-def test_the_first_error_stays(tmp_path: Path) -> None:
+def test_first_error_is_kept(tmp_path: Path) -> None:
     assert read_error(tmp_path) is None
     write_error(tmp_path / "logs", "trainer", RoleError("the cause", 65))
     write_error(tmp_path / "logs", "trainer", RoleError("a consequence", 1))
@@ -28,7 +28,7 @@ def test_the_first_error_stays(tmp_path: Path) -> None:
     assert (str(error), error.code) == ("the cause", 65)
 
 
-def test_what_follows_from_the_loss_of_a_rank_makes_room_for_that_ranks_word(tmp_path: Path) -> None:
+def test_consequential_error_is_replaced_by_its_cause(tmp_path: Path) -> None:
     lost, cause = "Connection closed by peer", "rank 1 was ended by SIGSEGV"
     for told, found in (
         (RoleError(lost, follows=True), lost),
@@ -54,16 +54,14 @@ def test_what_follows_from_the_loss_of_a_rank_makes_room_for_that_ranks_word(tmp
         (RoleError("the model folder has no weights", 65), False),
     ],
 )
-def test_an_error_from_a_lost_connection_is_known(raised: Exception, lost: bool) -> None:
+def test_lost_connection_is_recognized(raised: Exception, lost: bool) -> None:
     assert lost_peer(raised) is lost
     wrapped = RoleError("the run failed")
     wrapped.__cause__ = raised
     assert lost_peer(wrapped) is lost
 
 
-def test_the_launchers_own_folder_gets_the_message_when_the_volume_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_falls_back_to_the_launchers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").write_text("in the way")
     (tmp_path / "private").mkdir()
     monkeypatch.setenv(ERROR_DIR_VARIABLE, str(tmp_path / "private"))
@@ -75,7 +73,7 @@ def test_the_launchers_own_folder_gets_the_message_when_the_volume_does_not(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_storage_errors_are_found_behind_others(number: int) -> None:
+def test_nested_storage_errors_are_recognized(number: int) -> None:
     wrapped = RuntimeError("wrapped")
     wrapped.__cause__ = OSError(number, "refused")
     with pytest.raises(RoleError, match="cannot save in /vol") as caught, storage_errors(Path("/vol"), "save"):
@@ -83,12 +81,12 @@ def test_storage_errors_are_found_behind_others(number: int) -> None:
     assert caught.value.code == exit_codes.STORAGE
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_are_not_converted() -> None:
     with pytest.raises(PermissionError), storage_errors(Path("/vol"), "save"):
         raise PermissionError(errno.EACCES, "denied")
 
 
-def test_a_model_folder_without_weights_is_found_before_loading(tmp_path: Path) -> None:
+def test_model_folder_without_weights_is_refused_early(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     config = ModelConfig(path=str(folder))
     with pytest.raises(RoleError, match="is not a folder"):
@@ -102,14 +100,14 @@ def test_a_model_folder_without_weights_is_found_before_loading(tmp_path: Path) 
     assert caught.value.code == exit_codes.DATA
 
 
-def test_a_model_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
+def test_model_loading_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_family"}')
     with pytest.raises(RoleError, match="cannot load the model") as caught:
         load_model(ModelConfig(path=str(tmp_path)), str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert device_for(0, 0).type == "cpu"
     with pytest.raises(RoleError, match="gpusPerReplica is 2") as caught:
@@ -117,7 +115,7 @@ def test_a_missing_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code == exit_codes.UNAVAILABLE
 
 
-def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_and_attempt_number_are_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RoleError, match="no such file"):
         read_config(tmp_path / "run.json")
     (tmp_path / "run.json").write_text('{"trainer": {}}')
@@ -129,7 +127,7 @@ def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pyte
         attempt_number()
 
 
-def test_the_command_starts_every_rank_here() -> None:
+def test_torchrun_command_starts_every_local_rank() -> None:
     config = SimpleNamespace(world_size=4, checkpoint=CheckpointConfig(grace_period_seconds=40))
     command = torchrun_command(config, config_file=Path("/r/run.json"), rendezvous_port=1234, attempt=3)  # type: ignore[arg-type]
     assert command[:4] == [sys.executable, "-P", "-m", "rlrun.trainer.ranks.torchrun"]

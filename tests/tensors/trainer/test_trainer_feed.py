@@ -1,4 +1,4 @@
-"""Batches that may not be trained on are refused by name."""
+"""Refusals of invalid batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(path: Path, *, step: int = 1, seq_len: int = 32, attempt: int | None = 
     return read_checked(path, step=step, vocabulary=50, seq_len=seq_len, attempt=attempt)
 
 
-def test_a_good_one_is_read(tmp_path: Path, make_batch: MakeBatch) -> None:
+def test_valid_batch_is_read(tmp_path: Path, make_batch: MakeBatch) -> None:
     write_batch(tmp_path / "b", make_batch([5, 7]))
     assert [len(sample) for sample in read(tmp_path / "b").samples] == [5, 7]
 
@@ -37,7 +37,7 @@ def test_a_good_one_is_read(tmp_path: Path, make_batch: MakeBatch) -> None:
         ({"seq_len": 6}, "sample 1 has 7 tokens, seqLen is 6"),
     ],
 )
-def test_one_that_does_not_fit_is_refused(
+def test_mismatched_batch_is_refused(
     tmp_path: Path, make_batch: MakeBatch, options: dict[str, int], reason: str
 ) -> None:
     write_batch(tmp_path / "b", make_batch([5, 7]))
@@ -47,27 +47,27 @@ def test_one_that_does_not_fit_is_refused(
     assert caught.value.code == exit_codes.DATA
 
 
-def test_a_token_of_the_future_is_refused(tmp_path: Path, make_sample: Callable[..., Sample]) -> None:
+def test_token_of_future_version_is_refused(tmp_path: Path, make_sample: Callable[..., Sample]) -> None:
     write_batch(tmp_path / "b", Batch(1, 1, (make_sample(5, version=1),)))
     with pytest.raises(RoleError, match="version 1, which step 1 cannot know"):
         read(tmp_path / "b")
 
 
-def test_a_token_id_outside_the_vocabulary_is_refused(tmp_path: Path, make_sample: Callable[..., Sample]) -> None:
+def test_token_id_outside_the_vocabulary_is_refused(tmp_path: Path, make_sample: Callable[..., Sample]) -> None:
     sample = make_sample(5)
     write_batch(tmp_path / "b", Batch(1, 1, (replace(sample, input_ids=sample.input_ids + 50),)))
     with pytest.raises(RoleError, match="vocabulary of 50"):
         read(tmp_path / "b")
 
 
-def test_an_advantage_that_is_not_finite_is_refused(tmp_path: Path, make_batch: MakeBatch) -> None:
+def test_advantage_that_is_not_finite_is_refused(tmp_path: Path, make_batch: MakeBatch) -> None:
     write_batch(tmp_path / "b", make_batch([5, 7]))
     file = tmp_path / "b" / "samples.safetensors"
     columns = load_file(file)
     columns["advantages"][8] = np.nan
     save_file(columns, file)
     document = json.loads((tmp_path / "b" / "batch.json").read_text())
-    for checksum in ("samples_crc32", "crc32"):  # as of a release that wrote none
+    for checksum in ("samples_crc32", "crc32"):  # like a release that wrote no checksums
         del document[checksum]
     (tmp_path / "b" / "batch.json").write_text(json.dumps(document))
     with pytest.raises(RoleError, match="sample 1: advantages contains a value that is not finite") as caught:
@@ -75,12 +75,12 @@ def test_an_advantage_that_is_not_finite_is_refused(tmp_path: Path, make_batch: 
     assert caught.value.code == exit_codes.DATA
 
 
-def test_one_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match="cannot read the batch"):
         read(tmp_path / "none")
 
 
-def test_a_replay_takes_the_latest_attempts_batch(tmp_path: Path, make_batch: MakeBatch) -> None:
+def test_replay_uses_batch_of_the_latest_attempt(tmp_path: Path, make_batch: MakeBatch) -> None:
     paths = RunPaths(tmp_path)
     for attempt in (1, 2):
         write_batch(paths.batch(1, attempt), make_batch([5], attempt=attempt))
@@ -92,7 +92,7 @@ def test_a_replay_takes_the_latest_attempts_batch(tmp_path: Path, make_batch: Ma
         ReplayFeed(tmp_path)
 
 
-def test_a_replay_goes_on_with_metrics_whose_last_line_a_kill_cut_off(tmp_path: Path) -> None:
+def test_replay_truncates_metrics_with_partial_last_line(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     cut_metrics(paths, 0)
     assert not paths.metrics.exists()

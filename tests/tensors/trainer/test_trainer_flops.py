@@ -1,4 +1,4 @@
-"""FLOPs per token, against the check value of Qwen3-0.6B."""
+"""FLOPs per token, compared with the check value of Qwen3-0.6B."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.proof.small_models import small_model
 
 
-def test_qwen3_06b_check_value() -> None:
+def test_qwen3_flops_match_the_check_value() -> None:
     config = Qwen3Config(
         vocab_size=151936,
         hidden_size=1024,
@@ -37,14 +37,14 @@ def test_qwen3_06b_check_value() -> None:
     "kind",
     [
         "qwen3_moe",
-        "aria_text",  # `moe_num_experts`, `moe_topk`
+        "aria_text",  # fields `moe_num_experts` and `moe_topk`
         "hunyuan_v1_moe",
-        "jetmoe",  # attention has experts too, and none is called so
-        "gemma3",  # with images
+        "jetmoe",  # attention has experts too, under other names
+        "gemma3",  # a model with images
         "modernbert-decoder",
     ],
 )
-def test_active_parameters_are_those_that_a_token_is_multiplied_with(kind: str) -> None:
+def test_active_parameters_equal_counted_flops(kind: str) -> None:
     options = {"head_dim": 128, "num_experts": 16, "moe_topk": 2} if kind == "hunyuan_v1_moe" else {}
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**options))
@@ -55,16 +55,16 @@ def test_active_parameters_are_those_that_a_token_is_multiplied_with(kind: str) 
     assert model_cost(model).active_parameters == pytest.approx(counter.get_total_flops() / 2, rel=0.02)
 
 
-def test_an_untied_input_embedding_is_a_look_up(make_model: Callable[..., nn.Module]) -> None:
+def test_untied_input_embedding_costs_no_flops(make_model: Callable[..., nn.Module]) -> None:
     assert model_cost(make_model()).active_parameters == model_cost(make_model(tied=True)).active_parameters
 
 
-def test_quadratic_weighs_pairs_as_the_formula_does() -> None:
+def test_quadratic_cost_matches_the_formula() -> None:
     cost = Cost(active_parameters=1000, pair=12)
     n = 50
     assert cost.total_flops([n]) == pytest.approx(6 * 1000 * (n + cost.quadratic * n**2))
 
 
-def test_known_and_unknown_devices() -> None:
+def test_peak_flops_of_known_and_unknown_devices() -> None:
     assert peak_flops("NVIDIA H200") == 989e12
     assert peak_flops("Some CPU") is None

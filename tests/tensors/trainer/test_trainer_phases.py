@@ -1,4 +1,4 @@
-"""What ranks tell of themselves reaches rank 0 without any of them waiting, also when one of them is gone."""
+"""Phases of ranks: reported to rank 0 without waiting, even if a rank is gone."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ def open_store() -> TCPStore:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true: a store takes what is set in its own time, and its client does not wait for that."""
+    """Whether the condition becomes true: a store applies writes later, and its client does not wait."""
     deadline = time.monotonic() + 60
     while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(0.001)
     return true
 
 
-def test_rank_0_hears_the_last_word_of_every_other_rank() -> None:
+def test_rank_0_reads_last_phase_of_other_ranks() -> None:
     store = open_store()
     first, second, third = (Phases(rank, 3, ("127.0.0.1", store.port)) for rank in range(3))
     second.say("training", 12, 3)
     assert first.others() == [], "the third has not spoken yet"
     third.say("loading", 0)
     third.say("saving", 11)
-    del third  # a rank that has ended, or hangs, has said it before
+    del third  # the phase of a rank that has ended or hangs remains in the store
     words = [(1, "training", 12, 3), (2, "saving", 11, 0)]
     assert eventually(lambda: [(s.rank, s.phase, s.step, s.part) for s in first.others()] == words), first.others()
 
 
-def test_without_a_store_nothing_is_told_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_without_store_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     silent = Phases.of_group(1, 2)
     silent.say("training", 1)
     assert silent.others() == []
     monkeypatch.setattr("rlrun.trainer.ranks.phases._CONNECT_SECONDS", 0.2)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        taken.bind(("127.0.0.1", 0))  # no process listens there
         nowhere = Phases(0, 2, ("127.0.0.1", taken.getsockname()[1]))
     assert nowhere.others() == []
 
 
-def test_a_rank_goes_on_when_the_store_is_gone() -> None:
+def test_phases_survive_loss_of_the_store() -> None:
     store = open_store()
     first, second = (Phases(rank, 2, ("127.0.0.1", store.port)) for rank in range(2))
     del store

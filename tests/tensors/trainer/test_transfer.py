@@ -1,4 +1,4 @@
-"""Versions sent from the memory of two roots, over gloo, to engines that are threads here."""
+"""Transfers of versions from two roots over gloo, to engines in threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def tensors(version: int) -> dict[str, Tensor]:
-    """Seven buckets: six of one number format, and a tensor of another."""
+    """Return tensors for seven buckets: six of one number format and one of another."""
     weights = {f"layer.{index}": torch.full((3, 5), version + index / 8, dtype=torch.bfloat16) for index in range(6)}
     return weights | {"steps": torch.tensor([version, version + 1])}
 
@@ -52,7 +52,7 @@ class Trainer:
         self.other = Follower(1, CPU, self.outbox.port, "127.0.0.1", differs=differs)
 
     def hold(self, version: int, change: Callable[[dict[int, Tensor]], None] = lambda buckets: None) -> None:
-        """Hold a version; `change` what is sent, once its checksums are known."""
+        """Hold a version; `change` modifies the sent buckets after their checksums are computed."""
         self.hold_tensors(version, tensors(version), change)
 
     def hold_tensors(
@@ -89,7 +89,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 class Engine:
-    """An engine's server, without the HTTP between it and the trainer."""
+    """Server of an engine without HTTP to the trainer."""
 
     def __init__(
         self, trainer: Trainer, pool: ThreadPoolExecutor, memory: Path, name: str, *, keeps: bool = False
@@ -119,7 +119,7 @@ class Engine:
         return offer
 
     def fetch(self, version: int) -> dict[str, Tensor]:
-        """The version as a loader of files has it."""
+        """Return the version as a loader of files reads it."""
         offer, self.alone = self.ask(version), True
         work = Fetching(self.name, "127.0.0.1", offer, self.incoming, self.staging)
         self.incoming = None
@@ -180,7 +180,7 @@ def test_one_set_of_groups_serves_all_engines(trainer: Trainer, make_engine: Mak
     assert same(make_engine("late").fetch(1), 1), "the version before is still there, and nobody is waited for"
 
 
-def test_a_version_that_is_not_in_memory_is_refused_by_name(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_version_outside_memory_is_refused_by_name(trainer: Trainer, make_engine: MakeEngine) -> None:
     with pytest.raises(NotHeldError, match="version 3 is not in the trainer's memory; the newest is None"):
         make_engine("a").ask(3)
     for version in range(4):
@@ -189,7 +189,7 @@ def test_a_version_that_is_not_in_memory_is_refused_by_name(trainer: Trainer, ma
         make_engine("b").ask(1)
 
 
-def test_an_engine_that_hangs_holds_up_the_others_once(
+def test_hanging_engine_delays_the_others_once(
     trainer: Trainer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, healthy = make_engine("hanging"), make_engine("healthy")
@@ -198,7 +198,7 @@ def test_an_engine_that_hangs_holds_up_the_others_once(
     trainer.hold(1)
     monkeypatch.setattr(links, "SECONDS", 1.0)
     stuck = healthy.begin(1)
-    hanging.ask(1)  # and never joins
+    hanging.ask(1)  # the engine requests the version but never joins
     with pytest.raises(RuntimeError):
         stuck.result(60)
     monkeypatch.undo()
@@ -213,19 +213,19 @@ def test_an_engine_that_hangs_holds_up_the_others_once(
     assert hanging.incoming.session == healthy.incoming.session, "both share groups again"
 
 
-def shared(trainer: Trainer, engines: Sequence[Engine]) -> None:
-    """Bring engines into groups together, with version 0, then hold 1."""
+def join_engines(trainer: Trainer, engines: Sequence[Engine]) -> None:
+    """Join the engines in common groups with version 0, then hold 1."""
     trainer.hold(0)
     assert all_get(engines, 0)
     trainer.hold(1)
     assert all_get(engines, 1)
 
 
-def test_an_engine_that_dies_on_the_way_takes_the_version_from_no_other(
+def test_dying_engine_does_not_interrupt_the_others(
     trainer: Trainer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying, healthy = make_engine("dying"), make_engine("healthy")
-    shared(trainer, [dying, healthy])
+    join_engines(trainer, [dying, healthy])
     trainer.hold(2)
     received: list[int] = []
     incoming = dying.incoming
@@ -248,9 +248,7 @@ def test_an_engine_that_dies_on_the_way_takes_the_version_from_no_other(
 
 
 @pytest.mark.parametrize("damage", ["bit", "order"])
-def test_what_is_not_what_the_trainer_has_is_refused_whole(
-    damage: str, trainer: Trainer, make_engine: MakeEngine
-) -> None:
+def test_damaged_transfer_is_refused_completely(damage: str, trainer: Trainer, make_engine: MakeEngine) -> None:
     def change(buckets: dict[int, Tensor]) -> None:
         if 1 not in buckets:
             return
@@ -270,11 +268,11 @@ def test_what_is_not_what_the_trainer_has_is_refused_whole(
     assert same(engine.fetch(2), 2)
 
 
-def test_a_root_that_dies_on_the_way_leaves_no_part_of_a_version(
+def test_dying_root_leaves_no_partial_version(
     trainer: Trainer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = [make_engine(name) for name in "ab"]
-    shared(trainer, engines)
+    join_engines(trainer, engines)
 
     def dead(link: links.Link, order: Order) -> None:
         raise RuntimeError("killed")
@@ -287,13 +285,13 @@ def test_a_root_that_dies_on_the_way_leaves_no_part_of_a_version(
     assert not any(list(engine.staging._own().glob("v*")) for engine in engines)
 
 
-def test_groups_of_an_engine_that_is_gone_are_given_up(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_groups_of_departed_engine_are_destroyed(trainer: Trainer, make_engine: MakeEngine) -> None:
     gone, stays = make_engine("gone"), make_engine("stays")
     trainer.hold(0)
     assert same(gone.fetch(0), 0)
     assert gone.incoming is not None
     assert trainer.outbox._sessions.keys() == {gone.incoming.session}
-    stays.alone = True  # it waits for nobody
+    stays.alone = True  # this engine waits for no other
     for version in range(1, IDLE_VERSIONS + 2):
         trainer.hold(version)
         assert same(stays.fetch(version), version)
@@ -302,7 +300,7 @@ def test_groups_of_an_engine_that_is_gone_are_given_up(trainer: Trainer, make_en
     assert trainer.outbox._sessions.keys() == {stays.incoming.session}
 
 
-def test_threads_of_a_closed_trainer_end(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_transfer_threads_end_with_the_trainer(trainer: Trainer, make_engine: MakeEngine) -> None:
     trainer.hold(0)
     assert same(make_engine("a").fetch(0), 0)
     trainer.close()

@@ -1,4 +1,4 @@
-"""Differences between versions, sent over gloo from two roots: bit-equal, or the whole version."""
+"""Weight differences sent over gloo from two roots: bitwise equal, or sent as a whole version."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FULL = 6 * 2 * ELEMENTS + 16
 
 
 def weights(seed: int) -> dict[str, Tensor]:
-    """A base: six buckets in bfloat16, and one of integers."""
+    """Return a base version: six bfloat16 buckets and one of integers."""
     random = torch.Generator().manual_seed(seed)
     found = {f"layer.{index}": torch.randn(ELEMENTS, generator=random).bfloat16() for index in range(6)}
     return found | {"steps": torch.tensor([seed, seed + 1])}
 
 
-def stepped(before: Mapping[str, Tensor], seed: int, share: float = 0.01) -> dict[str, Tensor]:
-    """The same with a share of other elements; the first layer is unchanged, the second one new in all of them."""
+def change_weights(before: Mapping[str, Tensor], seed: int, share: float = 0.01) -> dict[str, Tensor]:
+    """Return a version with a share of changed elements; the first layer is unchanged, the second changes completely."""
     random = torch.Generator().manual_seed(seed)
     after = {name: tensor.clone() for name, tensor in before.items()}
     for name in list(after)[2:6]:
@@ -36,7 +36,7 @@ def stepped(before: Mapping[str, Tensor], seed: int, share: float = 0.01) -> dic
 
 @pytest.fixture
 def trainers() -> Iterator[list[Trainer]]:
-    """The trainer of an attempt, and of the next one."""
+    """Trainers of an attempt and of the next one."""
     opened = [Trainer(differs=True) for _ in range(2)]
     yield opened
     for one in opened:
@@ -76,15 +76,15 @@ def same(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
 
 
 def sent(engine: Engine) -> int:
-    """Bytes that came last."""
+    """Return the number of bytes of the last transfer."""
     return engine.offers[-1].sent
 
 
-def test_engines_that_have_the_version_before_get_what_differs(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_engines_with_previous_version_receive_differences(trainer: Trainer, make_engine: MakeEngine) -> None:
     engines = [make_engine(name) for name in "ab"]
     now, sizes = weights(0), []
     for version in range(4):
-        now = stepped(now, version) if version else now
+        now = change_weights(now, version) if version else now
         trainer.hold_tensors(version, now)
         for future in [engine.begin(version) for engine in engines]:
             assert same(future.result(60), now)
@@ -102,19 +102,17 @@ def test_engines_that_have_the_version_before_get_what_differs(trainer: Trainer,
     )
 
 
-def test_any_engine_without_the_base_has_all_of_its_round_get_the_whole_version(
-    trainer: Trainer, make_engine: MakeEngine
-) -> None:
+def test_engine_without_base_makes_its_round_whole(trainer: Trainer, make_engine: MakeEngine) -> None:
     steady, skips = make_engine("steady"), make_engine("skips")
     versions = [weights(0)]
-    versions += [stepped(versions[0], 1)]
-    versions += [stepped(versions[1], 2)]
-    versions += [stepped(versions[2], 3)]
+    versions += [change_weights(versions[0], 1)]
+    versions += [change_weights(versions[1], 2)]
+    versions += [change_weights(versions[2], 3)]
     trainer.hold_tensors(0, versions[0])
     for future in [engine.begin(0) for engine in (steady, skips)]:
         assert same(future.result(60), versions[0])
     trainer.hold_tensors(1, versions[1])
-    steady.alone = True  # it waits for nobody
+    steady.alone = True  # this engine waits for no other
     assert same(steady.fetch(1), versions[1])
     assert sent(steady) < FULL
     trainer.hold_tensors(2, versions[2])
@@ -128,39 +126,39 @@ def test_any_engine_without_the_base_has_all_of_its_round_get_the_whole_version(
     assert sent(late) == FULL
 
 
-def test_the_same_number_of_another_attempt_is_no_base(trainers: list[Trainer], make_engine: MakeEngine) -> None:
+def test_version_of_another_attempt_is_not_a_base(trainers: list[Trainer], make_engine: MakeEngine) -> None:
     before, again = trainers
     engine = make_engine("a")
-    versions = [weights(0), stepped(weights(0), 1)]
+    versions = [weights(0), change_weights(weights(0), 1)]
     for version, tensors in enumerate(versions):
         before.hold_tensors(version, tensors)
         assert same(engine.fetch(version), tensors)
-    # The next attempt trains version 1 again, to other bits, and then version 2.
-    other = stepped(versions[0], 7)
-    following = stepped(other, 8)
+    # The next attempt trains version 1 again with other values, and then version 2.
+    other = change_weights(versions[0], 7)
+    following = change_weights(other, 8)
     engine.trainer, engine.incoming = again, None
     again.hold_tensors(1, other)
     again.hold_tensors(2, following)
     assert same(engine.fetch(2), following)
     assert sent(engine) == FULL, "its version 1 is not this trainer's"
-    third = stepped(following, 9)
+    third = change_weights(following, 9)
     again.hold_tensors(3, third)
     assert same(engine.fetch(3), third)
     assert sent(engine) < FULL
 
 
 @pytest.mark.parametrize("damage", ["base", "difference"])
-def test_what_does_not_fit_is_refused_and_comes_whole_the_next_time(
+def test_damaged_difference_is_refused_and_sent_whole_later(
     damage: str, trainer: Trainer, make_engine: MakeEngine
 ) -> None:
     engine, old = make_engine("a"), weights(0)
-    new = stepped(old, 1)
+    new = change_weights(old, 1)
     trainer.hold_tensors(0, old)
     assert same(engine.fetch(0), old)
     whole = engine.staging.whole
     assert whole is not None
     if damage == "base":
-        path = sorted(whole.folder.glob("*.safetensors"))[0]  # its bucket is unchanged in the next version
+        path = sorted(whole.folder.glob("*.safetensors"))[0]  # the next version does not change this bucket
         path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     trainer.hold_tensors(1, new)
     if damage == "difference":
@@ -176,7 +174,7 @@ def test_what_does_not_fit_is_refused_and_comes_whole_the_next_time(
     assert sent(engine) == FULL
 
 
-def test_a_version_that_changed_all_over_comes_whole(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_fully_changed_version_is_sent_whole(trainer: Trainer, make_engine: MakeEngine) -> None:
     engine = make_engine("a")
     for version in range(2):
         trainer.hold_tensors(version, weights(version))

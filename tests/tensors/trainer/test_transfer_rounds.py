@@ -1,4 +1,4 @@
-"""Which engines receive a version together."""
+"""Grouping of engines that receive a version together."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ def enter(rounds: Rounds, version: int, engine: str, *, now: float, alone: bool 
     return rounds.enter(version, engine, None, alone=alone, now=now)
 
 
-def known(*engines: str) -> Rounds:
-    """Engines that have taken version 0."""
+def make_rounds(*engines: str) -> Rounds:
+    """Return the rounds after these engines have received version 0."""
     rounds = Rounds(WINDOW)
     for engine in engines:
         assert enter(rounds, 0, engine, now=0.0).closed, "nobody else is expected"
     return rounds
 
 
-def test_a_round_waits_for_all_that_took_the_version_before() -> None:
-    rounds = known("a", "b", "c")
+def test_round_waits_for_engines_of_the_previous_version() -> None:
+    rounds = make_rounds("a", "b", "c")
     first = enter(rounds, 1, "a", now=10.0)
     second = enter(rounds, 1, "b", now=10.5)
     assert first is second
@@ -29,8 +29,8 @@ def test_a_round_waits_for_all_that_took_the_version_before() -> None:
     assert (rounds.left(first, 11.0), first.closed, sorted(first.members)) == (0.0, True, ["a", "b", "c"])
 
 
-def test_it_does_not_wait_for_long_nor_twice_for_one_that_is_gone() -> None:
-    rounds = known("a", "gone")
+def test_round_waits_briefly_and_once_for_missing_engine() -> None:
+    rounds = make_rounds("a", "gone")
     one = enter(rounds, 1, "a", now=10.0)
     assert rounds.left(one, 11.9) > 0
     assert rounds.left(one, 12.0) == 0.0
@@ -38,8 +38,8 @@ def test_it_does_not_wait_for_long_nor_twice_for_one_that_is_gone() -> None:
     assert enter(rounds, 2, "a", now=20.0).closed
 
 
-def test_one_that_comes_late_waits_for_nobody_and_is_expected_again() -> None:
-    rounds = known("a", "late")
+def test_late_engine_gets_its_own_round_and_returns() -> None:
+    rounds = make_rounds("a", "late")
     one = enter(rounds, 1, "a", now=10.0)
     assert rounds.left(one, 12.0) == 0.0
     own = enter(rounds, 1, "late", now=13.0)
@@ -49,16 +49,16 @@ def test_one_that_comes_late_waits_for_nobody_and_is_expected_again() -> None:
     assert enter(rounds, 2, "late", now=20.1).closed
 
 
-def test_one_that_is_alone_is_in_no_round_that_is_open() -> None:
-    rounds = known("a", "b", "c")
+def test_engine_outside_groups_joins_no_open_round() -> None:
+    rounds = make_rounds("a", "b", "c")
     shared = enter(rounds, 1, "b", now=10.0)
     own = enter(rounds, 1, "a", now=10.1, alone=True)
     assert own.closed
     assert (shared.closed, sorted(shared.members)) == (False, ["b"])
 
 
-def test_those_whose_transfer_failed_are_alone_until_one_succeeds() -> None:
-    rounds = known("a", "b")
+def test_failed_engines_have_own_rounds_until_success() -> None:
+    rounds = make_rounds("a", "b")
     rounds.failed(["a", "b"])
     assert enter(rounds, 1, "a", now=10.0).members.keys() == {"a"}
     assert enter(rounds, 1, "b", now=10.0, alone=True).closed

@@ -1,4 +1,4 @@
-"""Runs take turns: nobody who is ready waits for more than one step of each other."""
+"""Turns of runs in a shared trainer: a ready run waits at most one step of every other run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlrun.trainer.loop import next_turn
 RUNS = ["a", "b", "c", "d"]
 
 
-def test_round_robin_over_those_that_are_ready() -> None:
+def test_ready_runs_train_in_round_robin() -> None:
     assert next_turn(RUNS, None, {"b", "d"}) == "b"
     assert next_turn(RUNS, "b", {"b", "d"}) == "d"
     assert next_turn(RUNS, "d", {"b", "d"}) == "b"
@@ -20,7 +20,7 @@ def test_round_robin_over_those_that_are_ready() -> None:
 
 
 @given(st.lists(st.sets(st.sampled_from(RUNS)), min_size=1, max_size=40))
-def test_nobody_starves(ready: list[set[str]]) -> None:
+def test_ready_run_never_starves(ready: list[set[str]]) -> None:
     last, waited = None, dict.fromkeys(RUNS, 0)
     for now in ready:
         last_before, last = last, next_turn(RUNS, last, now) or last

@@ -1,4 +1,4 @@
-"""Models whose configuration has no number for all layers, or keeps those of the text in a part, from their files to a step's weights."""
+"""Models with per-layer sizes or a separate text configuration, from their files to a step's weights."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _IMAGES = {
 
 
 def model_of(kind: str) -> Any:
-    """A small one of random weights.
+    """Build a small model with random weights.
 
-    Every layer of Gemma 4 has heads of its own size, Gemma 3 has a part for images, and the head of ModernBERT's decoder has the name that
-    others' decoders have.
+    Each layer of Gemma 4 has its own head size, Gemma 3 has a part for images, and ModernBERT's decoder names its head
+    like other models name their decoder.
     """
     if kind == "gemma4_text":
         return make_model(
@@ -54,7 +54,7 @@ def model_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4_text", "modernbert-decoder"])
-def test_a_step_is_trained_and_its_weights_are_published(
+def test_uncommon_model_is_trained_and_published(
     kind: str, tmp_path: Path, solo: Group, make_batch: Callable[..., Batch]
 ) -> None:
     source = tmp_path / "source"

@@ -1,4 +1,4 @@
-"""Refusals by `config.json` agree with the measured table of architectures, and with the configurations that transformers writes."""
+"""Refusals by `config.json`, compared with the measured architecture table and transformers' configurations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r"\s*\d+e-\d+ \|")
 
 
 def _rows() -> dict[str, str]:
-    """The table's rows by model type: numbers of a type that is trained, or why it is not."""
+    """Return the table's rows by model type: numbers of a trained type, or the reason of a refusal."""
     return dict(re.findall(r"^\| `(\w+)` \|(.*)$", _PAGE.read_text(), re.MULTILINE))
 
 
@@ -64,8 +64,6 @@ def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
         ("BitsAndBytesConfig", {"load_in_4bit": True}, "bitsandbytes"),
     ],
 )
-def test_quantization_configurations_of_transformers_are_recognized(
-    name: str, options: dict[str, Any], method: str
-) -> None:
+def test_transformers_quantization_configs_are_recognized(name: str, options: dict[str, Any], method: str) -> None:
     content = json.loads(getattr(transformers, name)(**options).to_json_string(use_diff=False))
     assert quantization_method({"quantization_config": content}) == method

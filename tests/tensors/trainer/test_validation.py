@@ -1,4 +1,4 @@
-"""The held-out loss is that of the definition, however its samples are packed, and nothing is learned from it."""
+"""Held-out loss: equal to its definition for every packing, without training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LENGTHS = [9, 4, 13, 6, 3]
 
 
 def supervised(sample: Sample, weight: float) -> Sample:
-    """As the data pipeline makes it."""
+    """Return the sample as the data pipeline builds it."""
     zeros = np.zeros(len(sample), np.float32)
     weights = np.where(sample.loss_mask, weight, 0).astype(np.float32)
     return dataclasses.replace(sample, logprobs=zeros, advantages=weights)
 
 
 @pytest.mark.parametrize("rows", [[(0, 1, 2, 3, 4)], [(3,), (), (0, 2), (4, 1)]])
-def test_it_is_the_weighted_negative_log_probability(
+def test_validation_loss_is_weighted_negative_log_probability(
     solo: Group, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], rows: list[tuple[int, ...]]
 ) -> None:
     samples = tuple(supervised(make_sample(n, seed=i), 0.5 if i else 1.0) for i, n in enumerate(LENGTHS))
@@ -49,7 +49,7 @@ def test_it_is_the_weighted_negative_log_probability(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_ranks_with_the_same_rows_count_once(
+def test_validation_counts_ranks_with_equal_rows_once(
     solo: Group,
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
@@ -58,7 +58,7 @@ def test_ranks_with_the_same_rows_count_once(
     batch = Batch(0, 1, (supervised(make_sample(9), 1.0),))
     model = shard_model(make_model(), solo)
     alone = validate_batch(model, batch, [(0,)], group=solo)["validation/loss"]
-    # A second rank of the same tensor group, whose share must be left out.
+    # A second rank of the same tensor group, whose share must be excluded.
     monkeypatch.setattr(Group, "data_sums", lambda self, values: dict.fromkeys(values, 0.0))
     assert alone > 0
     assert validate_batch(model, batch, [(0,)], group=solo)["validation/loss"] == 0.0

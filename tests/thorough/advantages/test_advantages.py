@@ -1,4 +1,4 @@
-"""Advantages: the check values of the design, a plain loop over groups, refusals."""
+"""Advantages: check values of the design, a plain loop over groups, and refusals."""
 
 import math
 import statistics
@@ -32,18 +32,18 @@ LENGTHS = [10, 20, 30, 5, 5, 10]
         ("reward", REWARDS),
     ],
 )
-def test_check_values(name: str, expected: list[float]) -> None:
+def test_advantages_match_check_values(name: str, expected: list[float]) -> None:
     result = advantages(name, np.array(REWARDS), group_size=3, lengths=LENGTHS)
     assert result.dtype == np.float32
     assert result.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_group_std_and_its_group_of_one() -> None:
+def test_group_std_of_single_rollout_group_is_zero() -> None:
     result = advantages("grpo", [1.0, 0.0, 0.5, 7.0], group_ids=[4, 4, 4, 9], std="group")
     assert result.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0], abs=1e-5)
 
 
-def test_equal_rewards_give_zero_even_after_division_by_the_std() -> None:
+def test_equal_rewards_give_zero_after_std_division() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("grpo", {"std": "group"}),
         ("rloo", {"global_std": True}),
@@ -54,7 +54,7 @@ def test_equal_rewards_give_zero_even_after_division_by_the_std() -> None:
         assert np.abs(result).max() < 1e-6
 
 
-def test_single_rollout_groups() -> None:
+def test_single_rollout_groups_use_defined_baselines() -> None:
     rewards = [0.25, 1.0]
     assert advantages("grpo", rewards, group_size=1).tolist() == [0.0, 0.0]
     assert advantages("rloo", rewards, group_size=1).tolist() == rewards
@@ -62,7 +62,7 @@ def test_single_rollout_groups() -> None:
     assert advantages("opo", rewards, group_size=1, lengths=[3, 4], leave_one_out=True).tolist() == rewards
 
 
-def test_an_empty_answer_weighs_nothing_in_a_length_weighted_baseline() -> None:
+def test_empty_answer_has_no_weight_in_length_baseline() -> None:
     rewards, lengths = [1.0, 0.0, 0.5], [0, 10, 30]
     assert advantages("opo", rewards, group_size=3, lengths=lengths).tolist() == [0.625, -0.375, 0.125]
     assert advantages("opo", rewards, group_size=3, lengths=lengths, leave_one_out=True).tolist() == [0.625, -0.5, 0.5]
@@ -71,13 +71,13 @@ def test_an_empty_answer_weighs_nothing_in_a_length_weighted_baseline() -> None:
     assert advantages("opo", rewards, group_size=3, lengths=nothing, leave_one_out=True).tolist() == [0.5, -0.5, 0.0]
 
 
-def test_empty_batch() -> None:
+def test_empty_batch_gives_empty_advantages() -> None:
     assert advantages("grpo", [], group_ids=[]).shape == (0,)
     assert advantages("opo", np.empty(0), group_size=4, lengths=[]).shape == (0,)
 
 
 def _by_hand(name: str, rewards: list[float], lengths: list[int], options: dict[str, Any]) -> list[float]:
-    """One group, straight from the table of definitions."""
+    """Compute one group directly from the table of definitions."""
     mean = sum(rewards) / len(rewards)
     total, size = sum(lengths), len(rewards)
     weighted = sum(r * n for r, n in zip(rewards, lengths, strict=True))
@@ -125,7 +125,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 @settings(max_examples=20, deadline=None)
 @given(batch=_batches(), neg_clipped=st.booleans(), global_std=st.booleans())
-def test_ragged_interleaved_groups_match_a_loop_over_groups(
+def test_advantages_match_a_loop_over_groups(
     name: str,
     options: dict[str, Any],
     batch: tuple[list[int], list[float], list[int]],
@@ -191,13 +191,13 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
         ({"name": "reinforce_pp", "global_std": True}, "unknown option of advantage reinforce_pp 'global_std'"),
     ],
 )
-def test_refusals_name_the_argument(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_argument_is_named_in_error(arguments: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"name": "grpo", "rewards": [1.0, 0.0], "group_size": 2} | arguments
     with pytest.raises(ValueError, match=message):
         advantages(call.pop("name"), call.pop("rewards"), **call)
 
 
-def test_a_length_penalty_and_a_turn_discount_change_the_rewards_before_the_baseline() -> None:
+def test_length_penalty_and_turn_discount_precede_the_baseline() -> None:
     shaped = [r * 0.5 ** (k - 1) - 0.01 * n for r, n, k in zip(REWARDS, LENGTHS, [1, 2, 3, 1, 2, 1], strict=True)]
     for name in ("grpo", "rloo", "opo", "reinforce_pp"):
         found = advantages(
@@ -212,19 +212,21 @@ def test_a_length_penalty_and_a_turn_discount_change_the_rewards_before_the_base
         np.testing.assert_allclose(found, advantages(name, shaped, group_size=3, lengths=LENGTHS), rtol=1e-6)
 
 
-def test_max_rl_is_zero_where_the_mean_is_not_positive() -> None:
+def test_max_rl_is_zero_without_positive_mean() -> None:
     rewards = [1.0, -1.0, -2.0, -1.0, 3.0, 1.0]
     assert advantages("max_rl", rewards, group_size=2).tolist() == [0, 0, 0, 0, 0.5, -0.5]
 
 
-def test_max_rl_stays_within_the_range_that_rewards_from_zero_on_give_it() -> None:
-    """One success of G has (R - mean)/mean = G - 1; where rewards cancel the mean is next to nothing, and the quotient anything."""
+def test_max_rl_is_bounded_for_mixed_rewards() -> None:
+    """One success of G gives (R - mean)/mean = G - 1; if rewards cancel, the mean is almost 0 and the quotient is
+    unbounded.
+    """
     for scale in (1.0, 1e-300, 1e9):
         one_of_four = [scale, 0.0, 0.0, 0.0]
         assert advantages("max_rl", one_of_four, group_size=4).tolist() == [3, -1, -1, -1]
     mixed = [1.0, 1.0, -0.5, 0.5]
-    assert advantages("max_rl", mixed, group_size=4).tolist() == [1, 1, -2, 0]  # the quotient itself
-    for rewards in ([1e9, -1e9, 1e-300], [1e-300, -1e9, 1e9], [0.1, 0.2, -0.3]):  # their sum is 0 up to its rounding
+    assert advantages("max_rl", mixed, group_size=4).tolist() == [1, 1, -2, 0]  # the plain quotient
+    for rewards in ([1e9, -1e9, 1e-300], [1e-300, -1e9, 1e9], [0.1, 0.2, -0.3]):  # their sum is 0 except for rounding
         assert advantages("max_rl", rewards, group_size=3).tolist() == [0, 0, 0]
     assert advantages("max_rl", [1e9, -1e9 + 10, 0.0], group_size=3).tolist() == pytest.approx([2, -2, 0], abs=1e-6)
 
@@ -236,8 +238,8 @@ _ACCEPTED_REWARDS = st.one_of(_EXTREMES, st.floats(-MAX_REWARD, MAX_REWARD))
 @pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - {"gae"}))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_every_accepted_reward_gives_finite_advantages(name: str, data: st.DataObject) -> None:
-    """Whatever the options: finite in float32, and so is what a float32 sum over the batch's tokens makes of them."""
+def test_accepted_rewards_give_finite_advantages(name: str, data: st.DataObject) -> None:
+    """For every option, the advantages and their float32 sum over the batch's tokens are finite in float32."""
     rewards = data.draw(st.lists(_ACCEPTED_REWARDS, min_size=1, max_size=12))
     several = {"min_size": len(rewards), "max_size": len(rewards)}
     ids = data.draw(st.lists(st.integers(0, 2), **several))
@@ -245,7 +247,7 @@ def test_every_accepted_reward_gives_finite_advantages(name: str, data: st.DataO
     turns = data.draw(st.lists(st.integers(1, 50), **several))
     options = {key: data.draw(_option(option)) for key, option in ADVANTAGE_ENTRIES[name].options.items()}
     if options.get("global_std") and options.get("std", "none") != "none":
-        options["global_std"] = False  # refused together
+        options["global_std"] = False  # both together are refused
     found = token_advantages(name, rewards, group_ids=ids, lengths=lengths, turns=turns, **options)
     tokens = np.concatenate(found)
     assert np.isfinite(tokens).all()
@@ -255,7 +257,7 @@ def test_every_accepted_reward_gives_finite_advantages(name: str, data: st.DataO
 
 
 def _option(option: Option) -> st.SearchStrategy[Any]:
-    """Values that are accepted, the farthest of them too."""
+    """Draw accepted values, including the extreme ones."""
     if option.choices:
         return st.sampled_from(option.choices)
     if isinstance(option.default, bool):
@@ -269,7 +271,7 @@ def _option(option: Option) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "reinforce_pp_baseline"])
 @settings(max_examples=40, deadline=None)
 @given(reward=_ACCEPTED_REWARDS, count=st.integers(2, 23))
-def test_equal_rewards_of_any_size_teach_nothing(name: str, reward: float, count: int) -> None:
+def test_equal_rewards_of_any_size_give_zero(name: str, reward: float, count: int) -> None:
     spreads: list[dict[str, Any]] = [{}, {"std": "group"}] if name == "grpo" else [{}]
     spreads += [{"global_std": True}] if name != "reinforce_pp_baseline" else []
     for options in spreads:
@@ -277,8 +279,8 @@ def test_equal_rewards_of_any_size_teach_nothing(name: str, reward: float, count
         assert np.abs(found).max() < 1e-6, options
 
 
-def test_reinforce_pp_whitens_over_loss_tokens_and_not_over_rollouts() -> None:
-    """The check value of the design; verl 0.9.1 gives 0.3147870 and -3.1478710 for the same batch."""
+def test_reinforce_pp_whitens_over_loss_tokens() -> None:
+    """Check value of the design; verl 0.9.1 gives 0.3147870 and -3.1478710 for the same batch."""
     found = advantages("reinforce_pp", [1.0, 0.0], group_size=1, lengths=[100, 10])
     assert found.tolist() == pytest.approx([0.3147870, -3.1478710], abs=2e-5)
     assert advantages("reinforce_pp", [7.0], group_size=1, lengths=[1]).tolist() == [0.0]
@@ -286,18 +288,18 @@ def test_reinforce_pp_whitens_over_loss_tokens_and_not_over_rollouts() -> None:
     assert advantages("reinforce_pp", [2.0, 1.0], group_size=1, lengths=[0, 0]).tolist() == [
         2.0,
         1.0,
-    ]  # no token at all
+    ]  # no tokens
 
 
-def test_the_baseline_of_reinforce_pp_is_its_groups_mean_over_rollouts() -> None:
-    """Group means [1/3, 1/2]; then whitened over 3 + 5 + 2 + 7 + 4 tokens. Check values of verl 0.9.1."""
+def test_reinforce_pp_baseline_uses_group_mean_over_rollouts() -> None:
+    """Group means [1/3, 1/2], then whitened over 3 + 5 + 2 + 7 + 4 tokens. Check values of verl 0.9.1."""
     found = advantages(
         "reinforce_pp_baseline", [1.0, 0.0, 0.0, 1.0, 0.0], group_ids=[0, 0, 0, 1, 1], lengths=[3, 5, 2, 7, 4]
     )
     assert found.tolist() == pytest.approx([1.24791, -0.79412, -0.79412, 0.90757, -1.13446], abs=1e-5)
 
 
-def test_a_discounted_return_to_go_is_whitened_over_all_tokens() -> None:
+def test_discounted_return_is_whitened_over_all_tokens() -> None:
     """Check values of verl 0.9.1 for rewards [1, 0.5], lengths [3, 2], γ 0.5: returns [.25, .5, 1 | .25, .5]."""
     first, second = token_advantages("reinforce_pp", [1.0, 0.5], lengths=[3, 2], group_size=1, gamma=0.5)
     assert [*first, *second] == pytest.approx([-0.81650, 0, 1.63299, -0.81650, 0], abs=1e-5)
@@ -311,7 +313,7 @@ def test_a_discounted_return_to_go_is_whitened_over_all_tokens() -> None:
     assert [part.tolist() for part in baseline] == [[0.25, 0.5], [-0.25, -0.5]]
 
 
-def test_tokens_that_are_not_trained_count_for_the_baseline_alone() -> None:
+def test_untrained_tokens_count_only_for_the_baseline() -> None:
     rewards, lengths = [1.0, 0.0, 0.5, 0.25], [3, 5, 7, 2]
     trained = [True, False, True, True]
     for gamma in (1.0, 0.5):
@@ -331,7 +333,7 @@ def test_tokens_that_are_not_trained_count_for_the_baseline_alone() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(batch=_batches(), data=st.data())
-def test_without_a_discount_every_token_has_its_rollouts_advantage(
+def test_undiscounted_tokens_share_their_rollout_advantage(
     batch: tuple[list[int], list[float], list[int]], data: st.DataObject
 ) -> None:
     ids, rewards, lengths = batch
@@ -348,7 +350,7 @@ LEVELS = ("none", "group", "batch")
 
 
 def _at_levels(values: list[float], ids: list[int], mean: str, std: str) -> list[float]:
-    """AReaL's Normalization, group by group: the deviation is from what was subtracted."""
+    """Compute AReaL's Normalization, group by group: the deviation is measured from the subtracted mean."""
 
     def of(group: int, level: str, numbers: list[float]) -> list[float]:
         return [x for x, own in zip(numbers, ids, strict=True) if level == "batch" or own == group]
@@ -368,7 +370,7 @@ def _at_levels(values: list[float], ids: list[int], mean: str, std: str) -> list
 @pytest.mark.parametrize("std", LEVELS)
 @settings(max_examples=15, deadline=None)
 @given(batch=_batches())
-def test_mean_and_std_at_every_level(mean: str, std: str, batch: tuple[list[int], list[float], list[int]]) -> None:
+def test_mean_and_std_match_each_level(mean: str, std: str, batch: tuple[list[int], list[float], list[int]]) -> None:
     ids, rewards, lengths = batch
     over_rollouts = advantages("grpo", rewards, group_ids=ids, mean=mean, std=std)
     np.testing.assert_allclose(over_rollouts, _at_levels(rewards, ids, mean, std), rtol=1e-4, atol=1e-4)
@@ -380,8 +382,8 @@ def test_mean_and_std_at_every_level(mean: str, std: str, batch: tuple[list[int]
         np.testing.assert_allclose(found[tokens], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_levels_of_rewards_and_of_advantages_go_together() -> None:
-    """AReaL's usual recipe: rewards over groups, then advantages over the batch's tokens."""
+def test_reward_and_advantage_normalization_combine() -> None:
+    """AReaL's usual recipe normalizes rewards over groups and then advantages over the batch's tokens."""
     grouped = advantages("grpo", REWARDS, group_size=3, std="group")
     found = advantages("grpo", REWARDS, group_size=3, lengths=LENGTHS, std="group", adv_mean="batch", adv_std="batch")
     tokens = np.repeat(grouped.astype(np.float64), LENGTHS)
@@ -398,7 +400,7 @@ def wrong_shape(groups: RewardGroups) -> npt.NDArray[np.float64]:
     return groups.rewards[:1]
 
 
-def test_own_advantage_by_import_path() -> None:
+def test_custom_advantage_is_loaded_by_import_path() -> None:
     path = f"{__name__}:best_of_group"
     assert advantages(path, REWARDS, group_size=3, bonus=2.0).tolist() == [2, 0, 0, 0, 2, 2]
     with pytest.raises(ValueError, match=r"unknown option of advantage .* 'bonsu' \(did you mean bonus\?\)"):
@@ -407,7 +409,7 @@ def test_own_advantage_by_import_path() -> None:
         advantages(f"{__name__}:wrong_shape", REWARDS, group_size=3)
 
 
-def test_every_known_advantage_runs_with_its_defaults() -> None:
+def test_every_advantage_runs_with_its_defaults() -> None:
     for name, algorithm in ADVANTAGES.items():
         if name == "gae":
             with pytest.raises(ValueError, match=r"per token, from a critic's values: call rlrun\.algorithms\.gae"):

@@ -1,4 +1,6 @@
-"""Whatever is in a manifest, reading it ends with a run or with problems, one line each; never with a traceback."""
+"""Fuzzing of manifests: reading returns a run or a list of problems with one line each, and never raises another
+error.
+"""
 
 from __future__ import annotations
 
@@ -80,13 +82,13 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: str(len(text)))
-def test_the_examples_are_valid(text: str) -> None:
+def test_example_manifests_are_valid(text: str) -> None:
     parse_manifest(text, "run.yaml")
 
 
 @_FUZZ
 @given(data=st.data(), text=st.sampled_from(TEXTS), changes=st.integers(1, 3))
-def test_changed_values_and_keys(data: st.DataObject, text: str, changes: int) -> None:
+def test_changed_values_and_keys_raise_no_traceback(data: st.DataObject, text: str, changes: int) -> None:
     tree = json.loads(json.dumps(parse_yaml(text)))
     for _ in range(changes):
         *parents, last = data.draw(st.sampled_from(places(tree)[1:]))
@@ -111,7 +113,7 @@ def parse_yaml(text: str) -> Any:
 
 @_FUZZ
 @given(data=st.data(), text=st.sampled_from(TEXTS))
-def test_changed_characters(data: st.DataObject, text: str) -> None:
+def test_changed_characters_raise_no_traceback(data: st.DataObject, text: str) -> None:
     characters = list(text)
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(characters) - 1))
@@ -123,7 +125,7 @@ def test_changed_characters(data: st.DataObject, text: str) -> None:
 
 @_FUZZ
 @given(st.text(max_size=200))
-def test_any_text(text: str) -> None:
+def test_any_text_raises_no_traceback(text: str) -> None:
     read(text)
 
 
@@ -143,7 +145,7 @@ def test_any_text(text: str) -> None:
         st.text(max_size=8),
     ),
 )
-def test_any_command_line(argv: list[str], env: dict[str, str]) -> None:
+def test_any_command_line_reports_one_line_per_problem(argv: list[str], env: dict[str, str]) -> None:
     argv = [word for word in argv if word not in ("-h", "--help", "--dry-run")]
     with pytest.raises(ConfigError) as error:  # required fields such as uid are never set
         load_model(OrchestratorConfig, argv, env=env, prog="test")

@@ -1,4 +1,4 @@
-"""One round finds every problem, whatever is wrong, and a document without a problem is what pydantic makes of it."""
+"""Examination of random documents: one round finds every problem, and valid documents equal pydantic's result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JUNK: list[Any] = [None, "", "x", -1, 0, 1, 3, 10**30, 0.5, float("nan"), True, 
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container with each of its keys."""
+    """Return every container with each of its keys."""
     items = (
         list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
     )
@@ -38,7 +38,7 @@ def mutated(document: dict[str, Any], dice: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_whatever_is_wrong_is_told_and_nothing_else(path: Path) -> None:
+def test_examination_reports_exactly_the_problems(path: Path) -> None:
     dice = random.Random(path.stem)
     spec = yaml.safe_load(path.read_text())["spec"]
     for _ in range(DRAWS):
@@ -54,7 +54,7 @@ def test_whatever_is_wrong_is_told_and_nothing_else(path: Path) -> None:
         assert (examined.result, examined.replaced) == (expected, frozenset())
 
 
-def test_a_rule_that_only_a_replacement_breaks_is_not_told() -> None:
+def test_rule_broken_only_by_a_replacement_is_not_reported() -> None:
     document = {
         "model": {"path": "m"},
         "environments": [{"id": "a", "groupSize": 48}, {"id": "b"}],
@@ -64,7 +64,7 @@ def test_a_rule_that_only_a_replacement_breaks_is_not_told() -> None:
     assert problem.path == "orchestrator.batchSize"
 
 
-def test_what_is_understood_can_be_looked_at_further() -> None:
+def test_partly_valid_document_can_be_examined_further() -> None:
     document = {"model": {"path": "m"}, "environments": [{"id": "a", "ratio": 0}], "seqLen": 1}
     examined = examine_layer(RLRunSpec, Reader(RLRunSpec, "f").read(document))
     assert len(examined.problems) == 2

@@ -1,4 +1,4 @@
-"""Curricula in the whole orchestrator: the order of samples over kills, the figures, and a run in which everything is filtered."""
+"""Curricula in the whole orchestrator: order of samples after kills, metrics, and a run with only filtered groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CURRICULUM = {
 }
 
 
-def graded(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConfig:
+def make_graded_config(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConfig:
     environments = [
         {"id": "orch_environments:graded", "group_size": 2, "ratio": 2, "curriculum": CURRICULUM},
         {"id": "reverse-text", "group_size": 2},
@@ -31,17 +31,15 @@ def graded(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConfig:
     return make_config(root, tokenizer, **{"environments": environments, "max_steps": 8, **changes})
 
 
-def trained(outcome: Outcome) -> dict[int, dict[int, str]]:
-    """Step -> group -> task."""
+def read_trained_tasks(outcome: Outcome) -> dict[int, dict[int, str]]:
+    """Return step -> group -> task."""
     return {batch.step: {s.group: s.task_id for s in batch.samples} for batch in outcome.trainer.batches}
 
 
-async def test_a_run_that_is_killed_again_and_again_trains_the_same_tasks_in_the_same_steps(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_killed_run_trains_the_same_tasks_per_step(tmp_path: Path, tokenizer_folder: Path) -> None:
     synchronous = {"max_async_level": 0, "max_off_policy_steps": 0}
-    whole = await simulate(graded(tmp_path / "whole", tokenizer_folder, algorithm=synchronous))
-    config = graded(tmp_path / "killed", tokenizer_folder, algorithm=synchronous)
+    whole = await simulate(make_graded_config(tmp_path / "whole", tokenizer_folder, algorithm=synchronous))
+    config = make_graded_config(tmp_path / "killed", tokenizer_folder, algorithm=synchronous)
     rng = random.Random(7)
     found: dict[int, dict[int, str]] = {}
     for number, kill_after in enumerate((1, 2, 3, 2, None), start=1):
@@ -51,13 +49,13 @@ async def test_a_run_that_is_killed_again_and_again_trains_the_same_tasks_in_the
             number=number,
             until=(lambda trainer, n=kill_after: len(trainer.batches) >= n) if kill_after else None,
         )
-        found |= trained(outcome)
+        found |= read_trained_tasks(outcome)
     assert outcome.code == exit_codes.OK
-    assert found == trained(whole)
+    assert found == read_trained_tasks(whole)
 
 
-async def test_pools_and_filtered_groups_are_in_the_metrics(tmp_path: Path, tokenizer_folder: Path) -> None:
-    outcome = await simulate(graded(tmp_path, tokenizer_folder))
+async def test_pools_and_filtered_groups_are_in_metrics(tmp_path: Path, tokenizer_folder: Path) -> None:
+    outcome = await simulate(make_graded_config(tmp_path, tokenizer_folder))
     lines = [json.loads(line) for line in outcome.paths.metrics.read_text().splitlines()]
     assert sum(line["groups/dropped/too_easy"] for line in lines) > 0
     pools = {name: lines[-1][f"pools/orch_environments:graded/{name}"] for name in ("easy", "normal", "hard")}
@@ -68,19 +66,23 @@ async def test_pools_and_filtered_groups_are_in_the_metrics(tmp_path: Path, toke
     assert {sample.reward for sample in own} == {0.0, 0.25, 0.5, 0.75}
 
 
-async def test_batches_that_a_killed_run_had_made_tell_the_pools_of_their_tasks(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    config = graded(tmp_path, tokenizer_folder, checkpoint={"interval": 100}, algorithm={"max_async_level": 2})
+async def test_recovered_batches_update_the_task_pools(tmp_path: Path, tokenizer_folder: Path) -> None:
+    config = make_graded_config(
+        tmp_path, tokenizer_folder, checkpoint={"interval": 100}, algorithm={"max_async_level": 2}
+    )
     first = await simulate(config, until=lambda trainer: len(trainer.batches) >= 3, step_seconds=lambda: 0.01)
     second = await simulate(config, number=2)
-    again = {step: groups for step, groups in trained(second).items() if groups == trained(first).get(step)}
-    assert 1 in again  # batches of the model's own tokens are taken over
+    again = {
+        step: groups
+        for step, groups in read_trained_tasks(second).items()
+        if groups == read_trained_tasks(first).get(step)
+    }
+    assert 1 in again  # batches of the model's own tokens are reused
     lines = [json.loads(line) for line in second.paths.metrics.read_text().splitlines()]
     assert sum(lines[-1][f"pools/orch_environments:graded/{name}"] for name in ("easy", "hard")) > 0
 
 
-async def test_a_run_in_which_everything_is_filtered_ends_and_says_why(
+async def test_run_with_only_filtered_groups_ends_with_reason(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "MAX_FILTERED_BATCHES", 3)

@@ -1,4 +1,4 @@
-"""Episodes that no engine had a part in: what the conversation itself refuses is of the kind `tokens`, wherever the environment runs."""
+"""Episodes that fail without an engine: errors of the conversation have the kind `tokens` in every environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun.orchestrator.rollouts.player import Player
 
 
 class Asks:
-    """Asks once what it was made with; `wraps` its client's errors in one of its own, or hides their cause."""
+    """Environment that sends one fixed conversation; `wraps` converts its client's errors or hides their cause."""
 
     id = "asks"
 
@@ -48,7 +48,7 @@ class Asks:
 
 
 class Sends:
-    """A session that answers with what it was made with."""
+    """Session that returns a fixed answer or raises a fixed error."""
 
     troubled = False
 
@@ -86,7 +86,7 @@ NOTHING = Completion([], [], [], "stop")
         (SHORT, NOTHING, "the engine returned an empty reply"),
     ],
 )
-async def test_what_the_conversation_refuses_is_no_failure_of_the_model(
+async def test_conversation_refusal_is_not_a_model_failure(
     tmp_path: Path, tokenizer_folder: Path, messages: list[Message], answer: Any, says: str, wraps: str
 ) -> None:
     with pytest.raises(RolloutError, match=says):
@@ -94,9 +94,7 @@ async def test_what_the_conversation_refuses_is_no_failure_of_the_model(
 
 
 @pytest.mark.parametrize("wraps", ["", "from"])
-async def test_another_failure_of_the_client_stays_one_of_the_model(
-    tmp_path: Path, tokenizer_folder: Path, wraps: str
-) -> None:
+async def test_other_client_failure_is_a_model_failure(tmp_path: Path, tokenizer_folder: Path, wraps: str) -> None:
     with pytest.raises(EpisodeError, match="the model client failed") as caught:
         await play(tmp_path, tokenizer_folder, SHORT, wraps, OSError("boom"))
     assert caught.value.kind == "model"

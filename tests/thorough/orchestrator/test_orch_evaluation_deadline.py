@@ -1,4 +1,6 @@
-"""A slow evaluation: weights are held back no longer than its deadline, and what was answered counts and is told as partial."""
+"""Slow evaluation: it delays weight updates at most until its deadline, and finished answers count as a partial
+result.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,15 @@ NEVER = 3600.0
 
 @dataclass
 class SlowInEvaluation(FakeEngine):
-    """Held-out questions, known by their temperature, are answered in turn at once and never."""
+    """Engine that alternates between immediate answers and no answer for held-out questions, which have their own
+    temperature.
+    """
 
     held_out: int = 0
     given_up: int = 0
     all_of_them: bool = False
     handed: dict[int, float] = field(default_factory=dict)
-    """When each version came."""
+    """Arrival time of each version."""
 
     async def generate(  # type: ignore[override]
         self, token_ids: Sequence[int], *, temperature: float, **more: Any
@@ -54,7 +58,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
-async def test_what_is_done_by_the_deadline_counts_and_training_goes_on(
+async def test_evaluation_deadline_keeps_finished_answers(
     tmp_path: Path, tokenizer_folder: Path, all_of_them: bool
 ) -> None:
     engine = SlowInEvaluation(all_of_them=all_of_them)

@@ -1,7 +1,7 @@
-"""Trainer and engines on the same GPUs: never both at once, whatever fails.
+"""Trainer and engines on shared GPUs: never both active, for every failure.
 
-The simulated engine refuses requests in its sleep and weights in the trainer's turn; the simulated trainer refuses a batch while an
-engine is awake.
+The simulated engine refuses requests while it sleeps and weights during the trainer's turn; the simulated trainer
+refuses a batch while an engine is awake.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def assert_in_turn(trainer: FakeTrainer, beside: Sequence[FakeEngine]) -> None:
         assert {v for s in batch.samples for v in s.versions[s.loss_mask].tolist()} == {batch.step - 1}
 
 
-async def test_engines_and_trainer_work_in_turn(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_engines_and_trainer_alternate_on_the_gpus(tmp_path: Path, tokenizer_folder: Path) -> None:
     beside = engines()
     outcome = await simulate(
         config_of(tmp_path, tokenizer_folder), engines=beside, step_seconds=lambda: random.random() / 100
@@ -54,13 +54,13 @@ async def test_engines_and_trainer_work_in_turn(tmp_path: Path, tokenizer_folder
     assert_in_turn(outcome.trainer, beside)
     for engine in beside:
         assert (engine.slept, engine.held) == (3, [0, 1, 2, 3][: len(engine.held)])
-        assert len(engine.held) >= 3  # the last version may come after the last word
+        assert len(engine.held) >= 3  # the last version may arrive after the run has ended
     metrics = [json.loads(line) for line in outcome.paths.metrics.read_text().splitlines()]
     assert all(line["time/engines_asleep"] >= 0 for line in metrics)
 
 
-async def test_rollouts_and_evaluations_that_go_on_hold_the_trainer_up(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """With groups of different sizes more is in flight than the batch needs."""
+async def test_running_rollouts_and_evaluations_delay_the_trainer(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Groups of different sizes keep more rollouts in flight than the batch needs."""
     beside = engines()
     config = config_of(
         tmp_path,
@@ -77,7 +77,7 @@ async def test_rollouts_and_evaluations_that_go_on_hold_the_trainer_up(tmp_path:
     assert sum(line.get("eval/reverse-text/errors", 0) for line in metrics) == 0
 
 
-async def test_a_sleep_that_fails_is_tried_again(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_failed_sleep_is_retried(tmp_path: Path, tokenizer_folder: Path) -> None:
     beside = engines()
     beside[1].insomnia = 3
     outcome = await simulate(config_of(tmp_path, tokenizer_folder, max_steps=2), engines=beside)
@@ -87,10 +87,8 @@ async def test_a_sleep_that_fails_is_tried_again(tmp_path: Path, tokenizer_folde
 
 
 @pytest.mark.parametrize("moment", ["training", "awake"])
-async def test_a_new_attempt_wakes_what_the_one_before_left_asleep(
-    tmp_path: Path, tokenizer_folder: Path, moment: str
-) -> None:
-    """All roles start again together. An engine that had been awake is a new one; both begin asleep."""
+async def test_new_attempt_wakes_sleeping_engines(tmp_path: Path, tokenizer_folder: Path, moment: str) -> None:
+    """All roles restart together. An engine that was awake is replaced by a new one; both start asleep."""
     beside, config = engines(), config_of(tmp_path, tokenizer_folder, checkpoint={"interval": 1})
     looks = {
         "training": lambda t: t.has_gpus and len(t.batches) == 1,
@@ -106,7 +104,7 @@ async def test_a_new_attempt_wakes_what_the_one_before_left_asleep(
 
 
 class Unwilling:
-    """An engine that does not sleep."""
+    """Engine that refuses to sleep."""
 
     def __init__(self, status: int) -> None:
         self.status, self.asked = status, 0
@@ -127,7 +125,7 @@ def turns_of(engine: Any, quiet: list[bool]) -> tuple[GPUTurns, EnginePool, Sign
 
 
 @pytest.mark.parametrize(("status", "code"), [(500, exit_codes.FAILURE), (400, exit_codes.CONFIGURATION)])
-async def test_an_engine_that_cannot_sleep_ends_the_attempt(
+async def test_engine_that_cannot_sleep_ends_the_attempt(
     monkeypatch: pytest.MonkeyPatch, status: int, code: int
 ) -> None:
     monkeypatch.setattr(module, "SLEEP_SECONDS", 0.0)
@@ -141,7 +139,7 @@ async def test_an_engine_that_cannot_sleep_ends_the_attempt(
     assert "it does not want to" in str(cause)
 
 
-async def test_nobody_is_put_to_sleep_before_all_is_quiet_and_released() -> None:
+async def test_engines_sleep_only_after_all_requests_end() -> None:
     engine, quiet = FakeEngine(), [False]
     turns, pool, signal = turns_of(engine, quiet)
     pool.replicas[0].version = 0
@@ -167,7 +165,7 @@ async def test_nobody_is_put_to_sleep_before_all_is_quiet_and_released() -> None
         await second
 
 
-async def test_a_hand_over_is_not_cut_off() -> None:
+async def test_running_weight_update_is_not_interrupted() -> None:
     engine = FakeEngine()
     turns, pool, signal = turns_of(engine, [True])
     pool.replicas[0].updating = True
@@ -182,7 +180,7 @@ async def test_a_hand_over_is_not_cut_off() -> None:
     assert engine.slept == 1
 
 
-async def test_an_engine_that_is_gone_is_not_waited_for() -> None:
+async def test_removed_engine_is_not_waited_for() -> None:
     engine = Unwilling(500)
     turns, pool, _ = turns_of(engine, [True])
 
@@ -193,7 +191,7 @@ async def test_an_engine_that_is_gone_is_not_waited_for() -> None:
         await waiting
 
 
-async def test_a_release_of_what_was_not_published_is_a_mistake() -> None:
+async def test_release_of_unpublished_version_is_refused() -> None:
     turns, _, _ = turns_of(Unwilling(500), [True])
     with pytest.raises(RoleError, match="for version 1, which it has not published"):
         turns.released(1)

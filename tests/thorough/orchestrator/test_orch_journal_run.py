@@ -1,4 +1,4 @@
-"""The journal in the whole orchestrator: what is generated again after a kill, and what is told of it."""
+"""Journal in the whole orchestrator: rollouts that are generated again after a kill, and the reported numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASKS: list[dict[str, Any]] = [{"id": "reverse-text", "group_size": 2, "args": {
 
 
 class Counting(FakeEngine):
-    """Counts the continuations that it is asked for, by prompt."""
+    """Engine that counts the requested continuations by prompt."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -47,15 +47,13 @@ def prompt_of(entry: RolloutEntry) -> tuple[int, ...]:
 
 
 def journal(paths: RunPaths) -> list[RolloutEntry]:
-    """All rollouts in it."""
+    """Return all rollouts of the journal."""
     contents = [read_segment(segment.path) for segment in paths.journal_on_disk()]
     return [e for content in contents for e in content.entries if isinstance(e, RolloutEntry)]
 
 
 @pytest.mark.parametrize("killed_after", [1, 2, 5])
-async def test_what_was_finished_before_a_kill_is_not_generated_again(
-    tmp_path: Path, tokenizer_folder: Path, killed_after: int
-) -> None:
+async def test_finished_rollouts_survive_a_kill(tmp_path: Path, tokenizer_folder: Path, killed_after: int) -> None:
     algorithm = {"max_async_level": 2, "max_off_policy_steps": 8}
     config = make_config(tmp_path, tokenizer_folder, max_steps=9, algorithm=algorithm, environments=TASKS)
     rng = random.Random(killed_after)
@@ -71,7 +69,7 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     engine.gate.clear()
 
     async def world(trainer: FakeTrainer) -> None:
-        # Batches come back before rollouts of the journal do; nothing is generated before both are counted.
+        # Batches are recovered before rollouts of the journal; generation starts after both are counted.
         await eventually(lambda: engine.asked.total() > 0)
         url, headers = f"http://127.0.0.1:{config.metrics_port}", {"Authorization": f"Bearer {API_KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session:
@@ -107,9 +105,7 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     assert second.paths.journal_on_disk() == [], "the last checkpoint covers all"
 
 
-async def test_rollouts_that_were_made_with_another_configuration_are_of_no_use(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+async def test_rollouts_of_another_configuration_are_discarded(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = make_config(tmp_path, tokenizer_folder, environments=TASKS, checkpoint={"interval": 100}, max_steps=4)
     first = await simulate(config, until=lambda trainer: len(trainer.batches) >= 1, step_seconds=lambda: 0.05)
     before = {(entry.group, entry.member) for entry in journal(first.paths)}
@@ -126,7 +122,7 @@ async def test_rollouts_that_were_made_with_another_configuration_are_of_no_use(
 
 
 class Flaky(Counting):
-    """Refuses the first turn of one rollout, once the other one of its group is finished."""
+    """Engine that refuses the first turn of one rollout after the other rollout of its group has finished."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
@@ -147,7 +143,7 @@ class Flaky(Counting):
         return tuple(entry.rollout.sequences[0].input_ids[: len(prompt)].tolist()) == prompt
 
 
-async def test_a_failing_engine_costs_a_group_only_the_members_that_are_not_finished(
+async def test_failing_engine_keeps_finished_group_members(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, add = Flaky(), Journal.add
@@ -163,12 +159,12 @@ async def test_a_failing_engine_costs_a_group_only_the_members_that_are_not_fini
     outcome = await simulate(config, engines=[engine])
     assert outcome.code == exit_codes.OK
     assert engine.refused is not None
-    assert engine.asked[engine.refused] == 3  # the finished one, the refused one, and that one again
+    assert engine.asked[engine.refused] == 3  # the finished rollout, the refused one, and the repeated one
     keys = [(entry.group, entry.member) for entry in engine.finished]
     assert len(keys) == len(set(keys))
 
 
-async def test_a_run_without_checkpoints_keeps_no_journal(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_run_without_checkpoints_keeps_no_journal(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = make_config(tmp_path, tokenizer_folder, checkpoint={"enabled": False}, max_steps=2)
     outcome = await simulate(config, until=lambda trainer: len(trainer.batches) == 2)
     assert not outcome.paths.journal.exists()

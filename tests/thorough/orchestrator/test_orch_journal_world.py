@@ -1,4 +1,4 @@
-"""Random lives of a run: what finishes, is packed, trained, saved and killed in any order, on the real files."""
+"""Random run histories: finish, pack, train, save and kill in any order, with real files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIONS = st.tuples(
 
 
 def live(world: World, actions: Sequence[Action]) -> None:
-    """Let these things happen, where they can."""
+    """Apply the actions if they are possible."""
     for action, choice in actions:
         match action:
             case "finish":
@@ -37,7 +37,7 @@ def live(world: World, actions: Sequence[Action]) -> None:
 
 
 def crash(world: World, torn: float) -> None:
-    """Kill all; where no version is lost, the next attempt knows all that the killed one did."""
+    """Kill all roles; if no version is lost, the next attempt has the complete state of the killed one."""
     numbers = [group.number for group in world.buffer]
     under_way = {number: set(flight.members) for number, flight in (world.flights | world.unfinished).items()}
     dropped, step, version = [d.group for d in world.dropped], world.step, world.version
@@ -55,10 +55,10 @@ def crash(world: World, torn: float) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(actions=st.lists(ACTIONS, min_size=60, max_size=150), depth=st.integers(0, 2), slack=st.integers(0, 6))
-def test_nothing_is_lost_or_trained_twice_or_generated_twice(actions: list[Action], depth: int, slack: int) -> None:
+def test_groups_are_trained_and_generated_exactly_once(actions: list[Action], depth: int, slack: int) -> None:
     with TemporaryDirectory() as folder, without_flushes():
         world = World(Path(folder), depth, depth + slack)
-        live(world, actions)  # the world itself refuses to generate what is there
+        live(world, actions)  # the world refuses to generate existing rollouts
         world.to_the_end()
         trained = [g for _, batch in sorted(world.trained.items()) for g in {s.group for s in batch.samples}]
         assert sorted(world.trained) == list(range(1, STEPS + 1))
@@ -76,9 +76,7 @@ def test_nothing_is_lost_or_trained_twice_or_generated_twice(actions: list[Actio
     actions=st.lists(ACTIONS.filter(lambda a: a[0] != "crash"), max_size=60),
     torn=st.lists(st.floats(0, 1), min_size=1, max_size=3),
 )
-def test_a_run_that_is_killed_with_no_version_lost_trains_what_the_undisturbed_one_does(
-    actions: list[Action], torn: list[float]
-) -> None:
+def test_killed_run_without_lost_version_equals_undisturbed_run(actions: list[Action], torn: list[float]) -> None:
     with TemporaryDirectory() as folder, without_flushes():
         worlds = [World(Path(folder) / name, 1, 20) for name in ("whole", "killed")]
         for world in worlds:
@@ -96,8 +94,10 @@ def test_a_run_that_is_killed_with_no_version_lost_trains_what_the_undisturbed_o
         assert [killed.sampler.draw(n) for n in ahead] == [whole.sampler.draw(n) for n in ahead]
 
 
-def until(world: World, condition: Callable[[], bool]) -> None:
-    """Whatever is possible, until it is so; a new group rather than an old member, so that many are unfinished."""
+def advance_until(world: World, condition: Callable[[], bool]) -> None:
+    """Apply possible actions until the condition holds; new groups come before old members, so that many groups are
+    unfinished.
+    """
     for choice in range(500):
         if condition():
             return
@@ -105,10 +105,10 @@ def until(world: World, condition: Callable[[], bool]) -> None:
     raise AssertionError("it never is")
 
 
-def test_rollouts_of_lost_versions_are_refused_and_told_once(tmp_path: Path) -> None:
+def test_rollouts_of_lost_versions_are_refused_and_counted_once(tmp_path: Path) -> None:
     with without_flushes():
         world = World(tmp_path, 2, 8)
-        until(world, lambda: world.version == 2)
+        advance_until(world, lambda: world.version == 2)
         newest = {member: made[-1].newest_version for member, made in world.made.items()}
         world.crash(0.5)
         lost = {member for member, version in newest.items() if version > 0}
@@ -120,15 +120,15 @@ def test_rollouts_of_lost_versions_are_refused_and_told_once(tmp_path: Path) -> 
         assert world.back.refused.total() == 0, "what the attempt before has told is not told again"
 
 
-def test_rollouts_that_are_too_old_for_the_next_step_are_refused(tmp_path: Path) -> None:
+def test_rollouts_too_old_for_the_next_step_are_refused(tmp_path: Path) -> None:
     with without_flushes():
         world = World(tmp_path, 0, 1)
         assert world.dispatch()
         assert world.dispatch()
         straggler = min(world.flights)
-        assert world.finish(0)  # of the straggler; it lacks the other member, and others fill the batches
+        assert world.finish(0)  # the straggler still lacks one member, and other groups fill the batches
         flight = world.flights.pop(straggler)
-        until(world, lambda: world.version == 2 and not world.buffer)
+        advance_until(world, lambda: world.version == 2 and not world.buffer)
         assert world.save()
         world.flights[straggler] = flight
         world.crash(0.0)
@@ -136,7 +136,7 @@ def test_rollouts_that_are_too_old_for_the_next_step_are_refused(tmp_path: Path)
         assert straggler not in world.unfinished
 
 
-def test_a_group_that_was_given_up_tells_how_many_groups_were_drawn_before() -> None:
+def test_dropped_group_restores_the_number_of_draws() -> None:
     def new() -> Sampler:
         source = Source("pooled", 100, group_size=GROUP, curriculum=CurriculumConfig(warmup_steps=10))
         return Sampler(3, [source], batch_size=2 * GROUP)
@@ -159,7 +159,7 @@ def test_a_group_that_was_given_up_tells_how_many_groups_were_drawn_before() -> 
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 1500, 1 << 20])
-def test_the_journal_is_deleted_as_checkpoints_cover_it(tmp_path: Path, segment_bytes: int) -> None:
+def test_journal_is_deleted_when_checkpoints_cover_it(tmp_path: Path, segment_bytes: int) -> None:
     with without_flushes():
         world = World(tmp_path, 1, 8, segment_bytes)
         most = 0

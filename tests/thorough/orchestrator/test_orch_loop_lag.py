@@ -1,4 +1,4 @@
-"""No turn of the event loop holds work that grows with the rollouts in flight, those of a batch, or those that a restart finds."""
+"""Bounded work per turn of the event loop, independent of rollouts in flight, batch size and recovered rollouts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from rlrun.runtime.background_compute import stepwise
 
 MANY = 256
 A_TURN = 32
-"""Most of the many that may share one turn of the loop."""
+"""Largest number of items in one turn of the loop."""
 
 
 class Turns:
-    """Counts what happens in each turn of the event loop."""
+    """Counter of events in each turn of the event loop."""
 
     def __init__(self) -> None:
         self.most = self.total = 0
@@ -60,7 +60,7 @@ def a_rollout(tokens: int = 2) -> Rollout:
     return Rollout((columns,), 1.0)
 
 
-async def test_questions_begin_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_evaluation_questions_start_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, evaluator = Turns(), Evaluator(None, [], None, None, None)  # type: ignore[arg-type]
 
     async def answered(arena: Any, task: Any, sample: int, version: int) -> Answer:
@@ -75,7 +75,7 @@ async def test_questions_begin_one_after_the_other(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("surplus", [False, True])
-async def test_groups_are_cancelled_one_after_the_other(tmp_path: Path, tokenizer_folder: Path, surplus: bool) -> None:
+async def test_groups_are_cancelled_in_several_turns(tmp_path: Path, tokenizer_folder: Path, surplus: bool) -> None:
     config, turns = make_config(tmp_path, tokenizer_folder, oversampling_factor=2.0, max_steps=200), Turns()
     signal = Signal()
     groups = Groups(config, made=99, ledger=Ledger(), sampler=Sampler(0, []), rules={}, journal=None, signal=signal)
@@ -104,7 +104,7 @@ async def test_groups_are_cancelled_one_after_the_other(tmp_path: Path, tokenize
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_an_evaluation_is_measured_beside_the_loop(
+async def test_evaluation_metrics_are_computed_outside_the_loop(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_the_loop: list[bool] = []
@@ -125,7 +125,7 @@ async def test_an_evaluation_is_measured_beside_the_loop(
     assert not any(in_the_loop)
 
 
-async def test_those_who_waited_for_the_volume_go_on_one_after_the_other(tmp_path: Path) -> None:
+async def test_volume_waiters_resume_in_several_turns(tmp_path: Path) -> None:
     turns, gate = Turns(), threading.Event()
 
     def write(entries: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ async def test_those_who_waited_for_the_volume_go_on_one_after_the_other(tmp_pat
     await commit.close()
 
 
-async def test_what_a_restart_finds_counts_again_record_by_record() -> None:
+async def test_recovered_records_are_readmitted_in_several_turns() -> None:
     turns = Turns()
     sampler = Sampler(0, [Source("e", MANY)])
     entries: list[Entry] = [
@@ -169,7 +169,7 @@ async def test_what_a_restart_finds_counts_again_record_by_record() -> None:
 
 
 class Counted(int):
-    """A number that counts how often it is compared."""
+    """Number that counts its comparisons."""
 
     compared = 0
 
@@ -184,7 +184,7 @@ class Counted(int):
     __hash__ = int.__hash__
 
 
-def test_a_claim_of_the_ledger_does_not_look_at_all_groups() -> None:
+def test_ledger_claim_does_not_scan_all_groups() -> None:
     numbers = [Counted(number) for number in range(MANY)]
     ledger = Ledger.restore(LedgerState(MANY, tuple(numbers), {}))
     Counted.compared = 0
@@ -197,7 +197,7 @@ def test_a_claim_of_the_ledger_does_not_look_at_all_groups() -> None:
     assert ledger.state().open_groups == tuple(range(MANY + 1))
 
 
-def test_the_groups_of_a_batch_are_chosen_with_few_looks_at_each() -> None:
+def test_batch_groups_are_chosen_with_few_reads() -> None:
     looks = 0
 
     class Group:

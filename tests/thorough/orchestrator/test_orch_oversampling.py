@@ -1,4 +1,4 @@
-"""More groups than a step needs: the first that finish are trained, the others are cancelled in the engines, and the bounds hold."""
+"""Oversampling: the first finished groups are trained, the others are cancelled in the engines, and the limits hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ BATCH, SLOW_SECONDS = 8, 30.0
 
 @dataclass
 class OneOfFourIsSlow(FakeEngine):
-    """Every fourth request takes longer than the test; the most that were there at once are counted."""
+    """Engine whose every fourth request takes longer than the test; it counts the largest number of concurrent
+    requests.
+    """
 
     most: int = 0
     cut: int = 0
@@ -50,7 +52,7 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("depth", "oldest"), [(0, 0), (2, 6)])
 @pytest.mark.parametrize("factor", [1.5, 3.0])
-async def test_the_slow_ones_are_not_waited_for(
+async def test_slow_rollouts_are_not_waited_for(
     tmp_path: Path, tokenizer_folder: Path, depth: int, oldest: int, factor: float
 ) -> None:
     engine = OneOfFourIsSlow()
@@ -77,7 +79,7 @@ async def test_the_slow_ones_are_not_waited_for(
     assert all(line["errors"] == 0 for line in lines)
 
 
-async def test_without_a_factor_no_more_is_started_than_a_step_needs(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_run_without_oversampling_starts_no_extra_rollouts(tmp_path: Path, tokenizer_folder: Path) -> None:
     engine = FakeEngine()
     config = make_config(tmp_path, tokenizer_folder, max_steps=3, algorithm={"max_async_level": 0})
     outcome = await simulate(config, engines=[engine])
@@ -87,10 +89,10 @@ async def test_without_a_factor_no_more_is_started_than_a_step_needs(tmp_path: P
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
-async def test_filtered_groups_are_refilled_at_once_when_synchronous(
+async def test_filtered_groups_are_refilled_in_synchronous_runs(
     tmp_path: Path, tokenizer_folder: Path, factor: float
 ) -> None:
-    """Half of the groups have equal rewards; their places are taken by others of the same version."""
+    """Half of the groups have equal rewards and are replaced by groups of the same version."""
     config = make_config(
         tmp_path,
         tokenizer_folder,
@@ -107,9 +109,7 @@ async def test_filtered_groups_are_refilled_at_once_when_synchronous(
 
 
 @pytest.mark.parametrize("killed_after", [1, 2, 4])
-async def test_a_killed_run_goes_on_and_trains_nothing_twice(
-    tmp_path: Path, tokenizer_folder: Path, killed_after: int
-) -> None:
+async def test_killed_run_trains_no_group_twice(tmp_path: Path, tokenizer_folder: Path, killed_after: int) -> None:
     config = make_config(
         tmp_path,
         tokenizer_folder,

@@ -1,4 +1,6 @@
-"""One of two engines dies, hangs, is slow, answers errors or comes back with old weights: the run goes on, and on right tokens only."""
+"""Failure of one of two engines (death, hang, slowness, errors, old weights): the run continues with correct tokens
+only.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.paths import RunPaths
 
 STEPS = 100_000
-"""The world ends the run, not this."""
+"""Step limit that the run does not reach before its world ends it."""
 OFF_POLICY = 1000
-"""No group in flight is cancelled for its age: what hangs is given up because it hangs."""
+"""Age limit that cancels no group in flight, so that only the hang ends a request."""
 
 World = Callable[[FakeTrainer, Door, Door], Awaitable[None]]
 
 
 async def orchestrate(root: Path, tokenizer: Path, world: World, pace: Pace) -> tuple[FakeTrainer, dict[str, Any]]:
-    """A run on two engines behind real servers, the second of which is `world`'s to break; it goes on until `world` has seen enough.
+    """Run on two engines behind real servers, until `world`, which controls failures of the second one, has finished.
 
-    With the trainer and the last line of the metrics.
+    Return the trainer and the last line of the metrics.
     """
     algorithm = {"max_async_level": 2, "max_off_policy_steps": OFF_POLICY}
     config = make_config(root, tokenizer, max_steps=STEPS, algorithm=algorithm)
@@ -54,7 +56,7 @@ async def orchestrate(root: Path, tokenizer: Path, world: World, pace: Pace) -> 
 
 
 def assert_right_tokens(trainer: FakeTrainer) -> None:
-    """Every token was sampled by the version that it is labelled with, and that version is one that the step may train on."""
+    """Check that every token was sampled by its labeled version, and that the step may train on that version."""
     assert [batch.step for batch in trainer.batches] == list(range(1, len(trainer.batches) + 1))
     for batch in trainer.batches:
         for sample in batch.samples:
@@ -65,20 +67,21 @@ def assert_right_tokens(trainer: FakeTrainer) -> None:
 
 
 async def working(trainer: FakeTrainer, door: Door) -> None:
-    """Until the engine is in the middle of the run, with requests in flight."""
+    """Wait until the engine has requests in flight in the middle of the run."""
     await eventually(lambda: len(trainer.batches) >= 3 and door.engine.running > 0)
 
 
 async def goes_on(trainer: FakeTrainer, steps: int = 4) -> None:
-    """Until that many more steps are trained."""
+    """Wait until `steps` more steps are trained."""
     seen = len(trainer.batches)
     await eventually(lambda: len(trainer.batches) >= seen + steps)
 
 
 async def serves_again(good: Door, bad: Door, *, held: int, known: int) -> None:
-    """Until it is asked again, which must not be before it has got the weights of the others.
+    """Wait for the next request to the engine, which must follow an update to the weights of the others.
 
-    `held` is how many versions it had got before, `known` what the other engine held for certain when this one came back.
+    `held` is the number of versions before the failure, `known` a version that the other engine certainly held when
+    this one returned.
     """
     seen = len(bad.engine.requests)
     await eventually(lambda: len(bad.engine.requests) > seen)
@@ -89,7 +92,9 @@ async def serves_again(good: Door, bad: Door, *, held: int, known: int) -> None:
 
 
 def certain(door: Door) -> int:
-    """A version that the orchestrator knows this engine to hold: one is handed over only after the answer to the one before."""
+    """Return a version that the orchestrator has confirmed: an update starts only after the answer to the previous
+    one.
+    """
     return door.engine.held[-2]
 
 
@@ -106,7 +111,7 @@ async def killed(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 async def hung(trainer: FakeTrainer, good: Door, bad: Door) -> None:
     await working(trainer, bad)
     bad.mode = "hangs"
-    await eventually(lambda: bad.ignored > MISSES)  # one more than take it out of rotation
+    await eventually(lambda: bad.ignored > MISSES)  # one more than the limit of the rotation
     await goes_on(trainer)
     held, bad.mode = len(bad.engine.held), "up"
     await serves_again(good, bad, held=held, known=certain(good))
@@ -115,11 +120,11 @@ async def hung(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 
 async def answers_500(trainer: FakeTrainer, good: Door, bad: Door) -> None:
     await working(trainer, bad)
-    # It may be handed weights again at any time, also before the first request that it answers rightly.
+    # A weight update may come at any time, even before the first request with a right answer.
     held, bad.mode = len(bad.engine.held), "answers_500"
     asked = bad.asked
     await goes_on(trainer)
-    # Quick errors must not draw the work: after two in a row it gets one request at a time, ever more seldom.
+    # Quick errors must not attract work: after two in a row the engine gets single requests with growing pauses.
     assert bad.asked - asked <= 64 + 12
     bad.mode = "up"
     await serves_again(good, bad, held=held, known=certain(good))
@@ -128,7 +133,7 @@ async def answers_500(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 
 async def answers_nonsense(trainer: FakeTrainer, good: Door, bad: Door) -> None:
     await working(trainer, bad)
-    # It may be handed weights again at any time, also before the first request that it answers rightly.
+    # A weight update may come at any time, even before the first request with a right answer.
     held, bad.mode = len(bad.engine.held), "answers_nonsense"
     await goes_on(trainer)
     bad.mode = "up"
@@ -138,13 +143,13 @@ async def answers_nonsense(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 
 async def restarted_with_old_weights(trainer: FakeTrainer, good: Door, bad: Door) -> None:
     await working(trainer, bad)
-    held, bad.engine.version = len(bad.engine.held), 0  # nobody has told the orchestrator
+    held, bad.engine.version = len(bad.engine.held), 0  # the orchestrator does not know
     await eventually(lambda: len(bad.engine.held) > held)
     await goes_on(trainer)
 
 
 async def ten_times_slower(trainer: FakeTrainer, good: Door, bad: Door) -> None:
-    """No failure: it keeps its requests, gets every version, and is asked less than the other one."""
+    """Slow the engine down: it keeps its requests, gets every version, and receives fewer requests than the other one."""
     await working(trainer, bad)
     held, usual = len(bad.engine.held), bad.engine.seconds_per_token
     bad.engine.seconds_per_token = lambda: 10 * usual()
@@ -157,18 +162,18 @@ async def ten_times_slower(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 @pytest.mark.parametrize(
     "world", [killed, hung, answers_500, answers_nonsense, restarted_with_old_weights], ids=lambda world: world.__name__
 )
-async def test_the_run_goes_on_with_one_of_two_engines(
+async def test_run_continues_with_one_of_two_engines(
     tmp_path: Path, tokenizer_folder: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_sync, "KNOCK_SECONDS", 0.3)
     trainer, metrics = await orchestrate(tmp_path, tokenizer_folder, world, Pace(interval=0.05, answer=0.5))
     assert_right_tokens(trainer)
-    if world is not restarted_with_old_weights:  # that may be noticed before a request is spoiled
+    if world is not restarted_with_old_weights:  # the old weights may be noticed before a request fails
         assert metrics["engines/moved_requests"] >= 1
         assert metrics["engines/lost_seconds_longest"] > 0
 
 
-async def test_a_slow_engine_stays_in_rotation(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_slow_engine_stays_in_rotation(tmp_path: Path, tokenizer_folder: Path) -> None:
     trainer, metrics = await orchestrate(tmp_path, tokenizer_folder, ten_times_slower, Pace(interval=0.05, answer=60))
     assert_right_tokens(trainer)
     assert metrics["engines/moved_requests"] == 0

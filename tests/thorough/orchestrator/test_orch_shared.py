@@ -1,4 +1,4 @@
-"""The orchestrator of a run in another run's trainer: it waits with words, and says why it cannot go on."""
+"""Orchestrator of a guest run: its wait for a slot, and the reason if it cannot continue."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def answer(tmp_path: Path, state: Any, **about: Any) -> None:
     )
 
 
-async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
-    tmp_path: Path, tokenizer_folder: Path, host: Channel
-) -> None:
+async def test_guest_waits_for_its_slot_and_releases_it(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
     connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     paths = RunPaths(tmp_path / "host")
     async with contextlib.AsyncExitStack() as stack:
@@ -90,7 +88,7 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
     assert shared_trainer_files.read_requests(paths) == []
 
 
-async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
+async def test_refused_guest_ends_with_the_reason(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
     connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     answer(tmp_path, "Refused", reason="trainer.lora.rank (8) is more", exit_code=exit_codes.CONFIGURATION)
     with pytest.raises(RoleError, match=r"has refused the run: trainer.lora.rank \(8\) is more") as refused:
@@ -99,7 +97,7 @@ async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folde
     assert shared_trainer_files.read_requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"
 
 
-async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
+async def test_guest_stops_waiting_when_trainer_is_gone(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = open_channel(tmp_path)
@@ -115,7 +113,7 @@ async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
     assert shared_trainer_files.read_requests(RunPaths(tmp_path / "host")) == []
 
 
-async def test_a_trainer_that_has_ended_with_a_word_is_not_waited_for(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_guest_ends_when_its_trainer_reports_an_error(tmp_path: Path, tokenizer_folder: Path) -> None:
     host = open_channel(tmp_path)
     connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
@@ -130,7 +128,7 @@ async def test_a_trainer_that_has_ended_with_a_word_is_not_waited_for(tmp_path: 
     await connection.__aexit__()
 
 
-async def test_a_host_that_was_made_again_knows_no_guest(
+async def test_recreated_host_does_not_know_its_guests(
     tmp_path: Path, tokenizer_folder: Path, host: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REASON_SECONDS", 0.1)

@@ -1,4 +1,4 @@
-"""Whom the run waits for, in stable words; and which moves count as progress."""
+"""Reported waits of a run in stable words, and the moves that count as progress."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def rank(number: int, phase: str, part: int = 0) -> RankState:
     return RankState.model_validate({"rank": number, "phase": phase, "step": 12, "part": part, "since": NOON + 4})
 
 
-def test_the_trainer_is_told_by_phase_and_micro_batch() -> None:
+def test_trainer_wait_shows_phase_and_micro_batch() -> None:
     told = of_trainer(trainer("waiting_for_turn"), 12, NOON + 60)
     assert (told.role, told.phase, told.since) == ("trainer", "waiting for turn, step 12", NOON)
     assert str(told) == "trainer: waiting for turn, step 12 since 22:13:20Z"
     assert str(of_trainer(trainer(part=3), 12, NOON)) == "trainer: training, step 12 since 22:13:20Z; micro-batch 3"
 
 
-def test_ranks_that_are_elsewhere_for_long_are_named() -> None:
+def test_ranks_in_another_phase_are_named() -> None:
     ranks = [rank(1, "training", 3), rank(2, "training", 2), rank(3, "saving")]
     state = trainer(part=3, ranks=ranks)
     assert of_trainer(state, 12, NOON + 4).detail == "micro-batch 3", "they are on their way"
@@ -54,7 +54,7 @@ def test_ranks_that_are_elsewhere_for_long_are_named() -> None:
     assert of_trainer(many, 12, NOON + 60).detail.endswith("rank 4: saving, step 12 since 22:13:24Z, 59 more ranks")
 
 
-def test_a_wait_begins_when_its_words_change() -> None:
+def test_wait_restarts_when_its_description_changes() -> None:
     now = [100.0]
     since = Since(lambda: now[0])
     assert since.waiting("orchestrator", "rollouts for step 1", "0 of 8 done") == Waiting(
@@ -67,13 +67,18 @@ def test_a_wait_begins_when_its_words_change() -> None:
     assert since.waiting("orchestrator", "rollouts for step 1").since == 140.0
 
 
-def test_moves_of_a_step_count_and_circles_do_not() -> None:
+def test_only_forward_moves_count_as_activity() -> None:
     activity = Activity()
     first = activity.update(3, accepted=4, version=3)
     assert activity.update(3, accepted=4, version=3) == first
     more = activity.update(3, accepted=5, version=3)
     assert more > first
-    for accepted, version in ((4, None), (5, 3), (0, 3), (5, 2)):  # groups grow too old, an engine comes and goes
+    for accepted, version in (
+        (4, None),
+        (5, 3),
+        (0, 3),
+        (5, 2),
+    ):  # groups become too old, and an engine disconnects and returns
         assert activity.update(3, accepted=accepted, version=version) == more
     assert activity.update(3, accepted=5, version=3, trained=0) > more
     next_step = activity.update(4, accepted=0)
@@ -81,7 +86,7 @@ def test_moves_of_a_step_count_and_circles_do_not() -> None:
     assert activity.update(4, accepted=1) > next_step
 
 
-def test_a_start_is_told_by_the_trainer_once_it_speaks(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_start_is_described_by_the_trainer_once_connected(tmp_path: Path, tokenizer_folder: Path) -> None:
     connection, since = Connection(make_config(tmp_path, tokenizer_folder), "key", attempt=1), Since(lambda: NOON)
     told = str(connection.waits(since))
     assert (

@@ -1,4 +1,4 @@
-"""Full collections: objects that are loaded or live long are visited once."""
+"""Full garbage collections: loaded and long-lived objects are visited once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from rlrun.diagnostics import heap
 
 HELD = 600_000
-"""Objects, as of 7,000 rollouts in flight."""
+"""Number of objects of 7,000 rollouts in flight."""
 SLICE = 200_000
-"""Most objects that one collection may visit: some 100 ms on a slow core."""
+"""Largest number of objects per collection: about 100 ms on a slow core."""
 
 
 class _Node:
@@ -23,7 +23,7 @@ class _Node:
 
 
 class _Plain:
-    """In no cycle."""
+    """Object outside of any cycle."""
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def slices() -> Iterator[heap.Slices]:
     found.end()
 
 
-def test_what_is_there_is_spared_after_what_is_garbage_is_gone() -> None:
-    gc.disable()  # so that nobody else takes the garbage away
+def test_loaded_objects_are_frozen_after_collection() -> None:
+    gc.disable()  # otherwise another collection would delete the garbage
     try:
         garbage = weakref.ref(_Node())
         kept = _Node()
@@ -54,7 +54,7 @@ def test_what_is_there_is_spared_after_what_is_garbage_is_gone() -> None:
     "loaded",
     [pytest.param(0, id="little-loaded"), pytest.param(4_000_000, id="much-loaded", marks=pytest.mark.full)],
 )
-def test_no_collection_visits_all_that_many_rollouts_hold(loaded: int, request: pytest.FixtureRequest) -> None:
+def test_collection_does_not_visit_all_rollouts(loaded: int, request: pytest.FixtureRequest) -> None:
     tasks = [[number] for number in range(loaded)]
     request.getfixturevalue("slices")
     visited: list[int] = []
@@ -75,7 +75,7 @@ def test_no_collection_visits_all_that_many_rollouts_hold(loaded: int, request: 
 
 
 @pytest.mark.usefixtures("slices")
-def test_what_is_frozen_is_freed_when_nobody_holds_it() -> None:
+def test_frozen_object_is_freed_without_references() -> None:
     kept = _Plain()
     gc.collect()
     gone = weakref.ref(kept)
@@ -88,9 +88,7 @@ def test_what_is_frozen_is_freed_when_nobody_holds_it() -> None:
         gc.enable()
 
 
-def test_a_cycle_that_closes_through_what_is_frozen_goes_once_memory_has_grown(
-    slices: heap.Slices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frozen_cycle_is_collected_after_memory_growth(slices: heap.Slices, monkeypatch: pytest.MonkeyPatch) -> None:
     node = _Node()
     gc.collect()
     gone = weakref.ref(node)
@@ -109,7 +107,7 @@ def test_a_cycle_that_closes_through_what_is_frozen_goes_once_memory_has_grown(
     assert slices.whole == 1, "what has not grown since is not visited again"
 
 
-def test_the_memory_that_counts_is_this_processs(slices: heap.Slices) -> None:
+def test_resident_bytes_count_this_process(slices: heap.Slices) -> None:
     before = slices.resident_bytes()
     block = b"x" * (64 * 1024**2)
     assert slices.resident_bytes() - before > len(block) // 2

@@ -1,4 +1,4 @@
-"""Packing: nothing lost, nothing doubled, rows within bounds, ranks equal in number and near in work."""
+"""Packing: every sample exactly once, bounded rows, and ranks with equal row counts and similar work."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def works(dealt: Plan, lengths: Sequence[int], quadratic: float) -> list[int]:
     return [sum(work(lengths[s], quadratic) for row in rank for s in row) for rank in dealt.ranks]
 
 
-def test_the_check_value_of_four_lengths() -> None:
+def test_packing_of_four_lengths_matches_check_value() -> None:
     lengths = [100, 90, 80, 70]
     dealt = plan(lengths, row_tokens=100, ranks=2)
     assert [sum(tokens(rank, lengths)) for rank in dealt.ranks] == [170, 170]
 
 
-def test_the_check_value_of_mixed_lengths() -> None:
+def test_packing_of_mixed_lengths_matches_check_value() -> None:
     lengths = [32, 32, 16, 16, 16, 16]
     dealt = plan(lengths, row_tokens=32, ranks=2)
     rows = [sorted(sorted(lengths[s] for s in row) for row in rank) for rank in dealt.ranks]
     assert rows == [[[16, 16], [32]], [[16, 16], [32]]]
 
 
-def test_attention_counts_when_it_is_asked_to() -> None:
+def test_packing_balances_attention_work() -> None:
     lengths = [64, *[8] * 16, 32, 32, 8]
     by_tokens = works(plan(lengths, row_tokens=256, ranks=2), lengths, 0.1)
     by_work = works(plan(lengths, row_tokens=256, ranks=2, quadratic=0.1), lengths, 0.1)
@@ -49,10 +49,10 @@ def test_attention_counts_when_it_is_asked_to() -> None:
 
 @example(
     [63, 61, 3, 3, 1, 61, 2, 1, 2, 49, 1, 2, 1], 64, 3, 0.1
-)  # work alone would leave a rank fewer samples than rows
+)  # balanced work alone would leave a rank with fewer samples than rows
 @settings(deadline=None)
 @given(lengths_of, st.integers(64, 200), st.integers(1, 9), quadratics)
-def test_invariants(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
+def test_packing_keeps_its_invariants(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
     dealt = plan(lengths, row_tokens=row, ranks=ranks, quadratic=quadratic)
     assert len(dealt.ranks) == ranks
     assert sorted(s for rank in dealt.ranks for micro in rank for s in micro) == list(range(len(lengths)))
@@ -68,12 +68,12 @@ def test_invariants(lengths: list[int], row: int, ranks: int, quadratic: float) 
 
 @settings(deadline=None)
 @given(lengths_of, st.integers(64, 200), st.integers(1, 9))
-def test_every_rank_computes_the_same_plan(lengths: list[int], row: int, ranks: int) -> None:
+def test_packing_is_deterministic(lengths: list[int], row: int, ranks: int) -> None:
     assert plan(lengths, row_tokens=row, ranks=ranks) == plan(list(lengths), row_tokens=row, ranks=ranks)
 
 
 def many_lengths(seed: int) -> tuple[list[int], int]:
-    """From 40 lengths on, of several shapes, and the tokens of a row."""
+    """Draw 40 or more lengths of several distributions and the tokens of a row."""
     rng = random.Random(seed)
     row, count = rng.choice([64, 100, 1000, 8192]), rng.randint(40, 200)
     shapes = [
@@ -87,15 +87,15 @@ def many_lengths(seed: int) -> tuple[list[int], int]:
 
 
 EVEN_SAMPLES, EVEN_FILL = 16, 0.95
-"""Samples per rank and share of the rows' tokens, from and up to which a deal is within 5 % of the bound."""
+"""Samples per rank and fill of rows for which a plan is within 5 % of the bound."""
 
 
 @settings(max_examples=150, deadline=None)
-@example(67116, 3, 0.01)  # a rank whose rows are full of short samples, beside two with a long one each
+@example(67116, 3, 0.01)  # one rank has rows full of short samples, and two others a long sample each
 @example(4221794419, 4, 0.01)
-@example(3968363231, 9, 0.1)  # ten samples as long as a row for nine ranks, and rows that are 98 % full
+@example(3968363231, 9, 0.1)  # ten samples of a row's length on nine ranks, with rows that are 98 % full
 @given(st.integers(0, 2**32), st.integers(2, 9), quadratics)
-def test_from_40_samples_on_no_rank_has_much_more_than_it_must(seed: int, ranks: int, quadratic: float) -> None:
+def test_packing_of_many_samples_is_near_the_bound(seed: int, ranks: int, quadratic: float) -> None:
     lengths, row = many_lengths(seed)
     dealt = plan(lengths, row_tokens=row, ranks=ranks, quadratic=quadratic)
     own = tuple(work(length, quadratic) for length in lengths)
@@ -107,8 +107,8 @@ def test_from_40_samples_on_no_rank_has_much_more_than_it_must(seed: int, ranks:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(30, 45), st.integers(2, 3), quadratics)
-def test_no_deal_at_all_is_below_the_bound(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
-    """Every division of the samples whose ranks have room, those that no plan would make included."""
+def test_lower_bound_holds_for_every_division(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
+    """Check every division of the samples that fits, including divisions that no plan creates."""
     rows = len(plan(lengths, row_tokens=row, ranks=ranks, quadratic=quadratic).ranks[0])
     own = tuple(work(length, quadratic) for length in lengths)
     load = Load(tuple(lengths), own, ranks=ranks, rows=rows, row_tokens=row)
@@ -121,8 +121,10 @@ def test_no_deal_at_all_is_below_the_bound(lengths: list[int], row: int, ranks: 
             assert max(work_of) >= lower_bound(load)
 
 
-def test_the_bound_counts_what_few_ranks_must_do_beside_full_ones() -> None:
-    """The two longest are of two ranks at most. The third has at most 10 short samples, as its row is full; the two share the rest."""
+def test_lower_bound_considers_ranks_with_full_rows() -> None:
+    """The two longest samples occupy at most two ranks. The third rank has at most 10 short samples, and the two share
+    the rest.
+    """
     lengths = (60, 60, *[10] * 16)
     load = Load(lengths, tuple(work(length, 0.1) for length in lengths), ranks=3, rows=1, row_tokens=100)
     short, long = work(10, 0.1), work(60, 0.1)
@@ -130,10 +132,10 @@ def test_the_bound_counts_what_few_ranks_must_do_beside_full_ones() -> None:
 
 
 def brute_force(lengths: Sequence[int], row: int, ranks: int, quadratic: float) -> tuple[int, int]:
-    """The fewest rows of a rank, and the least work of the rank with the most, over every way to deal the samples."""
+    """Return the fewest rows per rank and the least maximal work over all divisions of the samples."""
 
     def rows_needed(samples: Sequence[int]) -> int:
-        """Of all partitions into rows, by adding the samples one by one."""
+        """Return the fewest rows over all partitions, by adding the samples one by one."""
         states: set[tuple[int, ...]] = {()}
         for sample in samples:
             need = lengths[sample]
@@ -164,9 +166,9 @@ def brute_force(lengths: Sequence[int], row: int, ranks: int, quadratic: float) 
 
 
 @settings(max_examples=60, deadline=None)
-@example([3, 28, 18, 15, 11, 17], 30, 2, 0.01)  # exchanges alone end above the optimum
+@example([3, 28, 18, 15, 11, 17], 30, 2, 0.01)  # pairwise exchanges end above the optimum
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(30, 45), st.integers(1, 3), quadratics)
-def test_few_samples_are_dealt_as_well_as_can_be(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
+def test_packing_of_few_samples_is_optimal(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
     dealt = plan(lengths, row_tokens=row, ranks=ranks, quadratic=quadratic)
     rows, most = brute_force(lengths, row, ranks, quadratic)
     assert len(dealt.ranks[0]) == rows
@@ -176,9 +178,11 @@ def test_few_samples_are_dealt_as_well_as_can_be(lengths: list[int], row: int, r
 
 
 def least_most(load: Load, enough: int) -> int:
-    """The least work of the rank with the most, over every deal that fits; `enough` if there is none below."""
+    """Return the least maximal work over all divisions that fit, or `enough` if none is better."""
     count = len(load.works)
-    codes = np.arange(load.ranks ** (count - 1))  # ranks are alike: the first sample is the first one's
+    codes = np.arange(
+        load.ranks ** (count - 1)
+    )  # ranks are interchangeable, so the first sample belongs to the first rank
     owners = np.stack([np.zeros_like(codes), *(codes // load.ranks**i % load.ranks for i in range(count - 1))])
     most = np.max([np.array(load.works) @ (owners == rank) for rank in range(load.ranks)], axis=0)
     for code in np.argsort(most, kind="stable"):
@@ -192,7 +196,7 @@ def least_most(load: Load, enough: int) -> int:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("ranks", "count", "above"), [(2, 13, 0.001), (2, 15, 0.001), (2, 17, 0.001), (3, 12, 0.003)])
-def test_some_more_samples_are_dealt_nearly_as_well_as_can_be(ranks: int, count: int, above: float, seed: int) -> None:
+def test_packing_of_medium_batches_is_nearly_optimal(ranks: int, count: int, above: float, seed: int) -> None:
     rng = random.Random(f"{ranks}/{count}/{seed}")
     lengths = tuple(min(8192, max(16, int(rng.lognormvariate(6.8, 1.0)))) for _ in range(count))
     dealt = plan(lengths, row_tokens=8192, ranks=ranks, quadratic=1e-4)
@@ -204,7 +208,7 @@ def test_some_more_samples_are_dealt_nearly_as_well_as_can_be(ranks: int, count:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=5), st.lists(st.integers(0, 40), max_size=5))
-def test_all_divisions_of_a_pair_come_in_order(mine: list[int], theirs: list[int]) -> None:
+def test_divisions_of_a_pair_are_ordered_by_gap(mine: list[int], theirs: list[int]) -> None:
     costs = [*mine, *theirs]
     samples = range(len(costs))
     found = list(divisions(samples[: len(mine)], samples[len(mine) :], costs))
@@ -214,14 +218,14 @@ def test_all_divisions_of_a_pair_come_in_order(mine: list[int], theirs: list[int
     assert gaps == sorted(gaps)
 
 
-def test_the_bound_counts_the_tokens_for_which_others_have_no_room() -> None:
+def test_lower_bound_considers_tokens_without_room() -> None:
     lengths = (90, *[25] * 4)
     load = Load(lengths, tuple(work(length, 0.1) for length in lengths), ranks=2, rows=1, row_tokens=95)
     alone = work(90, 0.1)
-    assert lower_bound(load) == alone + 5 * work(25, 0.1) // 25  # 190 tokens, of which the other rank takes 95
+    assert lower_bound(load) == alone + 5 * work(25, 0.1) // 25  # 190 tokens, and the other rank can hold 95
 
 
-def test_first_fit_decreasing_uses_more_rows_than_the_search() -> None:
+def test_row_search_beats_first_fit_decreasing() -> None:
     lengths, row = [4, 4, 5, 5, 6, 6], 15
     assert len(first_fit_decreasing(range(6), lengths, row)) == 3
     assert fewest_rows(lengths, row) == 2
@@ -232,26 +236,26 @@ def test_first_fit_decreasing_uses_more_rows_than_the_search() -> None:
 
 @settings(deadline=None)
 @given(lengths_of)
-def test_no_two_rows_would_fit_into_one(lengths: list[int]) -> None:
+def test_first_fit_leaves_no_two_mergeable_rows(lengths: list[int]) -> None:
     rows = sorted(tokens(first_fit_decreasing(range(len(lengths)), lengths, 64), lengths))
     assert len(rows) < 2 or rows[0] + rows[1] > 64
 
 
 @pytest.mark.parametrize(("lengths", "bad"), [([10, 33], "lengths[1] is 33"), ([0], "lengths[0] is 0")])
-def test_a_sample_that_fits_no_row(lengths: list[int], bad: str) -> None:
+def test_sample_longer_than_a_row_is_refused(lengths: list[int], bad: str) -> None:
     with pytest.raises(ValueError) as error:
         plan(lengths, row_tokens=32, ranks=1)
     assert f"{bad}; a row holds 1 to 32 tokens" in str(error.value)
 
 
-def test_more_ranks_than_samples_get_rows_without_work() -> None:
+def test_ranks_without_samples_get_empty_rows() -> None:
     dealt = plan([5, 7], row_tokens=10, ranks=4)
     assert sorted(dealt.ranks) == [((),), ((),), ((0,),), ((1,),)]
 
 
-def test_no_samples_at_all_are_a_row_without_work_for_each_rank() -> None:
+def test_empty_batch_gives_one_empty_row_per_rank() -> None:
     assert plan([], row_tokens=10, ranks=2).ranks == (((),), ((),))
 
 
-def test_balance_takes_equal_numbers() -> None:
+def test_balance_gives_equal_counts() -> None:
     assert [len(items) for items in balance([9, 1, 1, 1, 1, 1], 3)] == [2, 2, 2]

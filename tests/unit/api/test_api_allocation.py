@@ -1,4 +1,4 @@
-"""`spec.allocation_notice` stands for the fields of trainer and engines, and a field that says otherwise is one message with both."""
+"""`spec.allocation`, the short form of trainer and engine fields, and its conflicts with these fields."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def layout(run: RLRunSpec) -> tuple[int, ...]:
         ("fsdp:d2", {}, (1, 2, 1, 1, 0, 1, 1)),
     ],
 )
-def test_it_stands_for_these_fields(text: str, changes: dict[str, Any], expected: tuple[int, ...]) -> None:
+def test_allocation_sets_trainer_and_engine_fields(
+    text: str, changes: dict[str, Any], expected: tuple[int, ...]
+) -> None:
     run = spec(text, **changes)
     assert layout(run) == expected
     assert run.placement.colocate == ("|fsdp" in text)
@@ -73,14 +75,16 @@ def test_it_stands_for_these_fields(text: str, changes: dict[str, Any], expected
         ("vlm:d4+fsdp:d8", {}, "allocation: 'vlm' in 'vlm:d4+fsdp:d8' is not a known backend; known: sglang, vllm, fsdp, megatron, archon"),
     ],
 )  # fmt: skip
-def test_what_does_not_agree_is_refused_with_both_and_the_fix(text: str, changes: dict[str, Any], message: str) -> None:
+def test_allocation_conflict_is_refused_with_both_values_and_fix(
+    text: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError) as refused:
         spec(text, **changes)
     (error,) = refused.value.errors()
     assert message in error["msg"]
 
 
-def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
+def test_allocation_conflicts_are_reported_together_per_manifest_line() -> None:
     fields = "  trainer:\n    replicas: 3\n  inference:\n    replicas: 2\n"
     with pytest.raises(ConfigError) as refused:
         parse_manifest(MANIFEST + fields, "run.yaml")
@@ -101,7 +105,7 @@ def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
     assert layout(read) == (4, 4, 1, 4, 2, 2, 1), "as the operator reads it"
 
 
-def test_a_pipeline_of_the_trainer_is_its_field_and_one_of_the_engines_is_in_tensor_parallel() -> None:
+def test_allocation_pipeline_sets_trainer_pp_and_engine_tp() -> None:
     run = spec("vllm:d2p2+megatron:d2p4t2")
     assert (run.trainer.parallelism.pp, run.trainer.parallelism.tp) == (4, 2)
     assert run.trainer.replicas * run.trainer.gpus_per_replica == 16

@@ -1,4 +1,4 @@
-"""`inference.autoscale_notice`: where the number of engines is the operator's, and where it cannot be."""
+"""`inference.autoscale` on one machine, and its conflicts with other fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spec(**blocks: Any) -> RLRunSpec:
     return RLRunSpec.model_validate(base | {"inference": ELASTIC} | blocks)
 
 
-def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
+def test_autoscale_on_one_machine_uses_minimum_with_notice() -> None:
     (notice,) = autoscale_notice(spec())
     assert (notice.key, notice.notice) == (("inference", "autoscale"), True)
     assert "always has autoscale.min (2) engines" in notice.message
@@ -42,7 +42,7 @@ def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
         ({"allocation": "vllm:d4+fsdp:d4"}, "cannot be set with autoscale"),
     ],
 )
-def test_where_nobody_could_choose_it_is_refused(blocks: dict[str, Any], words: str) -> None:
+def test_autoscale_without_variable_engines_is_refused(blocks: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words) as caught:
         spec(**blocks)
     assert "autoscale" in str(caught.value)

@@ -1,4 +1,4 @@
-"""The blocks about pods, placement, storage and failures: everything set is accepted, and what is wrong is told in words."""
+"""Pod, placement, storage and failure blocks: complete examples, and messages for wrong values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_everything_set_is_accepted() -> None:
     assert spec().trainer.resources.requests == {"cpu": "500m", "memory": "16Gi", "example.com/rdma": 1}
 
 
-def test_an_affinity_is_handed_on_as_it_was_written() -> None:
+def test_affinity_is_passed_unchanged() -> None:
     written = spec().orchestrator.affinity.model_dump(by_alias=True, exclude_none=True)
     assert written == {
         "nodeAffinity": {
@@ -89,7 +89,7 @@ def test_an_affinity_is_handed_on_as_it_was_written() -> None:
     }
 
 
-def test_what_is_not_set_is_not_there() -> None:
+def test_unset_fields_have_defaults() -> None:
     plain = RLRunSpec.model_validate({"model": {"path": "m"}, "environments": [{"id": "x"}]})
     assert plain.trainer.affinity.model_dump(exclude_none=True) == {}
     assert plain.storage.claim_template is not None
@@ -133,7 +133,7 @@ def test_what_is_not_set_is_not_there() -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_told_in_words(old: str, new: str, problem: str) -> None:
+def test_wrong_value_is_explained_without_regular_expression(old: str, new: str, problem: str) -> None:
     assert old in MANIFEST
     with pytest.raises(ConfigError) as error:
         spec(MANIFEST.replace(old, new, 1))

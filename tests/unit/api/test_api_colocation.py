@@ -1,4 +1,4 @@
-"""What a run whose engines have the trainer's GPUs cannot be: the message names the field, its value and the fix."""
+"""Restrictions of colocated runs: the message names the field, its value and the fix."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def spec(**changes: Any) -> RLRunSpec:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_colocation_is_refused_with_reason(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         spec(**changes)
     (error,) = refused.value.errors()
@@ -58,7 +58,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_there_are_as_many_engines_as_pods_of_the_trainer(replicas: int) -> None:
+def test_colocated_engine_count_equals_trainer_pods(replicas: int) -> None:
     both = {"gpus_per_replica": 2}
     run = spec(
         trainer=both | {"replicas": 2}, inference=both | {"replicas": replicas, "tensor_parallel": 2}
@@ -69,7 +69,7 @@ def test_there_are_as_many_engines_as_pods_of_the_trainer(replicas: int) -> None
     assert all(role.colocated for role in (config.trainer, config.inference, config.orchestrator))
 
 
-def test_where_engines_are_does_not_change_what_is_computed() -> None:
+def test_placement_does_not_change_configuration_hash() -> None:
     def fingerprint(**changes: Any) -> str:
         return resolve_spec(spec(**changes), name="r", uid="u", output_dir="/r").hash()
 

@@ -1,4 +1,4 @@
-"""`trainer.elastic_notice`: the sizes that a run may have, and where it can have one alone."""
+"""`trainer.elastic` on one machine, and its conflicts with other fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def spec(trainer: dict[str, Any], **blocks: Any) -> RLRunSpec:
     return RLRunSpec.model_validate(base | {"trainer": {"replicas": 4} | trainer} | blocks)
 
 
-def test_one_machine_has_all_pods_and_says_which_sizes_a_cluster_may_use() -> None:
+def test_elastic_on_one_machine_uses_all_pods_with_notice() -> None:
     run = spec({"elastic": {"min": 2}, "parallelism": {"tp": 2}})
     (notice,) = elastic_notice(run)
     assert (notice.key, notice.notice) == (("trainer", "elastic"), True)
@@ -48,9 +48,7 @@ def test_one_machine_has_all_pods_and_says_which_sizes_a_cluster_may_use() -> No
         ({"replicas": 1, "elastic": {}}, {"task": "Eval"}, "applies only to tasks that train; remove it"),
     ],
 )
-def test_where_the_size_cannot_change_it_is_refused(
-    trainer: dict[str, Any], blocks: dict[str, Any], words: str
-) -> None:
+def test_elastic_with_fixed_size_is_refused(trainer: dict[str, Any], blocks: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words) as caught:
         spec(trainer, **blocks)
     assert "elastic" in str(caught.value)

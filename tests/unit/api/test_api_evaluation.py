@@ -1,4 +1,4 @@
-"""What a run of task Eval may say, and what its roles get."""
+"""Specification of tasks of kind Eval, and the configuration of their roles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun.api.resource import RLRunSpec
 EVAL: dict[str, Any] = {"task": "Eval", "model": {"path": "m"}, "environments": [{"id": "reverse-text"}]}
 
 
-def test_the_roles_get_the_policies_and_engines() -> None:
+def test_eval_roles_get_policies_and_engines() -> None:
     blocks = {"policies": {"fromRun": "taught", "steps": [10, 20]}, "evaluation": {"samplesPerTask": 4}}
     spec = RLRunSpec.model_validate(EVAL | blocks | {"trainer": {"lora": {"rank": 8}}})
     config = resolve_spec(spec, name="run", uid="u", output_dir="/runs/run")
@@ -24,8 +24,8 @@ def test_the_roles_get_the_policies_and_engines() -> None:
     assert type(config).model_validate_json(config.model_dump_json()) == config
 
 
-def test_environments_are_those_of_the_run_that_trained_in_them() -> None:
-    """Its groups have a size that no batch of this run, which makes none, is divisible by."""
+def test_eval_accepts_environments_copied_from_training_run() -> None:
+    """The group size is irrelevant, because an evaluation makes no batches."""
     copied = {"id": "reverse-text", "groupSize": 7, "ratio": 2.0, "curriculum": {"warmupSteps": 3}}
     assert RLRunSpec.model_validate(EVAL | {"environments": [copied]}).environments[0].group_size == 7
 
@@ -55,7 +55,7 @@ def test_environments_are_those_of_the_run_that_trained_in_them() -> None:
         ({"policies": {"steps": [1]}}, r"(?s)policies.fromRun.*Field required"),
     ],
 )
-def test_what_it_does_not_read_is_refused(blocks: dict[str, Any], problem: str) -> None:
+def test_unused_block_in_eval_is_refused(blocks: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         RLRunSpec.model_validate(EVAL | blocks)
 
@@ -68,11 +68,11 @@ def test_what_it_does_not_read_is_refused(blocks: dict[str, Any], problem: str) 
         {"inference": {"replicas": 3, "gpusPerReplica": 2, "tensorParallel": 2}},
     ],
 )
-def test_what_it_reads_may_be_set(blocks: dict[str, Any]) -> None:
+def test_used_block_in_eval_is_accepted(blocks: dict[str, Any]) -> None:
     assert RLRunSpec.model_validate(EVAL | blocks).task == "Eval"
 
 
-def test_policies_are_no_affair_of_a_run_that_trains() -> None:
+def test_policies_in_training_run_are_refused() -> None:
     trains = {"model": {"path": "m"}, "environments": [{"id": "x"}], "policies": {"fromRun": "a"}}
     with pytest.raises(ValueError, match=r"policies needs a task without training, but task is RL; remove it or set"):
         RLRunSpec.model_validate(trains)

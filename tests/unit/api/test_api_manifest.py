@@ -1,4 +1,4 @@
-"""Reading a manifest: one RLRun, in camelCase, with the line of every problem."""
+"""Manifest parser: one RLRun in camelCase, with the line of every problem."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replaced(old: str, new: str) -> list[str]:
     return problems(MANIFEST.replace(old, new, 1))
 
 
-def test_a_manifest_as_the_cluster_prints_it_is_read(tmp_path: Path) -> None:
+def test_manifest_printed_by_cluster_is_read(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(MANIFEST)
     run = read_manifest(file)
@@ -58,7 +58,7 @@ def test_json_is_yaml() -> None:
     assert parse_manifest(text, "run.json")[0].spec.environments[0].id == "x"
 
 
-def test_other_kinds_beside_the_run_are_left_alone() -> None:
+def test_other_kinds_in_manifest_are_ignored() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\n---\n"
     assert parse_manifest(claim + MANIFEST + "---\n", "run.yaml")[0].metadata.name == "quick"
     assert problems(claim + MANIFEST.replace("1e-4", "0"))[0].startswith(
@@ -100,7 +100,7 @@ def test_snake_case_is_refused_as_the_api_server_does() -> None:
     ]
 
 
-def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
+def test_misplaced_field_gets_correct_path() -> None:
     assert replaced("seqLen: 512", "batchSize: 8\n  seqLen: 512")[0] == (
         "run.yaml:11: spec.batchSize: unknown field (did you mean spec.orchestrator.batchSize?); write orchestrator: {batchSize: 8}"
     )
@@ -138,16 +138,16 @@ def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
         ("  - id: reverse-text\n    groupSize: 8", "    []", "environments is empty, but task RL needs at least one"),
     ],
 )
-def test_a_wrong_value_names_line_field_value_and_what_is_expected(old: str, new: str, problem: str) -> None:
+def test_wrong_value_names_line_field_and_expected_value(old: str, new: str, problem: str) -> None:
     (line,) = replaced(old, new)
     assert problem in line
 
 
-def test_everything_wrong_is_told_in_the_order_of_the_file() -> None:
+def test_problems_are_listed_in_file_order() -> None:
     text = MANIFEST.replace("seqLen: 512", "seqLen: x").replace("groupSize", "groupsize").replace("1e-4", "-1")
     assert [line.split(": ")[0] for line in problems(text)] == ["run.yaml:11", "run.yaml:14", "run.yaml:17"]
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_manifest_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
         read_manifest(tmp_path / "none.yaml")

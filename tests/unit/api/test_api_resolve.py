@@ -1,4 +1,4 @@
-"""resolve(): every shared value reaches every role, and what it computes identifies the run."""
+"""`resolve_spec`: shared values reach every role, and the hash covers everything that changes the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lengths_follow_seq_len_unless_set() -> None:
     assert (config.trainer.micro_batch_tokens, config.inference.max_model_len) == (4096, 2048)
 
 
-def test_environments_get_the_sampling_of_the_run_unless_they_have_their_own() -> None:
+def test_environments_inherit_sampling_of_run() -> None:
     own = {"id": "y", "sampling": {"temperature": 0.5, "max_tokens": 8}}
     config = resolved(environments=[{"id": "x"}, own], sampling={"max_tokens": 16})
     samplings = [e.sampling for e in config.orchestrator.environments]
@@ -48,7 +48,7 @@ def test_environments_get_the_sampling_of_the_run_unless_they_have_their_own() -
     assert config.orchestrator.sampling.max_tokens == 16
 
 
-def test_the_trainer_hears_of_environments_that_learn_otherwise() -> None:
+def test_trainer_receives_environment_specific_algorithms() -> None:
     own = {"loss": {"name": "ppo", "options": {"eps_high": 0.3}}, "filters": {"overlong_mask": True}}
     config = resolved(
         environments=[
@@ -65,7 +65,7 @@ def test_the_trainer_hears_of_environments_that_learn_otherwise() -> None:
     assert RunConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
 
 
-def test_the_trainer_gets_the_advantage_of_an_environment_with_kl_in_the_reward() -> None:
+def test_trainer_receives_advantage_of_environment_with_kl_reward() -> None:
     environments = [
         {"id": "x", "algorithm": {"advantage": {"name": "rloo"}}},
         {"id": "y", "algorithm": {"advantage": {"name": "opo"}, "regularizers": {"kl": 0.1}}},
@@ -76,7 +76,7 @@ def test_the_trainer_gets_the_advantage_of_an_environment_with_kl_in_the_reward(
     assert (found["x"].advantage.name, found["y"].advantage) == ("rloo", None)
 
 
-def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
+def test_orchestrator_receives_tool_parsing_flag_of_engines() -> None:
     for flag, parses in {
         "--enable-auto-tool-choice": True,
         "--enable_auto_tool_choice": True,
@@ -86,7 +86,7 @@ def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
         assert config.orchestrator.engine_parses_tools == parses
 
 
-def test_the_orchestrator_knows_how_the_engines_take_replies_apart() -> None:
+def test_orchestrator_receives_parser_arguments_of_engines() -> None:
     arguments = [
         "--max-num-batched-tokens",
         "4",
@@ -106,8 +106,8 @@ def test_run_json_can_be_read_again() -> None:
     assert again.hash() == config.hash()
 
 
-def test_a_null_among_the_options_is_a_value_wherever_it_is_read() -> None:
-    """A file, `run.json`, the trainer's objective; a run's own and one environment's."""
+def test_null_option_is_kept_in_all_representations() -> None:
+    """In a file, in `run.json` and in the trainer's objective, for the run and for one environment."""
     loss = {"name": "ppo", "options": {"dual_clip": None}}
     config = resolved(
         algorithm={"loss": loss},
@@ -128,7 +128,7 @@ def test_a_null_among_the_options_is_a_value_wherever_it_is_read() -> None:
     assert config.hash() != resolved(algorithm={"loss": loss | {"options": {}}}).hash()
 
 
-def test_the_hash_ignores_where_and_sees_what() -> None:
+def test_configuration_hash_covers_results_but_not_location() -> None:
     base = resolved().hash()
     assert resolved(output_dir="/elsewhere", uid="v").hash() == base
     moved = resolved()
@@ -140,7 +140,7 @@ def test_the_hash_ignores_where_and_sees_what() -> None:
     assert len(base) == 16
 
 
-def test_the_engine_is_told_of_the_trainers_adapters() -> None:
+def test_engine_receives_lora_rank_of_trainer() -> None:
     assert resolved().inference.lora is None
     config = resolved(trainer={"lora": {"rank": 6}})
     assert config.trainer.lora is not None

@@ -1,4 +1,4 @@
-"""The rules between fields of a run: each names the fields, their values and the fix."""
+"""Rules between fields of a run: each message names the fields, their values and the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def spec(**changes: Any) -> RLRunSpec:
     return RLRunSpec(**{"model": {"path": "m"}, "environments": [{"id": "x"}]} | changes)
 
 
-def test_the_smallest_specification() -> None:
+def test_smallest_specification_is_valid() -> None:
     smallest = spec()
     assert (smallest.max_steps, smallest.seq_len, smallest.orchestrator.batch_size) == (100, 2048, 64)
     assert smallest.orchestrator.batch_size % smallest.environments[0].group_size == 0
@@ -110,7 +110,7 @@ def test_rules_between_fields(changes: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
-def test_the_ends_of_the_rules_are_valid() -> None:
+def test_limit_values_of_rules_are_valid() -> None:
     valid = spec(
         inference={"max_model_len": 2048},
         trainer={"micro_batch_tokens": 2048},

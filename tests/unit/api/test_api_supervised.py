@@ -1,4 +1,4 @@
-"""What a supervised run may say, and what its roles get."""
+"""Specification of supervised runs, and the configuration of their roles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun.api.resource import RLRunSpec
 SFT: dict[str, Any] = {"task": "SFT", "model": {"path": "m"}, "data": {"sources": [{"path": "a.jsonl"}]}}
 
 
-def test_the_roles_get_the_data_and_no_engine() -> None:
+def test_sft_roles_get_data_without_engine() -> None:
     spec = RLRunSpec.model_validate(SFT | {"algorithm": {"aggregation": "seq_mean_token_mean"}})
     config = resolve_spec(spec, name="run", uid="u", output_dir="/runs/run")
     assert config.inference is None
@@ -25,7 +25,7 @@ def test_the_roles_get_the_data_and_no_engine() -> None:
     assert resolve_spec(other, name="run", uid="u", output_dir="/runs/run").hash() != config.hash()
 
 
-def test_a_loss_of_ones_own_replaces_that_of_the_preset() -> None:
+def test_custom_loss_replaces_preset_loss() -> None:
     spec = RLRunSpec.model_validate(SFT | {"algorithm": {"loss": {"name": "package.module:loss"}}})
     config = resolve_spec(spec, name="run", uid="u", output_dir="/runs/run")
     assert config.trainer.algorithm.effective_loss.name == "package.module:loss"
@@ -46,6 +46,6 @@ def test_a_loss_of_ones_own_replaces_that_of_the_preset() -> None:
         ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) needs task RL; remove it or set it to sft"),
     ],
 )
-def test_what_only_rl_reads_is_refused(blocks: dict[str, Any], problem: str) -> None:
+def test_rl_only_block_in_sft_is_refused(blocks: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         RLRunSpec.model_validate(SFT | blocks)

@@ -1,4 +1,4 @@
-"""Every example is a valid manifest whose environments load."""
+"""Examples are valid manifests whose environments load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_resolves(path: Path) -> None:
+def test_example_manifest_resolves(path: Path) -> None:
     run = read_manifest(path)
     config = resolve_spec(run.spec, name=run.metadata.name, uid="u", output_dir="/run")
     for environment in config.orchestrator.environments:
@@ -22,15 +22,15 @@ def test_an_example_resolves(path: Path) -> None:
     assert run.metadata.name == path.stem
 
 
-def test_the_manifest_of_the_readme_is_valid(tmp_path: Path) -> None:
+def test_readme_manifest_is_valid(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     file = tmp_path / "run.yaml"
     file.write_text(readme.split("```yaml\n")[1].split("```")[0])
     assert read_manifest(file).metadata.name == "quickstart"
 
 
-def test_the_objectives_of_the_concepts_page_are_valid() -> None:
-    """The snippet is the part of a spec that the page talks of; what it says of it is so."""
+def test_concepts_page_objectives_are_valid() -> None:
+    """The snippet is one part of a specification, and its documented effects must be correct."""
     page = (Path(__file__).parents[3] / "docs" / "concepts.md").read_text()
     snippet = page.split("### An objective for one environment")[1].split("```yaml\n")[1].split("```")[0]
     head = "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: a}\nspec:\n  model: {path: /m}\n"

@@ -1,4 +1,4 @@
-"""A manifest under options and over variables."""
+"""Manifest overrides from command-line options and variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def varied(*words: str, env: dict[str, str] | None = None) -> RLRunSpec:
     return parse_manifest(MANIFEST, "run.yaml", Variation(words, env or {}))[0].spec
 
 
-def refused(*words: str) -> list[str]:
+def list_problems(*words: str) -> list[str]:
     with pytest.raises(ConfigError) as error:
         varied(*words)
     return str(error.value).splitlines()
@@ -36,17 +36,17 @@ def test_options_win_over_the_manifest_and_it_over_variables() -> None:
     assert varied("--max-steps", "5", "--trainer.model.ac", env=env).max_steps == 5
 
 
-def test_mistakes_are_told_at_their_source() -> None:
-    assert sorted(refused("--max-steps", "0", "--trainer.optimizr.lr", "1")) == [
+def test_override_errors_name_their_source() -> None:
+    assert sorted(list_problems("--max-steps", "0", "--trainer.optimizr.lr", "1")) == [
         "command line: --max-steps: got 0, expected a whole number from 1 to 10000000",
         "command line: --trainer.optimizr.lr: unknown option (did you mean --trainer.optimizer.lr?)",
     ]
-    [problem] = refused("--orchestrator.batch-size", "9")
+    [problem] = list_problems("--orchestrator.batch-size", "9")
     assert problem.startswith("command line: ")
     assert "must be divisible" in problem
 
 
-def test_what_is_the_commands_own_is_left_to_it() -> None:
+def test_options_of_the_command_are_not_taken() -> None:
     words = [
         "a.yaml",
         "--resume",
@@ -78,7 +78,7 @@ def test_what_is_the_commands_own_is_left_to_it() -> None:
         ("--max-steps 3 4 run.yaml", 2),
     ],
 )
-def test_an_option_takes_the_values_that_rl_takes(words: str, count: int) -> None:
+def test_option_takes_same_values_as_rl(words: str, count: int) -> None:
     option, *rest = words.split()
     left, taken = take_variation([option, *rest], ("--plain",))
     assert taken == [option, *rest[:count]]
@@ -95,7 +95,7 @@ def test_an_option_takes_the_values_that_rl_takes(words: str, count: int) -> Non
         ("--sampling.stop=a", ["a"]),
     ],
 )
-def test_a_list_has_one_value_or_several(words: str, found: list[str]) -> None:
+def test_list_option_accepts_one_or_several_values(words: str, found: list[str]) -> None:
     assert varied(*words.split()).sampling.stop == found
 
 
@@ -111,5 +111,5 @@ def test_a_list_has_one_value_or_several(words: str, found: list[str]) -> None:
         ("--environments.0.args a b", "--environments.0.args takes one value"),
     ],
 )
-def test_a_value_too_many_or_too_few_is_told_at_its_option(words: str, said: str) -> None:
-    assert any(said in problem for problem in refused(*words.split()))
+def test_wrong_number_of_option_values_is_refused(words: str, said: str) -> None:
+    assert any(said in problem for problem in list_problems(*words.split()))

@@ -1,4 +1,4 @@
-"""Every name and folder that a benchmark takes from this repository is there: a benchmark that nobody runs would rot unseen."""
+"""Imports and folders of the benchmarks, which no other test runs, exist in this repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
 def file_of(module: str) -> Path | None:
-    """File of a module of this repository, or the folder of a package without `__init__`."""
+    """Return the file of a module of this repository, or the folder of a package without `__init__`."""
     for place in PLACES:
         path = place.joinpath(*module.split("."))
         for found in (path.with_suffix(".py"), path / "__init__.py", path):
@@ -28,7 +28,7 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def names_of(file: Path) -> frozenset[str]:
-    """Names that a module has once it is imported."""
+    """Return the names that a module defines after its import."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -40,8 +40,8 @@ def names_of(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def missing(tree: ast.Module) -> Iterator[str]:
-    """Imports of this repository that cannot be."""
+def find_missing_imports(tree: ast.Module) -> Iterator[str]:
+    """Return the imports of this repository that cannot be resolved."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.startswith(OURS) and file_of(a.name) is None)
@@ -57,7 +57,7 @@ def missing(tree: ast.Module) -> Iterator[str]:
 
 
 def folders(tree: ast.Module) -> Iterator[str]:
-    """Paths below the repository that are put together with `/` out of texts, where they begin with a folder of tests."""
+    """Return the paths below the repository that are joined from texts with `/` and start with a folder of tests."""
     for node in ast.walk(tree):
         parts: list[str] = []
         while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
@@ -67,19 +67,19 @@ def folders(tree: ast.Module) -> Iterator[str]:
             yield "/".join(parts)
 
 
-def test_there_are_benchmarks() -> None:
+def test_benchmarks_are_found() -> None:
     assert len(BENCHMARKS) > 40
     assert {"benchmarks/async_vs_sync.py", "benchmarks/gpu/steps.py"} <= {str(p.relative_to(ROOT)) for p in BENCHMARKS}
 
 
 @pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: str(file.relative_to(ROOT / "benchmarks")))
-def test_what_a_benchmark_imports_is_there(file: Path) -> None:
+def test_benchmark_imports_and_folders_exist(file: Path) -> None:
     tree = ast.parse(file.read_text())
-    assert not [*missing(tree)]
+    assert not [*find_missing_imports(tree)]
     assert all((ROOT / folder).exists() for folder in folders(tree)), [*folders(tree)]
 
 
-def test_what_is_not_there_is_found() -> None:
+def test_missing_imports_and_folders_are_detected() -> None:
     text = """
 import orch_gone
 from rlrun.fit.trainer_memory import trainer_needs, trainer_wants
@@ -88,5 +88,5 @@ from orch_simulation import simulate
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
 """
     tree = ast.parse(text)
-    assert [*missing(tree)] == ["orch_gone", "rlrun.fit.trainer_memory.trainer_wants"]
+    assert [*find_missing_imports(tree)] == ["orch_gone", "rlrun.fit.trainer_memory.trainer_wants"]
     assert "tests/unit/orchestrator/simulation" in [*folders(tree)]

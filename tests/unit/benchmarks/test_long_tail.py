@@ -1,4 +1,4 @@
-"""What the benchmark of long-tailed lengths takes for ideal."""
+"""Ideal times in the benchmark of long-tailed lengths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.long_tail import LONGEST, Pace, fit, least_seconds, lengths, steps_when_full
 
 
-def test_lengths_belong_to_the_prompt_and_have_the_mean_that_was_asked_for() -> None:
+def test_lengths_depend_on_prompt_and_match_mean() -> None:
     assert lengths([1, 2, 3], 4, 64) == lengths((1, 2, 3), 4, 64) != lengths([1, 2, 4], 4, 64)
     assert [2 * length for length in lengths([1], 4, 10)] == pytest.approx(lengths([1], 4, 20))
     many = lengths([7], 20_000, 1.0)
@@ -15,13 +15,13 @@ def test_lengths_belong_to_the_prompt_and_have_the_mean_that_was_asked_for() -> 
     assert 0.85 < sum(many) / len(many) < 1.0, "the cut takes a little of the mean"
 
 
-def test_the_steps_of_a_full_engine_are_those_of_its_places() -> None:
+def test_steps_of_full_engine_follow_its_slots() -> None:
     assert steps_when_full([5, 1, 1, 1, 1], 2) == 5
     assert steps_when_full([3, 3, 3], 2) == 6
     assert steps_when_full([4], 8) == 4
 
 
-def test_the_pace_is_found_again() -> None:
+def test_fit_recovers_pace_of_engine() -> None:
     true, wanted = Pace(step=0.008, sequence=0.0005), [30, 10, 20, 40, 5]
     steps, units = steps_when_full(wanted, 2), sum(wanted)
     found = fit((100, true.seconds(100, 100)), (steps, units, true.seconds(steps, units)))
@@ -30,7 +30,7 @@ def test_the_pace_is_found_again() -> None:
     assert (noisy.step, noisy.sequence) == (pytest.approx(0.5 / steps), 0.0), "no pace is negative"
 
 
-def test_the_bound_of_synchronous_training_is_the_longest_of_each_batch() -> None:
+def test_synchronous_bound_is_longest_sequence_of_each_batch() -> None:
     batches = [[1.0, 4.0], [2.0, 2.0]]
     assert least_seconds(batches, slots=2, train_seconds=1.0, max_off_policy_steps=0) == (4 + 1) + (2 + 1)
     assert least_seconds(batches, slots=1, train_seconds=1.0, max_off_policy_steps=0) == (5 + 1) + (4 + 1)
@@ -39,7 +39,7 @@ def test_the_bound_of_synchronous_training_is_the_longest_of_each_batch() -> Non
     assert slower == (4 + 2.5 + 1) + (2 + 2 + 1), "a step costs more for each sequence that runs"
 
 
-def test_the_bound_of_asynchronous_training_is_the_work_of_a_full_engine() -> None:
+def test_asynchronous_bound_is_work_of_full_engine() -> None:
     batches = [[1.0, 1.0], [1.0, 4.0], [1.0, 1.0], [1.0, 1.0]]
     work = least_seconds(batches, slots=2, train_seconds=0.1, max_off_policy_steps=8)
     assert work == pytest.approx(11 / 2 + 0.1)

@@ -1,4 +1,4 @@
-"""What the benchmark of many runs decides without a cluster: whose write it was, which runs are ready, which goals are met."""
+"""Calculations of the many-runs benchmark without a cluster: writers, ready runs and goals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def line(at: str, user: str, verb: str = "update", agent: str = "kube/1", resour
     )
 
 
-def test_writes_are_told_apart_by_account_or_else_by_program() -> None:
+def test_writes_are_grouped_by_account_or_program() -> None:
     controller = "system:serviceaccount:kube-system:replicaset-controller"
     log = [
         line("00:00:09", controller),
@@ -47,12 +47,12 @@ def test_writes_are_told_apart_by_account_or_else_by_program() -> None:
     }
 
 
-def test_cpu_is_that_of_user_and_system_whatever_a_process_is_called() -> None:
+def test_cpu_time_is_parsed_for_any_process_name() -> None:
     fields = "S 1 1 1 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 1 0 100"
     assert usage._cpu(f"7 (a) b) {fields}") == pytest.approx(200 / usage._TICKS)
 
 
-def test_a_run_is_ready_when_all_its_pods_are() -> None:
+def test_run_is_ready_when_all_pods_are_ready() -> None:
     first = [
         "run-00001-trainer-0",
         "run-00001-inference-6b5f-aaaaa",
@@ -62,7 +62,7 @@ def test_a_run_is_ready_when_all_its_pods_are() -> None:
     assert whole([*first, "run-00002-trainer-0"], PODS) == ["run-00001"]
 
 
-def test_what_a_run_was_told_is_told_once() -> None:
+def test_run_milestones_are_recorded_once() -> None:
     def state(phase: str, engines: int = 0, attempt: int = 0) -> dict[str, object]:
         status = {"phase": phase, "attempt": attempt, "trainer": {"ready": 1}, "inference": {"ready": engines}}
         return {"metadata": {"name": "a"}, "status": status}
@@ -76,7 +76,7 @@ def test_what_a_run_was_told_is_told_once() -> None:
     assert (told.pods, told.ready, told.running) == ({"a": 1.0}, {"a": 2.0}, {"a": 3.0})
 
 
-def test_by_hand_there_are_as_many_pods_as_a_run_has() -> None:
+def test_manual_objects_equal_pods_of_a_run() -> None:
     kinds = Counter(child["kind"] for child in rendered("run-1", "bench"))
     for child in smallest("run-1", "bench"):
         kinds.subtract([child["kind"]])
@@ -88,7 +88,7 @@ def test_by_hand_there_are_as_many_pods_as_a_run_has() -> None:
     assert SPEC["inference"]["replicas"] == ENGINES
 
 
-def test_the_limit_grows_with_the_runs() -> None:
+def test_time_limit_grows_with_runs() -> None:
     assert limit_seconds(1000) - limit_seconds(200) == 2400
 
 
@@ -102,7 +102,7 @@ def start(server: float, operator: float, ready: float) -> table.Start:
     ("figures", "verdicts"),
     [((16.0, 0.5, 16.0), ["met"] * 4), ((16.1, 0.9, 16.1), ["missed", "missed", "met", "missed"])],
 )
-def test_a_goal_is_met_or_missed_and_never_restated(figures: tuple[float, float, float], verdicts: list[str]) -> None:
+def test_goal_verdict_follows_measured_figures(figures: tuple[float, float, float], verdicts: list[str]) -> None:
     bare = ByHand(10, 10.0, {SERVER: 10.0}, 34.0)
     rows = table.of_start(start(*figures), bare, bare, one_apply=1e-3, one_status=4e-3)
     goals = [goal for _, _, goal in rows if goal]
@@ -122,7 +122,7 @@ def test_rare_writes_are_one_line() -> None:
     assert table.of_writes(writes, 100) == ["| patch pods/status | kwok | 4.00 |", "| all others | | 0.05 |"]
 
 
-def test_the_spread_ends_with_the_last() -> None:
+def test_spread_reports_median_percentile_and_maximum() -> None:
     assert spread([float(n) for n in range(100, 0, -1)]) == (51.0, 96.0, 100.0)
 
 

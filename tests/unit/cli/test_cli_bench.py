@@ -1,4 +1,4 @@
-"""The options of `--bench` on a command line."""
+"""The `--bench` options of a command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.trainer.ranks.launch import BenchOptions
 
 
-def test_the_options_are_taken_out_and_reach_a_rank_as_they_are() -> None:
+def test_bench_options_are_removed_and_passed_to_ranks_unchanged() -> None:
     words = ["@", "run.json", "--bench", "--bench.seq-lens", "64,128", "--bench.rows=3", "--seed", "5"]
     rest, options = take_bench(words)
     assert rest == ["@", "run.json", "--seed", "5"]
@@ -32,7 +32,7 @@ def test_the_options_are_taken_out_and_reach_a_rank_as_they_are() -> None:
         (["--bench.rows", "2"], "--bench.rows: needs --bench"),
     ],
 )
-def test_mistakes_name_option_and_value(words: list[str], message: str) -> None:
+def test_bench_error_names_option_and_value(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         take_bench(words)
     assert message in str(caught.value)

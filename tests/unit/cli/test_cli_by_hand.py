@@ -1,4 +1,4 @@
-"""Roles of files written by hand: what they may leave out, what they are asked for, and one identity for all roles of a folder."""
+"""Handwritten role files: optional fields, required fields, and one identity for all roles of a folder."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ FILES: dict[Role, str] = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of all terminals."""
+    """Set the working directory of all terminals."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def started(role: Role, text: str, *options: str) -> RoleConfig:
-    """The configuration that a role's process gets of a file."""
+def prepare_role(role: Role, text: str, *options: str) -> RoleConfig:
+    """Return the configuration that the process of a role receives for a file."""
     Path(f"{role}.toml").write_text(text)
     command, _ = prepare(role, ["@", f"{role}.toml", *options], KEY)
     return load_file(MODELS[role], Path(command[command.index("--config") + 1]), section=role)
 
 
 def test_three_files_are_one_run_with_a_manifests_defaults(here: Path) -> None:
-    found = [started(role, text) for role, text in FILES.items()]
+    found = [prepare_role(role, text) for role, text in FILES.items()]
     inference, trainer, orchestrator = found
     assert {(role.name, role.output_dir) for role in found} == {("rl", str(here / "runs" / "rl"))}
     assert len({role.uid for role in found}) == 1
@@ -60,40 +60,40 @@ def test_three_files_are_one_run_with_a_manifests_defaults(here: Path) -> None:
     assert orchestrator.trainer_url == f"http://127.0.0.1:{trainer.port}"
 
 
-def test_the_files_of_the_page_are_taken() -> None:
+def test_documented_role_files_are_accepted() -> None:
     page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     files = dict(re.findall(r"```toml\n# (inference|trainer|orchestrator)\.toml\n(.*?)```", page, re.DOTALL))
     assert files.keys() == MODELS.keys()
-    found = [started(role, files[role]) for role in MODELS]
+    found = [prepare_role(role, files[role]) for role in MODELS]
     assert len({(role.uid, role.model, role.seq_len) for role in found}) == 1
     (more,) = re.findall(r"```toml\n# orchestrator\.toml, beside.*?\n(.*?)```", page, re.DOTALL)
-    assert isinstance(config := started("orchestrator", more + files["orchestrator"]), OrchestratorConfig)
+    assert isinstance(config := prepare_role("orchestrator", more + files["orchestrator"]), OrchestratorConfig)
     assert config.trainer_url == "http://gpu-1:29600"
 
 
-def test_a_folder_has_one_uid_and_a_name_of_its_own(here: Path) -> None:
-    one = started("inference", FILES["inference"], "--output-dir", "My_Run 7")
+def test_run_folder_has_one_uid_and_name(here: Path) -> None:
+    one = prepare_role("inference", FILES["inference"], "--output-dir", "My_Run 7")
     assert one.name == "my-run-7"
     assert json.loads((here / "My_Run 7" / "identity.json").read_text()) == {"name": one.name, "uid": one.uid}
-    again = started("trainer", FILES["trainer"], "--output-dir", "My_Run 7", "--name", one.name)
+    again = prepare_role("trainer", FILES["trainer"], "--output-dir", "My_Run 7", "--name", one.name)
     assert again.uid == one.uid
-    assert started("trainer", FILES["trainer"]).uid != one.uid
+    assert prepare_role("trainer", FILES["trainer"]).uid != one.uid
     with pytest.raises(ConfigError, match=r"command line: --name: got 'x', but the run in .*My_Run 7 is 'my-run-7'"):
-        started("trainer", FILES["trainer"], "--output-dir", "My_Run 7", "--name", "x")
+        prepare_role("trainer", FILES["trainer"], "--output-dir", "My_Run 7", "--name", "x")
 
 
-def test_all_that_has_no_default_is_asked_for_in_one_line() -> None:
+def test_missing_required_fields_are_listed_on_one_line() -> None:
     with pytest.raises(ConfigError) as error:
-        started("orchestrator", "batch_size = 8\n")
+        prepare_role("orchestrator", "batch_size = 8\n")
     assert str(error.value) == (
         "orchestrator.toml: model, environments: required, but not set, and without a default; add for example "
         '`model = {name = "Qwen/Qwen3-0.6B"}` and `environments = [{id = "reverse-text", group_size = 8}]`'
     )
     with pytest.raises(ConfigError, match=r"trainer\.toml: model: required") as error:
-        started("trainer", "lr = 1\n")
+        prepare_role("trainer", "lr = 1\n")
     assert len(error.value.problems) == 2, "what is wrong besides is in the same round"
     with pytest.raises(ConfigError, match=r"orchestrator\.toml: data: required"):
-        started("orchestrator", 'task = "SFT"\n[model]\nname = "org/model"\n')
+        prepare_role("orchestrator", 'task = "SFT"\n[model]\nname = "org/model"\n')
 
 
 @pytest.mark.parametrize(
@@ -111,43 +111,41 @@ def test_all_that_has_no_default_is_asked_for_in_one_line() -> None:
         ),
     ],
 )
-def test_what_no_role_can_do_alone_is_refused_before_it_starts(
-    here: Path, role: Role, options: list[str], message: str
-) -> None:
+def test_single_role_conflict_is_refused_before_start(here: Path, role: Role, options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        started(role, FILES[role], *options)
+        prepare_role(role, FILES[role], *options)
     assert not (here / "runs").exists()
 
 
-def test_nothing_is_written_before_all_is_right(here: Path) -> None:
+def test_invalid_file_or_dry_run_writes_nothing(here: Path) -> None:
     for text in ("seed = -1\n", FILES["trainer"] + "wrong = 1\n"):
         with pytest.raises(ConfigError):
-            started("trainer", text)
+            prepare_role("trainer", text)
     with pytest.raises(SystemExit):
-        started("trainer", FILES["trainer"], "--dry-run")
+        prepare_role("trainer", FILES["trainer"], "--dry-run")
     assert not (here / "runs").exists()
 
 
-def test_the_file_is_read_alike_by_a_rank_that_torchrun_starts(here: Path) -> None:
+def test_torchrun_ranks_read_file_identically(here: Path) -> None:
     file = here / "trainer.toml"
     file.write_text(FILES["trainer"])
     ranks = [
         claim_identity(load_file(TrainerConfig, file, section="trainer", complete=complete_role_file)) for _ in range(2)
     ]
-    assert ranks[0] == ranks[1] == started("trainer", FILES["trainer"])
+    assert ranks[0] == ranks[1] == prepare_role("trainer", FILES["trainer"])
 
 
-def test_a_damaged_record_of_the_run_is_named(here: Path) -> None:
+def test_damaged_identity_file_is_refused_by_name(here: Path) -> None:
     paths = RunPaths(here / "runs" / "rl")
     paths.root.mkdir(parents=True)
     paths.identity.write_text("{")
     with pytest.raises(RoleError, match=r"identity\.json is damaged; remove it"):
-        started("trainer", FILES["trainer"])
+        prepare_role("trainer", FILES["trainer"])
 
 
-def test_a_whole_file_is_handed_on_as_it_is(here: Path) -> None:
+def test_complete_file_is_used_without_identity_file(here: Path) -> None:
     whole = {"name": "r", "uid": "u", "output_dir": str(here / "out")}
-    config = started("inference", FILES["inference"], *(f"--{k.replace('_', '-')}={v}" for k, v in whole.items()))
+    config = prepare_role("inference", FILES["inference"], *(f"--{k.replace('_', '-')}={v}" for k, v in whole.items()))
     assert (config.name, config.uid, config.output_dir) == ("r", "u", str(here / "out"))
     assert not (here / "out" / "identity.json").exists()
 
@@ -157,8 +155,8 @@ def test_a_whole_file_is_handed_on_as_it_is(here: Path) -> None:
     sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "examples" / "models").glob("*.yaml")),
     ids=lambda path: path.stem,
 )
-def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) -> None:
-    """One that was changed would have another fingerprint than the run that it is of."""
+def test_launcher_files_are_used_unchanged(example: Path, here: Path) -> None:
+    """A changed file would have another fingerprint than its run."""
     run, _ = parse_manifest(example.read_text(), str(example))
     config = resolve_spec(run.spec, name=run.metadata.name, uid="uid", output_dir=str(here / "run"))
     file = here / "run.json"
@@ -169,7 +167,7 @@ def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) ->
 
 
 @pytest.mark.parametrize("role", MODELS)
-def test_the_help_page_requires_what_a_file_by_hand_must_say(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_page_marks_required_fields_of_handwritten_file(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_role(role, MODELS[role], ["--help"], {})
     page = capsys.readouterr().out
@@ -181,6 +179,6 @@ def test_the_help_page_requires_what_a_file_by_hand_must_say(role: Role, capsys:
         assert line in page
 
 
-def test_a_mistyped_option_of_the_trainer_is_named() -> None:
+def test_misspelled_trainer_option_gets_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"--replya: unknown option \(did you mean --replay\?\)"):
         load_role("trainer", TrainerConfig, ["--replya", "x"], {})

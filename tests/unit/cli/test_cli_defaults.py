@@ -1,4 +1,4 @@
-"""`rlrun render` and `fit` over a team's defaults: what is taken, what a lock refuses, and where defaults are found."""
+"""`rlrun render` and `fit` with the defaults of a team: applied values, locks and lookup of defaults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def manifest(folder: Path, namespace: str | None = "team-a", **spec: object) -> 
     [CONFIG_MAP, {"runDefaults": {"namespaces": {"team-a": CONTENT}}}, {"runDefaults": {"all": CONTENT}}, CONTENT],
     ids=["ConfigMap", "values by namespace", "values for all", "content"],
 )
-def test_what_comes_from_defaults_is_named(given: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_applied_defaults_are_reported_with_source(
+    given: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert validate.run_render(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 0
     out = capsys.readouterr().err
     assert "note: spec.failurePolicy.maxRestarts is 9, from the defaults in ConfigMap " in out
@@ -53,7 +55,7 @@ def test_what_comes_from_defaults_is_named(given: object, tmp_path: Path, capsys
     assert out.count("; it is locked") == 1
 
 
-def test_a_lock_refuses_in_the_operators_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locked_field_is_refused_with_operator_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = written(tmp_path, "d.yaml", CONFIG_MAP)
     run = manifest(tmp_path, trainer={"image": "mine:2"})
     assert validate.run_render(["--defaults", given, run]) == 78
@@ -66,7 +68,7 @@ def test_a_lock_refuses_in_the_operators_words(tmp_path: Path, capsys: pytest.Ca
         assert words in capsys.readouterr().err
 
 
-def test_an_option_wins_over_a_default_and_not_over_a_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_overrides_default_but_not_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, run = written(tmp_path, "d.yaml", CONFIG_MAP), manifest(tmp_path)
     assert validate.run_render(["--defaults", given, run, "--failure-policy.max-restarts", "2"]) == 0
     assert "maxRestarts" not in capsys.readouterr().err
@@ -74,7 +76,7 @@ def test_an_option_wins_over_a_default_and_not_over_a_lock(tmp_path: Path, capsy
     assert "trainer.image (mine:2) is locked by ConfigMap rlrun-system/team; remove it" in capsys.readouterr().err
 
 
-def test_the_namespace_decides_which_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_are_selected_by_namespace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = written(tmp_path, "d.yaml", CONFIG_MAP)
     assert validate.run_render(["--defaults", given, manifest(tmp_path, None)]) == 0
     assert "spec.placement.pool is other" in capsys.readouterr().err
@@ -85,7 +87,7 @@ def test_the_namespace_decides_which_defaults(tmp_path: Path, capsys: pytest.Cap
     assert "run.yaml: note: there are no defaults for its namespace" in capsys.readouterr().err
 
 
-def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_manifest_with_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     locks = {"spec": {"tracking": {"mlflow": {"uri": "http://mlflow.tools.svc"}}}}
     assert validate.run_render(["--defaults", written(tmp_path, "d.yaml", locks), manifest(tmp_path)]) == 0
     out, err = capsys.readouterr()
@@ -107,7 +109,7 @@ def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureF
         ({"spec": {"maxSteps": 3}}, "spec.maxSteps cannot have a default; remove it"),
     ],
 )
-def test_a_file_without_usable_defaults_says_what_to_give(
+def test_unusable_defaults_file_is_refused_with_fix(
     given: object, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert validate.run_render(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 78

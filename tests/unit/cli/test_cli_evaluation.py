@@ -1,4 +1,4 @@
-"""Options of `eval` are refused with option, value and what is expected, before anything is read."""
+"""Options of `eval` are checked before any file is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from rlrun.runtime import exit_codes
         ("--chat-template-arguments=[]", "expected a JSON object"),
     ],
 )
-def test_a_number_out_of_its_bounds(word: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_number_out_of_bounds_is_refused_with_range(
+    word: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         eval_parser().parse_args(["run.yaml", word])
     assert ended.value.code == exit_codes.USAGE

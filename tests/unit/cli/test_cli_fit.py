@@ -1,4 +1,4 @@
-"""`rlrun fit`: what it prints, what it asks for, and its exit codes."""
+"""Output and exit codes of `rlrun fit`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODELS = Path(__file__).parents[3] / "examples" / "models"
 ONE_GPU = str(MODELS / "qwen3-0-6b-gsm8k.yaml")
 
 
-def test_a_run_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fitting_run_is_reported_per_role(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", ONE_GPU, "--gpu-memory", "24Gi"]) == exit_codes.OK
     shown = capsys.readouterr().out
     assert "trainer, 1 GPU: fits" in shown
@@ -24,7 +24,7 @@ def test_a_run_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "key-value cache" in shown
 
 
-def test_a_run_that_does_not_fit_is_told_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_oversized_run_gets_recommended_changes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(MODELS / "qwen3-4b-math.yaml"), "--gpu-memory", "32Gi"]) == exit_codes.CONFIGURATION
     shown = capsys.readouterr().out
     assert "trainer, 4 GPUs: DOES NOT FIT" in shown
@@ -41,8 +41,10 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(change["needed_gib"] <= trainer["limit_gib"] for change in trainer["advice"])
 
 
-def test_what_the_trainer_would_refuse_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Though its memory would do: the run ends when the trainer starts."""
+def test_unsupported_attention_kernel_is_refused_despite_fitting_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer would fail at its start."""
     file = tmp_path / "run.yaml"
     file.write_text(Path(ONE_GPU).read_text().replace("  trainer:\n", "  trainer:\n    attention: fa4\n", 1))
     argv = ["fit", str(file), "--gpu-product", "NVIDIA-A100-SXM4-80GB"]
@@ -56,9 +58,7 @@ def test_what_the_trainer_would_refuse_is_refused(tmp_path: Path, capsys: pytest
     assert main(["fit", str(file), "--gpu-product", "NVIDIA-H100-80GB-HBM3"]) == exit_codes.OK
 
 
-def test_memory_that_nobody_says_is_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_gpu_memory_is_requested(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "_local_memory", lambda: None)
     assert main(["fit", ONE_GPU]) == exit_codes.CONFIGURATION
     assert "--gpu-memory 80Gi" in capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_memory_that_nobody_says_is_asked_for(
     assert main(["fit", ONE_GPU]) == exit_codes.OK
 
 
-def test_a_model_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_model_requires_model_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(Path(ONE_GPU).read_text().replace("Qwen/Qwen3-0.6B", "a/b"))
     assert main(["fit", str(file), "--gpu-memory", "24Gi"]) == exit_codes.CONFIGURATION
@@ -78,12 +78,12 @@ def test_a_model_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.C
     assert main(["fit", str(file), "--gpu-memory", "24Gi", "--model-config", str(tmp_path)]) == exit_codes.OK
 
 
-def test_a_run_without_gpus_has_nothing_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_gpus_has_nothing_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(MODELS.parent / "quickstart.yaml")]) == exit_codes.OK
     assert "nothing to fit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("size", ["80", "much", "0Gi"])
-def test_a_size_that_is_none_is_a_wrong_command_line(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_memory_size_is_a_usage_error(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", ONE_GPU, "--gpu-memory", size]) == exit_codes.USAGE
     assert f"'{size}' is not a size of memory" in capsys.readouterr().err

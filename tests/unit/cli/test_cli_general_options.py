@@ -1,4 +1,4 @@
-"""Options that several commands share: each command honors them, or refuses them by name."""
+"""Options that several commands share: each command supports them or refuses them by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = {
     "cost": [],
     "ui": [],
 }
-"""Arguments of commands that need other ones than a manifest."""
+"""Arguments of commands that need other arguments than a manifest."""
 MANIFEST = str(ROOT / "examples/quickstart.yaml")
 CASES = [(command, option) for command in COMMANDS for option in GENERAL_OPTIONS]
 
@@ -42,7 +42,7 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_has_the_options_that_it_honors(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_supported_general_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = set(re.findall(r"(?<![\w.-])--[a-z][a-z-]*(?![\w.-])", help_of(command, capsys)))
     if command in ("eval", "synthesize"):  # files (`eval @ FILE`) take the options of `rl`, too
         shown |= {"--resume"} if command == "eval" else set()
@@ -53,7 +53,7 @@ def test_the_help_of_a_command_has_the_options_that_it_honors(command: str, caps
 
 
 @pytest.mark.parametrize(("command", "option"), [case for case in CASES if case[0] not in GENERAL_OPTIONS[case[1]]])
-def test_every_other_command_refuses_an_option_by_name(
+def test_unsupported_general_option_is_refused_by_name(
     command: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [command, *WORDS.get(command, [MANIFEST]), option]
@@ -114,7 +114,7 @@ id = "reverse-text"
         ("tiny-model made --layers 2", {"layers": 2}),
     ],
 )
-def test_a_dry_run_prints_and_starts_nothing(
+def test_dry_run_prints_configuration_without_start(
     words: str, fields: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("role.json").write_text(ROLE)
@@ -128,7 +128,7 @@ def test_a_dry_run_prints_and_starts_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["role.json", "run.toml"]
 
 
-def test_a_dry_run_has_no_value_and_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_is_refused_with_value_or_bench(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["local", MANIFEST, "--dry-run=false"], ["eval", MANIFEST, "--dry-run=true"]):
         assert main(words) == exit_codes.USAGE
         assert "--dry-run" in capsys.readouterr().err
@@ -137,12 +137,12 @@ def test_a_dry_run_has_no_value_and_no_measurement(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("option", ["--resume", "--output-dir"])
-def test_an_evaluation_of_a_manifest_refuses_options_of_a_run(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_with_manifest_refuses_run_options(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", MANIFEST, option, "--dry-run"]) == exit_codes.USAGE
     assert f"eval: unknown option {option}" in capsys.readouterr().err
 
 
-def test_every_command_with_a_dry_run_is_tried_or_changes_a_run() -> None:
+def test_dry_run_commands_are_all_tested() -> None:
     changes = {"suspend", "resume", "restart", "scale", "set"}  # tests/unit/inspect/test_cluster_commands.py
     tried = {"local", "sft", "rl", "eval", "synthesize", "tiny-model", *role_commands.MODELS}
     assert {*GENERAL_OPTIONS["--dry-run"]} == tried | changes

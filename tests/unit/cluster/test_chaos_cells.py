@@ -1,4 +1,4 @@
-"""The table of `tests/e2e/chaos`: what would only show after minutes on a cluster."""
+"""Table of cells in `tests/e2e/chaos`. Errors in it would otherwise appear only after minutes on a cluster."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tests.support.faults.rlrun_faults import POINTS, read_plan
 
 ROLES = {"trainer", "inference", "orchestrator"}
 NOT_REACHED = {"export.before_rename", "journal.before_remove"} | {p for p in POINTS if p.startswith("turn.")}
-"""By a run of the matrix, which is short and exports nothing."""
+"""Points that no matrix run reaches, because its runs are short and export nothing."""
 
 
-def test_every_cell_has_a_name_of_its_own_that_a_run_can_have() -> None:
+def test_cell_names_are_unique_and_valid_run_names() -> None:
     names = [cell.name for cell in CELLS]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])", name) for name in names)
 
 
-def test_every_point_is_reached_by_a_cell_and_every_plan_can_be_read() -> None:
+def test_cells_reach_all_fault_points() -> None:
     plans = [(role, read_plan(text)) for cell in CELLS for role, text in cell.points.items()]
     assert {role for role, _ in plans} == ROLES
     assert {point for _, plan in plans for point in plan} == set(POINTS) - NOT_REACHED
 
 
-def test_a_cell_breaks_something_in_one_way() -> None:
+def test_cell_has_either_act_or_fault_points() -> None:
     assert all((cell.act is None) == bool(cell.points) for cell in CELLS)
 
 
-def test_cells_that_are_played_again_replace_their_rows_and_no_others() -> None:
+def test_repeated_cells_replace_only_their_rows() -> None:
     names = [f"| {cell.role} | {cell.fault} " for cell in CELLS[:3]]
     first = table({name: f"{name}| went on | | 1.0 | 0 |" for name in names}, "", 3)
     second = table({names[1]: f"{names[1]}| **failed**: why | | | |"}, first, 5)

@@ -1,4 +1,4 @@
-"""From the output of a long command to the part done."""
+"""Progress of a long command, read from its output."""
 
 import pytest
 
@@ -28,11 +28,11 @@ def test_build_counts_packages_as_they_start() -> None:
     assert build_state("errors\nrlrun.io/testcluster/kube\n", PROGRAM) == "2 packages compiled, links"
 
 
-def test_line_that_is_half_written_is_counted_once() -> None:
+def test_partial_line_is_counted_once() -> None:
     assert build_state("errors\ninternal/a", PROGRAM) == build_state("errors\ninternal/abi\n", PROGRAM)
 
 
-def test_messages_of_a_build_are_its_lines_but_packages_and_downloads() -> None:
+def test_build_messages_exclude_packages_and_downloads() -> None:
     text = "go: downloading a.b/c v1.0.0\nerrors\n# k8s.io/x\n\nx.go:3:4: undefined: y\ngo: a.b/c: EOF\n"
     assert packages(text) == ["errors"]
     assert without_packages(text) == ["# k8s.io/x", "x.go:3:4: undefined: y", "go: a.b/c: EOF"]
@@ -48,11 +48,11 @@ def test_messages_of_a_build_are_its_lines_but_packages_and_downloads() -> None:
         ("#7 [wheel 2/5] RUN uv build\n#7 0.3 Downloading torch\n", "step 2 of 5: #7 0.3 Downloading torch"),
     ],
 )
-def test_image_state_is_the_last_step_and_the_last_line(text: str, state: str) -> None:
+def test_image_state_shows_last_step_and_last_line(text: str, state: str) -> None:
     assert image_state(text) == state
 
 
-def test_last_line_has_no_escapes_and_fits_into_a_line() -> None:
+def test_last_line_is_short_and_without_escapes() -> None:
     assert last_line("one\n 10%\r\x1b[1m 20%\x1b[0m\n\n") == "20%"
     assert len(last_line("x" * 500)) <= 80
     assert last_line("") == ""
@@ -67,5 +67,5 @@ def test_last_line_has_no_escapes_and_fits_into_a_line() -> None:
         ("k8s.io/kubernetes: /usr/local/go/pkg/tool/link: signal: killed", "memory ran out"),
     ],
 )
-def test_failure_of_go_comes_with_its_fix(text: str, fix: str) -> None:
+def test_go_failure_is_reported_with_fix(text: str, fix: str) -> None:
     assert fix in advice(text)

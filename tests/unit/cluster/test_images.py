@@ -1,4 +1,4 @@
-"""Image archives: what identifies one, and what is wrong with a file that is none."""
+"""Image archives: identity and invalid files."""
 
 import tarfile
 from pathlib import Path
@@ -15,7 +15,7 @@ def archive(path: Path, content: bytes, name: str = "localhost/x:1") -> Path:
     return path
 
 
-def test_the_key_follows_content_and_name_not_the_file(tmp_path: Path) -> None:
+def test_image_key_depends_on_content_and_name(tmp_path: Path) -> None:
     one = read_content(archive(tmp_path / "one.tar", b"one"))
     again = read_content(archive(tmp_path / "again.tar", b"one"))
     other = read_content(archive(tmp_path / "other.tar", b"two"))
@@ -24,7 +24,7 @@ def test_the_key_follows_content_and_name_not_the_file(tmp_path: Path) -> None:
     assert len({one.key, other.key, renamed.key}) == 3
 
 
-def test_a_name_means_the_newest_archive(tmp_path: Path) -> None:
+def test_image_name_refers_to_newest_archive(tmp_path: Path) -> None:
     old = read_content(archive(tmp_path / "old.tar", b"one"))
     new = read_content(archive(tmp_path / "new.tar", b"two"))
     table = with_newest(with_newest({}, old), new)
@@ -33,19 +33,19 @@ def test_a_name_means_the_newest_archive(tmp_path: Path) -> None:
     assert old.is_in(with_newest(table, old))
 
 
-def test_builds_that_were_followed_are_dropped_unless_they_are_asked_for() -> None:
+def test_outdated_builds_are_dropped_unless_requested() -> None:
     table = {"localhost/op:1": "a", "localhost/stub:1": "b", "localhost/op:2": "c", "localhost/op:3": "d"}
     assert outdated(table, requested=()) == ["localhost/op:1", "localhost/op:2"]
     assert outdated(table, requested={"localhost/op:1"}) == ["localhost/op:2"]
 
 
-def test_a_build_that_is_imported_again_is_the_newest(tmp_path: Path) -> None:
+def test_imported_build_becomes_the_newest(tmp_path: Path) -> None:
     again = read_content(archive(tmp_path / "again.tar", b"one", "localhost/op:1"))
     table = with_newest({"localhost/op:1": "old", "localhost/op:2": "x"}, again)
     assert outdated(table, requested=()) == ["localhost/op:2"]
 
 
-def test_files_that_are_no_archives_are_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_invalid_archives_are_refused_with_fix(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="does not exist"):
         read_content(tmp_path / "none.tar")
     (tmp_path / "text.tar").write_text("not a tar")

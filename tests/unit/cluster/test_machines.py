@@ -1,4 +1,4 @@
-"""Machines as data: what is started where and when; and the node that kwok plays."""
+"""Plans of machines and their daemons, and simulated kwok nodes."""
 
 import json
 from pathlib import Path
@@ -23,25 +23,25 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
 
 
-def started(plan: Plan, *, kwok: bool = True) -> list[str]:
+def list_daemons(plan: Plan, *, kwok: bool = True) -> list[str]:
     return [daemon.name for daemon in components.control_plane(plan, State(plan.name), BINS, kwok=kwok)]
 
 
-def test_a_control_plane_without_nodes_needs_no_dns() -> None:
+def test_control_plane_without_nodes_starts_no_dns() -> None:
     core = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"]
-    assert started(PLAN) == [*core, "coredns", "kwok"]
-    assert started(BARE, kwok=False) == core
+    assert list_daemons(PLAN) == [*core, "coredns", "kwok"]
+    assert list_daemons(BARE, kwok=False) == core
     assert {item["kind"] for item in initial_objects(BARE)} == {"StorageClass", "ClusterRole", "ClusterRoleBinding"}
 
 
-def test_what_talks_to_the_api_server_waits_for_it() -> None:
+def test_api_server_clients_wait_for_it() -> None:
     state = State("demo")
     daemons = (*components.control_plane(PLAN, state, BINS, kwok=True), *components.node(PLAN, state, "n0", BINS))
     assert {daemon.name for daemon in daemons if not daemon.after} == {"etcd", "kube-apiserver", "containerd"}
 
 
-def test_a_busy_machine_kills_no_node_that_kwok_plays() -> None:
-    """A node without a heartbeat for its grace period loses its pods, and kwok renews every quarter of its Lease's duration."""
+def test_kwok_node_grace_period_exceeds_lease_duration() -> None:
+    """A node without a heartbeat for its grace period loses its pods, and kwok renews every quarter of the Lease duration."""
     for plan in (PLAN, BARE):
         daemons = components.control_plane(plan, State(plan.name), BINS, kwok=True)
         (manager,) = [daemon.argv for daemon in daemons if daemon.name == "kube-controller-manager"]
@@ -51,12 +51,12 @@ def test_a_busy_machine_kills_no_node_that_kwok_plays() -> None:
         )
 
 
-def test_a_node_routes_to_the_pods_of_the_others_alone() -> None:
+def test_node_has_routes_only_to_other_nodes() -> None:
     made = spec.machine(PLAN, State("demo"), "n0", keep=(), files={}, daemons=())
     assert [line for line in made.ip_linked if "10.77.12" in line] == ["route add 10.77.129.0/24 via 10.77.0.11"]
 
 
-def test_kernel_settings_of_the_host_are_masked_on_nodes() -> None:
+def test_node_masks_kernel_settings_of_host() -> None:
     node = spec.machine(PLAN, State("demo"), "n0", keep=(), files={}, daemons=())
     assert node.masks["/proc/sys/vm/overcommit_memory"] == "1"
     assert json.loads(node.json())["masks"] == node.masks
@@ -72,7 +72,7 @@ def test_objects_go_to_their_collections() -> None:
     } <= paths
 
 
-def test_fake_nodes_keep_real_pods_away_only_where_there_are_real_nodes() -> None:
+def test_fake_nodes_are_tainted_only_if_requested() -> None:
     assert fake_node("f", 8, {"pool": "x"}, tainted=False)["spec"] == {"taints": []}
     tainted = fake_node("f", 8, {"pool": "x"}, tainted=True)
     assert tainted["spec"] == {"taints": [{"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}]}

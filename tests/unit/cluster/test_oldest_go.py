@@ -1,4 +1,4 @@
-"""One oldest version of Go: the code, README, the workflow and the Go modules agree."""
+"""The oldest supported Go version: code, README, workflow and Go modules agree."""
 
 from __future__ import annotations
 

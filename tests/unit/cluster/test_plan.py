@@ -9,7 +9,7 @@ from tests.cluster import ClusterError
 from tests.cluster.native.plan import MAX_NODES, NETS, Plan, check_name, free_net, node_names
 
 
-def test_all_ranges_lie_inside_the_network_and_none_overlaps() -> None:
+def test_address_ranges_are_inside_network_without_overlap() -> None:
     plan = Plan("a", 77, node_names(MAX_NODES))
     machines = ipaddress.ip_network("10.77.0.0/24")
     ranges = [
@@ -20,7 +20,7 @@ def test_all_ranges_lie_inside_the_network_and_none_overlaps() -> None:
     assert not any(one.overlaps(other) for one, other in itertools.combinations(ranges, 2))
 
 
-def test_every_machine_and_every_node_has_addresses_of_its_own() -> None:
+def test_machines_and_nodes_have_unique_addresses() -> None:
     plan = Plan("a", 80, node_names(MAX_NODES))
     addresses = [plan.gateway, plan.host_address, *map(plan.address, plan.machines)]
     assert len(set(addresses)) == len(addresses) == MAX_NODES + 3
@@ -29,13 +29,13 @@ def test_every_machine_and_every_node_has_addresses_of_its_own() -> None:
     assert all(subnet.subnet_of(ipaddress.ip_network(plan.pod_range)) for subnet in subnets)  # type: ignore[arg-type]
 
 
-def test_a_network_that_the_host_routes_or_another_cluster_has_is_left_alone() -> None:
+def test_occupied_networks_are_skipped() -> None:
     routes = ["default", "via", "10.77.0.0/24", "local", "10.78.3.4", "192.0.2.0/24"]
     assert free_net(routes, taken=set()) == 79
     assert free_net(routes, taken={79, 80}) == 81
 
 
-def test_no_free_network_says_what_to_do() -> None:
+def test_missing_free_network_is_reported_with_fix() -> None:
     with pytest.raises(ClusterError, match=r"no free network.*leave a VPN"):
         free_net(["10.0.0.0/8"], taken=set())
     with pytest.raises(ClusterError, match="no free network"):
@@ -53,7 +53,7 @@ def test_other_names_are_refused(name: str) -> None:
         check_name(name)
 
 
-def test_the_number_of_nodes_has_limits() -> None:
+def test_node_count_is_limited() -> None:
     assert node_names(0) == ()
     assert node_names(2) == ("n0", "n1")
     with pytest.raises(ClusterError, match="nodes: 65 is not between 0 and 64"):

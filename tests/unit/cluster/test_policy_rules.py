@@ -27,14 +27,14 @@ ENGINE, CALLER, STRANGER = pod("10.77.128.2", app="engine"), pod("10.77.129.3", 
 
 
 def chain(spec: dict[str, Any], direction: str = "ingress", pods: tuple[dict[str, Any], ...] = ()) -> list[str]:
-    """The lines of the engine's chain under one policy; empty when there is no chain."""
+    """Return the lines of the engine's chain for one policy, or an empty list if no chain exists."""
     known = peers([ENGINE, CALLER, STRANGER, *pods], SPACES, "10.77.128.0/18", [dns_pod("10.77.0.2")])
     policy = {"metadata": {"namespace": "one"}, "spec": {"podSelector": {"matchLabels": {"app": "engine"}}, **spec}}
     _, found, rest = rules(known, [policy]).partition(f" chain {direction}_10_77_128_2 {{\n")
     return [line.strip() for line in rest.partition(" }\n")[0].splitlines()] if found else []
 
 
-def test_a_selected_pod_is_closed_but_for_what_a_rule_allows() -> None:
+def test_selected_pod_accepts_only_allowed_traffic() -> None:
     assert chain({}) == ["counter drop"]
     assert chain({"ingress": [{}]}) == ["return", "counter drop"]
     peer = {"podSelector": {"matchLabels": {"app": "caller"}}}
@@ -42,22 +42,22 @@ def test_a_selected_pod_is_closed_but_for_what_a_rule_allows() -> None:
     assert allowed == ["ip saddr { 10.77.129.3 } tcp dport 8000 return", "counter drop"]
 
 
-def test_a_pod_that_no_policy_selects_stays_free() -> None:
+def test_unselected_pod_is_unrestricted() -> None:
     assert "10.77.129.3" not in rules(peers([CALLER], SPACES, "10.77.128.0/18"), [])
 
 
-def test_only_the_restricted_direction_is_closed() -> None:
+def test_policy_restricts_only_its_direction() -> None:
     assert chain({}, "egress") == []
     assert chain({"policyTypes": ["Egress"]}) == []
     assert chain({"policyTypes": ["Egress"]}, "egress") == ["counter drop"]
 
 
-def test_the_default_of_policy_types_follows_the_rules_given() -> None:
+def test_default_policy_types_follow_given_rules() -> None:
     assert policy_types({"spec": {}}) == ["Ingress"]
     assert policy_types({"spec": {"egress": []}}) == ["Ingress", "Egress"]
 
 
-def test_a_namespace_selector_opens_to_other_namespaces() -> None:
+def test_namespace_selector_allows_other_namespaces() -> None:
     other = {"namespaceSelector": {"matchLabels": {"team": "b"}}}
     assert chain({"ingress": [{"from": [other]}]})[0] == "ip saddr { 10.77.129.4 } return"
     both = {**other, "podSelector": {"matchLabels": {"app": "caller"}}}
@@ -98,7 +98,7 @@ def test_blocks_with_exceptions() -> None:
     )
 
 
-def test_pods_that_are_done_fake_or_on_the_host_network_do_not_count() -> None:
+def test_finished_fake_and_host_network_pods_are_ignored() -> None:
     done, fake, host = pod("10.77.129.9", app="x"), pod("10.77.200.1", app="x"), pod("10.77.129.8", app="x")
     done["status"]["phase"], host["spec"]["hostNetwork"] = "Succeeded", True
     peer = {"podSelector": {"matchLabels": {"app": "x"}}}
@@ -120,7 +120,7 @@ def test_selector_expressions(operator: str, values: list[str] | None, taken: se
     assert {value for value in labels if selects(selector, {"k": value} if value else {})} == taken
 
 
-def test_the_table_is_replaced_as_a_whole_and_lets_answers_through() -> None:
+def test_policy_table_is_replaced_atomically_and_allows_replies() -> None:
     text = rules([], [])
     assert text.startswith("table ip networkpolicy\ndelete table ip networkpolicy\ntable ip networkpolicy {\n")
     assert text.count("ct state established,related accept") == 2

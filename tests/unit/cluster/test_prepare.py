@@ -1,4 +1,4 @@
-"""`prepare`: all slow work is done before the tests, so that no test waits for a program or an image."""
+"""`prepare` completes all slow work, so that no test waits for a program or an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.preparation import prepare
 
 
 class Machine:
-    """A machine of its own where everything is got at once; it records what."""
+    """Fake machine that records the requested programs and images."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
         self.packages = 0
@@ -44,7 +44,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.mark.parametrize(("options", "expected"), [([], []), (["--images"], [Path(f"/{name}.tar") for name in IMAGES])])
-def test_images_are_built_and_unpacked_where_clusters_take_them_from(
+def test_prepare_builds_and_unpacks_images_for_clusters(
     native: Machine, options: list[str], expected: list[Path]
 ) -> None:
     assert command.main(["prepare", *options]) == 0
@@ -52,8 +52,8 @@ def test_images_are_built_and_unpacked_where_clusters_take_them_from(
     assert native.packages
 
 
-def test_no_test_builds_a_tool(native: Machine) -> None:
-    """A cold build takes longer than a test may: each tool is of a cluster, of its images, or built by `make cluster`."""
+def test_prepare_builds_all_tools_of_tests(native: Machine) -> None:
+    """A cold build exceeds the time limit of a test, so each tool belongs to a cluster, to its images or to `make cluster`."""
     assert set(binaries.TOOLS) == {*lifecycle.tools(2, True), "pause", *binaries.OF_TESTS, *binaries.BY_HAND}
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
     (words,) = [
@@ -67,7 +67,7 @@ def test_longest_build_is_the_first() -> None:
     assert lifecycle.tools(2, True)[0] == "kube"
 
 
-def test_demo_gets_nothing_that_only_tests_use(monkeypatch: pytest.MonkeyPatch, native: Machine) -> None:
+def test_demo_skips_programs_of_tests(monkeypatch: pytest.MonkeyPatch, native: Machine) -> None:
     class UpError(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""Lines about steps that take long: in a log one every half a minute, on a terminal one line that is rewritten."""
+"""Progress lines of long steps: one line per half minute in a log, one rewritten line on a terminal."""
 
 import io
 import threading
@@ -13,7 +13,7 @@ from tests.cluster.progress import LOG_SECONDS, Progress, duration
 
 
 class Clock:
-    """A clock that a test sets."""
+    """Clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -24,7 +24,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def only_the_test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the thread of `Progress` sleep: it would print at any time."""
+    """Disable the thread of `Progress`, which would print at unpredictable times."""
     monkeypatch.setattr("tests.cluster.progress.SCREEN_SECONDS", 3600.0)
 
 
@@ -53,7 +53,7 @@ def test_step_that_ended_has_no_more_lines() -> None:
     assert lines == []
 
 
-def test_steps_at_once_have_lines_of_their_own() -> None:
+def test_concurrent_steps_have_separate_lines() -> None:
     clock, lines = Clock(), list[str]()
     progress = Progress(lines.append, clock=clock)
     with progress.step("kube", lambda: "half"):
@@ -66,7 +66,7 @@ def test_steps_at_once_have_lines_of_their_own() -> None:
     assert lines == ["  35.0 s  kube: half, 35 s", "  50.0 s  image: 30 s"]
 
 
-def test_terminal_has_one_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_progress_rewrites_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     clock, screen = Clock(), io.StringIO()
     progress = Progress(lambda text: print(text, file=screen), screen=screen, clock=clock)
@@ -87,7 +87,7 @@ def test_duration_has_minutes_from_sixty_seconds(seconds: float, text: str) -> N
     assert duration(seconds) == text
 
 
-def test_lock_that_is_held_is_reported_and_then_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_held_lock_is_reported_and_then_acquired(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     waits, order = threading.Event(), list[str]()
 

@@ -1,4 +1,4 @@
-"""Which provider is taken, and what is said when it cannot work."""
+"""Selection of the cluster provider, and messages if it cannot work."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from tests.cluster.provider import VARIABLE, choose_provider, detect_provider
     ("kubeconfig", "kind", "chosen"),
     [("/k", True, "kubeconfig"), ("/k", False, "kubeconfig"), ("", True, "kind"), ("", False, "native")],
 )
-def test_the_first_that_works_is_taken(kubeconfig: str, kind: bool, chosen: str) -> None:
+def test_first_working_provider_is_selected(kubeconfig: str, kind: bool, chosen: str) -> None:
     assert choose_provider(None, kubeconfig=kubeconfig, kind_works=lambda: kind) == chosen
 
 
-def test_the_one_that_is_asked_for_is_taken() -> None:
+def test_requested_provider_is_selected() -> None:
     assert choose_provider("native", kubeconfig="/k", kind_works=lambda: True) == "native"
 
 
@@ -29,14 +29,14 @@ def test_the_one_that_is_asked_for_is_taken() -> None:
         ("kind", "install kind .*start Docker"),
     ],
 )
-def test_one_that_cannot_work_says_what_is_missing(wanted: str, message: str) -> None:
+def test_unusable_provider_names_missing_requirement(wanted: str, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         choose_provider(wanted, kubeconfig="", kind_works=lambda: False)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """PATH starts with a working `docker` and `kind`, as on a hosted runner; each call of them adds a line to the returned file."""
+    """Put a working `docker` and `kind` first on PATH, as on a hosted runner; each of their calls adds a line to the returned file."""
     log = tmp_path / "calls"
     log.touch()
     for program in ("docker", "kind"):
@@ -56,7 +56,7 @@ def test_named_provider_is_taken_without_asking_docker_or_kind(monkeypatch: pyte
     assert calls.read_text() == ""
 
 
-def test_callers_provider_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+def test_provider_argument_overrides_variable(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
     monkeypatch.setenv(VARIABLE, "kind")
     assert detect_provider("native") == "native"
     assert calls.read_text() == ""
@@ -68,7 +68,7 @@ def test_empty_variable_names_no_provider(monkeypatch: pytest.MonkeyPatch, calls
     assert detect_provider(None) == "kind"
 
 
-def test_unknown_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+def test_unknown_provider_variable_is_refused(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
     monkeypatch.setenv(VARIABLE, "minikube")
     for wanted in (None, "native"):
         with pytest.raises(
@@ -83,7 +83,7 @@ def test_named_kubeconfig_needs_one(monkeypatch: pytest.MonkeyPatch, calls: Path
         detect_provider(None)
 
 
-def test_a_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_kubeconfig_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     monkeypatch.setenv("RLRUN_KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -91,20 +91,20 @@ def test_a_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
         up("given")
 
 
-def test_a_cluster_that_is_not_up_says_how_to_bring_it_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_cluster_error_contains_up_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     with pytest.raises(ClusterError, match=r"cluster x is not up: python -m tests.cluster up --name x"):
         attach("x")
 
 
-def test_every_kind_node_sees_the_shared_volumes() -> None:
+def test_kind_nodes_mount_shared_volumes() -> None:
     nodes = configuration(2, Path("/cache/volumes"))["nodes"]
     assert isinstance(nodes, list)
     assert [node["role"] for node in nodes] == ["control-plane", "worker", "worker"]
     assert {node["extraMounts"][0]["hostPath"] for node in nodes} == {"/cache/volumes"}
 
 
-def test_without_root_the_native_provider_names_the_other_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_native_provider_without_root_names_alternatives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"run it with sudo, or start Docker .* or set RLRUN_KUBECONFIG"):

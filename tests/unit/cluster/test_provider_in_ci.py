@@ -1,4 +1,4 @@
-"""The workflows name a provider and versions with which the commands that they run can pass."""
+"""Workflows name a provider and versions with which their commands can pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TESTS = re.compile(r"\.ci/run|\bmake (test|test-full)\b")
 
 
 def jobs() -> dict[str, dict[str, Any]]:
-    """Each job of each workflow by the workflow's file and its own name."""
+    """Return each job of each workflow, by file and job name."""
     return {
         f"{file.name}: {name}": job
         for file in sorted((ROOT / ".github/workflows").glob("*.y*ml"))
@@ -29,7 +29,7 @@ def jobs() -> dict[str, dict[str, Any]]:
 
 
 def commands(job: dict[str, Any]) -> list[list[str]]:
-    """The words of each line that the job runs."""
+    """Return the words of each line that the job runs."""
     return [shlex.split(line) for step in job.get("steps", ()) for line in step.get("run", "").splitlines()]
 
 
@@ -48,7 +48,7 @@ def test_jobs_that_run_tests_name_the_native_provider() -> None:
 
 
 def test_sudo_keeps_the_variables_of_tests() -> None:
-    """sudo drops every variable that it is not told to keep."""
+    """sudo drops all variables that are not listed."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
     (line,) = [words for words in commands(workflow["jobs"]["test"]) if ".ci/run" in words]
     assert line[0] == "sudo"
@@ -76,7 +76,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def test_jobs_with_kind_run_the_demo_that_the_command_line_knows() -> None:
+def test_kind_job_runs_demo_with_known_options() -> None:
     job = jobs()["ci.yaml: kind"]
     (words,) = [words for words in commands(job) if "tests.cluster.demo" in words]
     options = demo.parser().parse_args(words[words.index("tests.cluster.demo") + 1 :])
@@ -88,7 +88,7 @@ def test_jobs_with_kind_run_the_demo_that_the_command_line_knows() -> None:
     assert re.fullmatch(r"sigs\.k8s\.io/kind@v\d+\.\d+\.\d+", install), "its node image is named by digest"
 
 
-def test_caches_hold_programs_alone_and_are_named_by_their_inputs() -> None:
+def test_workflow_caches_contain_only_programs_keyed_by_inputs() -> None:
     """A cluster's state or an image of another commit must not reach a run; a complete cache is never replaced by a partial one."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
     keys = {}
@@ -114,7 +114,7 @@ def test_run_of_stubs_is_a_valid_run_on_gpus() -> None:
 
 
 @pytest.mark.parametrize("stubs", [True, False])
-def test_only_real_roles_have_to_learn(stubs: bool) -> None:
+def test_demo_requires_learning_only_from_real_roles(stubs: bool) -> None:
     outcome = demo.Outcome("Complete", 1.0, (0.5,) * 30, (), {})
     assert demo._judge(outcome, learns=not stubs) == (0 if stubs else 1)
     failed = demo.Outcome("Failed", 1.0, (), (), {})

@@ -1,4 +1,4 @@
-"""The page of `tests/e2e/story`: what would only show after minutes on a cluster."""
+"""Page of `tests/e2e/story`. Errors in it would otherwise appear only after minutes on a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.story.told import read, table
 
 
 class _Cluster:
-    """Answers `kubectl get events` by namespace."""
+    """Fake cluster that returns `kubectl get events` by namespace."""
 
     def __init__(self, **events: list[dict[str, Any]]) -> None:
         self._events = events
@@ -35,7 +35,7 @@ def event(kind: str, name: str, reason: str, first: int, last: int | None = None
     }
 
 
-def test_rows_are_events_of_runs_and_of_nodes_that_go_or_come_since_the_first_in_their_order() -> None:
+def test_story_rows_list_run_and_node_events_in_order() -> None:
     cluster: Any = _Cluster(
         team=[
             event("RLRun", "b", "Admitted", 20, 40, "a|b\nc"),
@@ -60,7 +60,7 @@ def test_rows_are_events_of_runs_and_of_nodes_that_go_or_come_since_the_first_in
     assert page(table(lines)).endswith("| 30 | b | `Admitted` | a\\|b c |\n")
 
 
-def test_a_story_without_events_of_runs_is_an_error() -> None:
+def test_story_without_run_events_is_an_error() -> None:
     cluster: Any = _Cluster(team=[], default=[])
     with pytest.raises(ValueError, match="no event of a run"):
         read(cluster, "team")

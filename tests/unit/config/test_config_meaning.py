@@ -1,4 +1,4 @@
-"""Descriptions of fields, which are read from the source when somebody asks."""
+"""Descriptions of fields, which are read from the source on request."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Outer:
         """Deep inside."""
 
 
-def test_a_description_is_the_docstring_below_the_field() -> None:
+def test_field_meaning_is_docstring_below_field() -> None:
     assert field_meaning(Plain, "own") == "Of its own,\non two lines."
     assert field_meaning(Plain, "said") == "said by pydantic"
     assert field_meaning(Plain, "silent") == ""
     assert field_meaning(Outer.Inner, "deep") == "Deep inside."
 
 
-def test_a_field_of_a_base_has_the_words_of_whoever_wrote_it_last() -> None:
+def test_redefined_field_uses_description_of_subclass() -> None:
     assert field_meaning(Heir, "said") == "said by pydantic"
     assert field_meaning(Heir, "own") == ""
 
 
-def test_no_model_reads_sources_as_it_is_made() -> None:
+def test_models_do_not_read_sources_at_definition() -> None:
     assert not Config.model_config.get("use_attribute_docstrings")

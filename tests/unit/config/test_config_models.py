@@ -1,4 +1,4 @@
-"""The configuration models: what a user may leave out, what is refused, and with which words."""
+"""Configuration models: defaults, limits and error messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSp
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 
 
-def refused(model: type[BaseModel], **values: Any) -> str:
+def validation_message(model: type[BaseModel], **values: Any) -> str:
     with pytest.raises(ValidationError) as error:
         model(**values)
     return str(error.value)
@@ -86,58 +86,58 @@ def test_bounds_admit_their_ends(model: type[BaseModel], name: str, low: float, 
     ],
 )
 def test_values_outside_of_the_bounds_are_refused(model: type[BaseModel], values: dict[str, Any]) -> None:
-    assert f"\n{list(values)[-1]}\n" in refused(model, **values)
+    assert f"\n{list(values)[-1]}\n" in validation_message(model, **values)
 
 
 @pytest.mark.parametrize(
     ("values", "got"),
     [({}, "none of them"), ({"name": "a", "path": "b"}, "name and path"), ({"path": "b", "tiny": {}}, "path and tiny")],
 )
-def test_a_model_has_exactly_one_source(values: dict[str, Any], got: str) -> None:
-    assert f"exactly one of name, path and tiny; got {got}" in refused(ModelConfig, **values)
+def test_model_needs_exactly_one_source(values: dict[str, Any], got: str) -> None:
+    assert f"exactly one of name, path and tiny; got {got}" in validation_message(ModelConfig, **values)
 
 
-def test_a_revision_needs_a_hub_name() -> None:
-    assert "revision (main) needs name" in refused(ModelConfig, path="m", revision="main")
+def test_model_revision_requires_hub_name() -> None:
+    assert "revision (main) needs name" in validation_message(ModelConfig, path="m", revision="main")
 
 
-def test_a_resume_step_is_set_if_and_only_if_the_policy_is_step() -> None:
-    assert "policy Step needs step; set step" in refused(ResumeConfig, policy="Step")
-    assert "step (4)" in refused(ResumeConfig, step=4)
+def test_resume_step_is_required_only_by_policy_step() -> None:
+    assert "policy Step needs step; set step" in validation_message(ResumeConfig, policy="Step")
+    assert "step (4)" in validation_message(ResumeConfig, step=4)
     assert ResumeConfig(policy="Step", step=4).step == 4
 
 
-def test_another_runs_checkpoint_is_a_start_of_its_own() -> None:
-    assert "set fromRun" in refused(ResumeConfig, from_step=4)
-    assert "set only one of them" in refused(ResumeConfig, from_run="other", policy="Step", step=4)
+def test_resume_from_other_run_excludes_own_step() -> None:
+    assert "set fromRun" in validation_message(ResumeConfig, from_step=4)
+    assert "set only one of them" in validation_message(ResumeConfig, from_run="other", policy="Step", step=4)
     assert ResumeConfig(from_run="other", from_step=4, policy="Never").from_step == 4
 
 
-def test_data_may_not_be_younger_than_the_pipeline_is_deep() -> None:
-    message = refused(AlgorithmConfig, max_async_level=4, max_off_policy_steps=3)
+def test_max_off_policy_steps_must_reach_max_async_level() -> None:
+    message = validation_message(AlgorithmConfig, max_async_level=4, max_off_policy_steps=3)
     assert "maxOffPolicySteps (3) must be at least maxAsyncLevel (4)" in message
     assert "raise maxOffPolicySteps or lower maxAsyncLevel" in message
 
 
-def test_an_unknown_preset_gets_the_closest_and_all_names() -> None:
-    message = refused(AlgorithmConfig, preset="grop")
+def test_unknown_preset_error_lists_names_with_suggestion() -> None:
+    message = validation_message(AlgorithmConfig, preset="grop")
     assert "did you mean grpo?" in message
     assert all(name in message for name in PRESETS)
 
 
-def test_an_unknown_loss_or_option_gets_a_suggestion_and_an_import_path_is_accepted() -> None:
-    assert "did you mean aipo?" in refused(LossConfig, name="aipoo")
-    assert "did you mean delta?" in refused(LossConfig, name="aipo", options={"dleta": 1.0})
+def test_unknown_loss_or_option_gets_suggestion_unless_import_path() -> None:
+    assert "did you mean aipo?" in validation_message(LossConfig, name="aipoo")
+    assert "did you mean delta?" in validation_message(LossConfig, name="aipo", options={"dleta": 1.0})
     assert LossConfig(name="my.losses:robust", options={"anything": 1}).options == {"anything": 1}
-    refused(LossConfig, name="my.losses:robust\n")
+    validation_message(LossConfig, name="my.losses:robust\n")
 
 
-def test_a_configuration_is_immutable() -> None:
+def test_configuration_is_immutable() -> None:
     with pytest.raises(ValidationError):
         OptimizerConfig().lr = 1.0  # type: ignore[misc]
 
 
-def test_every_field_has_a_description() -> None:
+def test_configuration_fields_have_descriptions() -> None:
     missing, models = [], [RLRunSpec]
     for model in models:
         for name, shape in field_shapes(model).items():
@@ -151,12 +151,12 @@ def test_every_field_has_a_description() -> None:
 
 
 @pytest.mark.parametrize("key", ["batchSize", "batch_size", "batch-size", "BATCH_SIZE"])
-def test_a_field_is_found_in_every_spelling(key: str) -> None:
+def test_field_is_found_in_each_spelling(key: str) -> None:
     assert find_field(OrchestratorSpec, key) == "batch_size"
     assert (find_field(OrchestratorSpec, key, camel_only=True) is not None) == (key == "batchSize")
 
 
-def test_expected_values_are_told_in_words() -> None:
+def test_expected_values_are_described_in_words() -> None:
     assert describe_expected(field_shapes(OptimizerConfig)["lr"]) == "a number greater than 0 and at most 10"
     assert describe_expected(field_shapes(OptimizerConfig)["max_grad_norm"]) == "a number greater than 0, or null"
     assert (
@@ -171,7 +171,7 @@ def test_expected_values_are_told_in_words() -> None:
     assert describe_expected(shape_of(dict[str, int])) == "a mapping"
 
 
-def test_parts_replace_those_of_the_preset() -> None:
+def test_algorithm_options_replace_preset_options() -> None:
     dapo = AlgorithmConfig(preset="dapo")
     assert dapo.effective_filters.zero_variance
     assert dapo.effective_filters.overlong_penalty == 1.0
@@ -227,10 +227,10 @@ def test_parts_replace_those_of_the_preset() -> None:
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(values: dict[str, Any], message: str) -> None:
-    assert message in refused(AlgorithmConfig, **values)
+    assert message in validation_message(AlgorithmConfig, **values)
 
 
-def test_preset_gspo_measures_from_the_recomputed_policy_and_corrects_apart() -> None:
+def test_gspo_preset_recomputes_policy_and_applies_correction() -> None:
     gspo = AlgorithmConfig(preset="gspo")
     assert (gspo.effective_proximal, gspo.effective_correction) == ("recompute", CorrectionConfig())
     wider = LossConfig(name="gspo", options={"eps_high": 5e-4})
@@ -266,12 +266,12 @@ def test_preset_gspo_measures_from_the_recomputed_policy_and_corrects_apart() ->
         ({"loss": {"name": "ipo", "options": {"thr": 0.001}}}, "removes their gradient; set thr to 0.01 or more"),
     ],
 )
-def test_a_band_below_rounding_is_warned_about(values: dict[str, Any], warning: str | None) -> None:
+def test_clip_band_below_rounding_causes_warning(values: dict[str, Any], warning: str | None) -> None:
     found = AlgorithmConfig.model_validate(values).band_warning
     assert found is None if warning is None else warning in (found or "")
 
 
-def test_an_environment_leaves_out_a_proximal_policy_that_its_loss_does_not_use() -> None:
+def test_environment_drops_proximal_policy_unused_by_its_loss() -> None:
     run = AlgorithmConfig(preset="grpo", proximal="recompute")
     assert EnvironmentAlgorithm(loss=LossConfig(name="aipo")).over(run).effective_proximal == "inference"
     assert EnvironmentAlgorithm(loss=LossConfig(name="cispo")).over(run).effective_proximal == "recompute"
@@ -279,7 +279,7 @@ def test_an_environment_leaves_out_a_proximal_policy_that_its_loss_does_not_use(
         EnvironmentAlgorithm(loss=LossConfig(name="aipo"), proximal="recompute").over(run)
 
 
-def test_a_correction_goes_with_a_proximal_policy() -> None:
+def test_correction_is_valid_with_recomputed_proximal_policy() -> None:
     correction = CorrectionConfig(level="sequence", high=3.0)
     assert AlgorithmConfig(preset="grpo", proximal="recompute", correction=correction).correction == correction
     assert correction.options == {
@@ -306,11 +306,11 @@ def test_a_correction_goes_with_a_proximal_policy() -> None:
         ({"preset": "ppo", "advantage": {"name": "gae"}}, "advantage gae", "critic"),
     ],
 )
-def test_what_the_run_does_not_have_is_refused(values: dict[str, Any], what: str, need: str) -> None:
-    assert f"{what} needs a {need} model" in refused(AlgorithmConfig, **values)
+def test_missing_critic_or_reference_model_is_refused(values: dict[str, Any], what: str, need: str) -> None:
+    assert f"{what} needs a {need} model" in validation_message(AlgorithmConfig, **values)
 
 
-def test_the_choices_of_the_manifest_are_those_of_the_tables() -> None:
+def test_manifest_choices_equal_algorithm_tables() -> None:
     assert set(get_args(Aggregation)) == set(AGGREGATIONS)
     assert set(get_args(Proximal)) == set(PROXIMAL_METHODS)
     assert set(get_args(RegularizerConfig.model_fields["kl_kind"].annotation)) == set(KL_KINDS)
@@ -326,27 +326,30 @@ def test_the_choices_of_the_manifest_are_those_of_the_tables() -> None:
         assert (PRESETS[name].correction or {}).keys() <= CorrectionConfig.model_fields.keys()
 
 
-def test_a_critic_and_a_reference_are_there_when_something_reads_them() -> None:
-    assert "critic is not used by advantage grpo" in refused(AlgorithmConfig, critic={})
-    assert "advantage gae needs a critic model" in refused(AlgorithmConfig, advantage={"name": "gae"})
-    assert "regularizers.kl (0.1) needs a reference model" in refused(AlgorithmConfig, regularizers={"kl": 0.1})
-    assert "regularizers.klReward (0.1) needs a reference model" in refused(
+def test_critic_and_reference_are_allowed_only_if_used() -> None:
+    assert "critic is not used by advantage grpo" in validation_message(AlgorithmConfig, critic={})
+    assert "advantage gae needs a critic model" in validation_message(AlgorithmConfig, advantage={"name": "gae"})
+    assert "regularizers.kl (0.1) needs a reference model" in validation_message(
+        AlgorithmConfig, regularizers={"kl": 0.1}
+    )
+    assert "regularizers.klReward (0.1) needs a reference model" in validation_message(
         AlgorithmConfig, regularizers={"kl_reward": 0.1}
     )
-    assert "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or set klReward to 0.1" in refused(
-        RegularizerConfig, kl=0.1, kl_kind="k1"
+    assert (
+        "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or set klReward to 0.1"
+        in validation_message(RegularizerConfig, kl=0.1, kl_kind="k1")
     )
-    assert "regularizers.klReward (0.1) is not used by loss distill, which reads no rewards" in refused(
+    assert "regularizers.klReward (0.1) is not used by loss distill, which reads no rewards" in validation_message(
         AlgorithmConfig, preset="distill", reference={}, regularizers={"kl_reward": 0.1}
     )
-    assert "loss distill needs a reference model" in refused(AlgorithmConfig, preset="distill")
+    assert "loss distill needs a reference model" in validation_message(AlgorithmConfig, preset="distill")
     whole = AlgorithmConfig.model_validate(
         {"preset": "ppo", "advantage": {"name": "gae"}, "critic": {}, "reference": {}, "regularizers": {"kl": 0.1}}
     )
     assert whole.provided == {"critic", "reference"}
 
 
-def test_a_reference_is_the_runs_model_a_folder_or_a_repository() -> None:
+def test_reference_resolves_to_own_model_folder_or_repository() -> None:
     policy = ModelConfig(path="/models/policy")
     assert ReferenceConfig().resolved(policy) is policy
     assert ReferenceConfig(model="/models/teacher").resolved(policy) == ModelConfig(path="/models/teacher")
@@ -361,5 +364,5 @@ def test_paths_of_a_container_stay_below_the_volume() -> None:
     good = ["datasets/words", "a.jsonl", "..b/c.."]
     assert EnvironmentConfig(id="x", image="x:1", volume_paths=good).volume_paths == good
     for path in ("/etc", "datasets/", "../other", "a/../b", "a/./b", "a//b", "", "a\nb", "a:b"):
-        assert "volume_paths.0" in refused(EnvironmentConfig, id="x", image="x:1", volume_paths=[path]), path
-    assert "set image or remove volumePaths" in refused(EnvironmentConfig, id="x", volume_paths=["a"])
+        assert "volume_paths.0" in validation_message(EnvironmentConfig, id="x", image="x:1", volume_paths=[path]), path
+    assert "set image or remove volumePaths" in validation_message(EnvironmentConfig, id="x", volume_paths=["a"])

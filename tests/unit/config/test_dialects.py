@@ -1,4 +1,4 @@
-"""PRIME-RL's names: every row leads to a field that exists, every odd value to a message, and its own files start."""
+"""PRIME-RL names: table rows, odd values and PRIME-RL's own files."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def test_no_path_stands_twice() -> None:
+def test_dialect_paths_are_unique() -> None:
     for dialect in DIALECTS:
         paths = [row.path for row in dialect.rows]
         assert sorted({path for path in paths if paths.count(path) > 1}) == []
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=["run", "eval"])
-def test_every_row_leads_to_fields_that_exist_and_says_why(dialect: Dialect) -> None:
+def test_dialect_rows_have_existing_targets_and_reasons(dialect: Dialect) -> None:
     for row in dialect.rows:
         for target in row.targets:
             assert shape_at(EvalConfig, key_of(target)) is not None, (row.path, target)
@@ -50,7 +50,7 @@ def test_every_row_leads_to_fields_that_exist_and_says_why(dialect: Dialect) -> 
         assert row.text or row.fate in ("same", "mapped"), row.path
 
 
-def test_no_text_recommends_a_field_that_is_not_there_or_what_was_written() -> None:
+def test_dialect_texts_recommend_only_existing_other_fields() -> None:
     for row in ROWS:
         for name in FIELD.findall(row.text):
             if name in NOT_FIELDS or name.startswith("bench."):
@@ -60,7 +60,7 @@ def test_no_text_recommends_a_field_that_is_not_there_or_what_was_written() -> N
             assert row.path not in row.targets
 
 
-def test_a_key_of_the_same_meaning_is_read_as_its_target() -> None:
+def test_renamed_key_is_read_as_its_target() -> None:
     for row in ROWS:
         if row.fate != "same" or row.path == row.targets[0]:
             continue
@@ -88,7 +88,7 @@ def test_odd_value_of_any_key_raises_no_exception(dialect: Dialect) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("dialect", DIALECTS, ids=["run", "eval"])
-def test_each_odd_value_of_any_key_raises_no_exception(dialect: Dialect) -> None:
+def test_odd_values_of_all_keys_raise_no_exception(dialect: Dialect) -> None:
     for row, value in product(dialect.rows, ODD):
         _translated(dialect, row, value)
 
@@ -99,16 +99,16 @@ WHOLE = {
     "trainer.scheduler.type": "linear",
     "orchestrator.env[0].id": "reverse-text",
 }
-"""A run that nothing is missing of."""
+"""Complete run."""
 FREE = re.compile(r"(\.args|\.chat_template_arguments)$")
-"""Fields that take whatever is written: an environment or a template judges it."""
+"""Fields of any type, which an environment or a template validates."""
 ELSEWHERE = {
     "trainer.model.full_offload": "a table turns it on, and another rule refuses it without GPUs",
     "data.length": "read with --bench alone",
 }
 
 
-def test_a_mapping_where_a_value_belongs_is_refused_by_its_own_name() -> None:
+def test_mapping_for_scalar_is_refused_under_written_name() -> None:
     for row in ROWS:
         if row.fate != "mapped" or PRIME_RL.find(row.path) is not row or row.path in ELSEWHERE:
             continue
@@ -124,7 +124,7 @@ def test_a_mapping_where_a_value_belongs_is_refused_by_its_own_name() -> None:
 
 @pytest.mark.parametrize("other", ["deployment.num_infer_nodes", "deployment.num_infer_gpus", "inference_gpu_ids"])
 @pytest.mark.parametrize("value", ["eight", {"a": 1}, 0, 1.5], ids=str)
-def test_a_number_that_others_are_made_of_is_refused_before_they_are(value: Any, other: str) -> None:
+def test_invalid_gpus_per_node_is_refused_once(value: Any, other: str) -> None:
     written = {"inference.deployment.gpus_per_node": value, other: [0, 1] if other == "inference_gpu_ids" else 2}
     layer = merge_layers(file_layers(Path("f.toml"), None, Document(nested(WHOLE | written))))
     complete_layer(layer)
@@ -143,7 +143,7 @@ def test_nine_of_ten_files_of_january_start_unchanged(tmp_path: Path) -> None:
     assert sum(started["2026-08"]) >= 30, "the others are refused: models of images, router replay, other objectives"
 
 
-def test_every_key_of_every_file_is_accounted_for() -> None:
+def test_file_keys_have_rows_or_fields() -> None:
     for file in files():
         dialect = PRIME_RL_EVAL if file.command == "eval" else PRIME_RL
         role = file.command if file.command in ("trainer", "orchestrator", "inference") else ""
@@ -184,7 +184,7 @@ def spec(*argv: str, env: dict[str, str] | None = None) -> RlConfig:
     return validate_layer(RlConfig, read_layer(argv, env or {}).layer)
 
 
-def refused(*argv: str, env: dict[str, str] | None = None) -> list[str]:
+def list_problems(*argv: str, env: dict[str, str] | None = None) -> list[str]:
     with pytest.raises(ConfigError) as error:
         spec(*argv, env=env)
     return str(error.value).splitlines()
@@ -194,11 +194,11 @@ def notices(*argv: str) -> list[str]:
     return [str(notice) for notice in read_layer(argv, {}).layer.notices]
 
 
-def test_a_run_of_theirs_is_ours(toml: Any) -> None:
+def test_prime_rl_run_is_converted(toml: Any) -> None:
     run = spec("@", toml(BASE))
     [environment] = run.environments
     assert (environment.id, environment.group_size, run.seq_len) == ("verifiers:words", 4, 512)
-    assert run.sampling.max_tokens == 511  # as long as the context has room, which is their default
+    assert run.sampling.max_tokens == 511  # limited by the context length, as in PRIME-RL
 
 
 def test_gpus_and_parallelism(toml: Any) -> None:
@@ -212,17 +212,17 @@ def test_gpus_and_parallelism(toml: Any) -> None:
         "@", toml(BASE + "[deployment]\nnum_train_nodes = 2\nnum_infer_nodes = 4\n[inference.parallel]\ntp = 8\n")
     )
     assert (run.trainer.replicas, run.trainer.gpus_per_replica, run.inference.replicas) == (2, 8, 4)
-    assert refused("@", toml(gpus + BASE + "[inference.parallel]\ntp = 3\n")) == [
+    assert list_problems("@", toml(gpus + BASE + "[inference.parallel]\ntp = 3\n")) == [
         "f.toml:1: inference_gpu_ids: 4 GPUs cannot be divided into engines with tensor_parallel 3; change one of them"
     ]
 
 
-def test_a_run_in_their_names_without_a_model_has_theirs_and_says_so(toml: Any) -> None:
+def test_missing_model_gets_prime_rl_default_with_notice(toml: Any) -> None:
     text = BASE.replace('[model]\nname = "a/b"\n', "")
     assert spec("@", toml(text)).model.name == "Qwen/Qwen3-0.6B"
     assert "f.toml: model.name: not set: PRIME-RL's own default, Qwen/Qwen3-0.6B" in notices("@", "f.toml")
     assert spec("@", "f.toml", "--model.path", "m").model.path == "m"
-    assert refused("@", toml("max_steps = 3\n[[environments]]\nid = 'x'\n"))[0].endswith("model: required, but not set: "
+    assert list_problems("@", toml("max_steps = 3\n[[environments]]\nid = 'x'\n"))[0].endswith("model: required, but not set: "
                                                                                        "Model that the run starts from")  # fmt: skip
     first, second = toml("max_steps = 1\n[model]\nname = 'a/b'\n", "1.toml"), toml("[optim]\nlr = 0.5\n", "2.toml")
     config, _ = load_role("trainer", TrainerConfig, ["@", first, "@", second, "--output-dir", "x"], {})
@@ -236,7 +236,7 @@ def evaluated(*argv: str) -> EvalConfig:
     return validate_layer(EvalConfig, read_layer(argv, {}, EvalConfig).layer)
 
 
-def test_an_evaluation_by_options_alone() -> None:
+def test_evaluation_is_configured_by_options_only() -> None:
     options = ("--model.name", "a/b", "--environment-ids", "math500,owner/aime2025@1")
     run = evaluated(
         *options, "--client.base-url", "http://a:8000/v1", "http://b:8000/v1", "--client.headers.X-Org", "o"
@@ -260,7 +260,7 @@ def test_an_evaluation_by_options_alone() -> None:
             evaluated(*options, *more)
 
 
-def test_values_of_a_list_stand_one_after_the_other(toml: Any) -> None:
+def test_list_option_accepts_consecutive_values(toml: Any) -> None:
     lora = ("@", toml(BASE), "--trainer.model.lora.target-modules")
     for words in (("q_proj", "k_proj"), ('["q_proj", "k_proj"]',)):
         found = spec(*lora, *words, "--max-steps", "3").trainer.lora
@@ -272,7 +272,7 @@ def test_values_of_a_list_stand_one_after_the_other(toml: Any) -> None:
     assert stop.sampling.stop == ["a", "b"]
 
 
-def test_a_teacher_is_the_model_as_it_was_unless_another_one_is_named(toml: Any) -> None:
+def test_teacher_defaults_to_initial_model(toml: Any) -> None:
     weighted = BASE + "[trainer.loss]\nteacher_tau = 0.5\n"
     own = spec("@", toml(weighted)).algorithm
     assert own.reference is not None
@@ -282,18 +282,18 @@ def test_a_teacher_is_the_model_as_it_was_unless_another_one_is_named(toml: Any)
     assert named.reference.model == "org/teacher"
 
 
-def test_engines_on_several_nodes_and_an_algorithm_of_one_environment(toml: Any) -> None:
+def test_multi_node_engines_and_environment_algorithm_are_converted(toml: Any) -> None:
     nodes = "[inference.deployment]\ntype = 'multi_node'\nnum_nodes = 2\n[inference.vllm]\ntensor_parallel_size = 2\n"
     run = spec("@", toml(BASE + "algorithms = [{id = 'rl'}]\n" + nodes))
     assert (run.inference.replicas, run.inference.gpus_per_replica, run.inference.tensor_parallel) == (2, 2, 2)
     advantage = run.environments[0].algorithm.advantage
     assert advantage is not None
     assert advantage.name == "reward"
-    (problem,) = refused("@", toml(BASE + nodes + "enable_expert_parallel = true\n"))
+    (problem,) = list_problems("@", toml(BASE + nodes + "enable_expert_parallel = true\n"))
     assert "an engine runs on one node; remove enable_expert_parallel, or write 1" in problem
 
 
-def test_the_orchestrator_alone_has_their_environment(toml: Any) -> None:
+def test_orchestrator_without_environment_gets_prime_rl_default(toml: Any) -> None:
     config, layer = load_role("orchestrator", OrchestratorConfig, ["@", toml("sampling.max_tokens = 16\n")], {})
     assert [one.id for one in config.environments] == ["verifiers:reverse-text"]
     assert any(notice.path == "environments" for notice in layer.notices)
@@ -308,10 +308,10 @@ def test_subsets_are_sources(toml: Any) -> None:
         validate_layer(SftConfig, read_layer(["@", toml(sft + "splits = ['a', 'b']\n")], {}, SftConfig).layer)
 
 
-def test_values_that_mean_something_beside_others(toml: Any) -> None:
+def test_dependent_values_are_converted_together(toml: Any) -> None:
     run = spec("@", toml(BASE + "[trainer.optim]\nlr = 1e-4\n[trainer.scheduler]\ntype = 'cosine'\nmin_lr = 1e-5\n"))
     assert run.trainer.scheduler.min_lr_ratio == pytest.approx(0.1)
-    assert refused("@", "f.toml", "--trainer.scheduler.decay-steps", "3")[0].startswith(
+    assert list_problems("@", "f.toml", "--trainer.scheduler.decay-steps", "3")[0].startswith(
         "command line: --trainer.scheduler.decay-steps: got 3; a schedule decays from the end of the warm-up to max_steps (10): write 10"
     )
     run = spec("@", toml(BASE + "[trainer.model]\nseq_len = 1024\n"))
@@ -345,7 +345,7 @@ def test_buffer_validation_and_evaluation(toml: Any) -> None:
     assert any("not evaluated during the run: aime" in notice for notice in notices("@", "f.toml"))
 
 
-def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
+def test_tracker_of_any_role_applies_to_run(toml: Any) -> None:
     file = toml(
         BASE.replace(
             "[orchestrator]", "[orchestrator.wandb.log_extras]\ninterval = 7\nsamples = false\n[orchestrator]", 1
@@ -370,7 +370,7 @@ def test_supervised_run_has_their_weight_decay(toml: Any) -> None:
         assert any("weight_decay 0.01" in str(notice) for notice in layer.notices) == (not more)
 
 
-def test_settings_of_a_renderer_are_arguments_of_the_template_or_reported(toml: Any) -> None:
+def test_renderer_settings_become_template_arguments_or_are_reported(toml: Any) -> None:
     kept = "[orchestrator.renderer]\nname = 'glm-5'\nenable_thinking = false\nclear_thinking = false\n"
     found = spec("@", toml(BASE + kept))
     assert found.sampling.chat_template_arguments == {"enable_thinking": False, "clear_thinking": False}
@@ -387,7 +387,7 @@ def test_settings_of_a_renderer_are_arguments_of_the_template_or_reported(toml: 
     assert any("supervised rows are tokenized" in str(notice) for notice in layer.notices)
 
 
-def test_sampling_has_the_same_names_and_says_what_is_not_for_training(toml: Any) -> None:
+def test_sampling_options_are_converted_or_refused_for_training(toml: Any) -> None:
     sampling = "[orchestrator.sampling]\ntop_k = -1\nseed = 3\nextra_body = {chat_template_kwargs = {enable_thinking = false}}\n"
     evaluation = (
         "[orchestrator.eval]\n[[orchestrator.eval.env]]\nid = 'words'\n[orchestrator.eval.sampling]\ntop_p = 0.9\n"
@@ -398,11 +398,11 @@ def test_sampling_has_the_same_names_and_says_what_is_not_for_training(toml: Any
     assert found.evaluation is not None
     assert found.evaluation.sampling is not None
     assert found.evaluation.sampling.top_p == 0.9
-    (message,) = refused("@", toml(BASE + "[orchestrator.sampling]\nextra_body = {top_k = 20}\n"))
+    (message,) = list_problems("@", toml(BASE + "[orchestrator.sampling]\nextra_body = {top_k = 20}\n"))
     assert "not supported in training" in message
 
 
-def test_the_command_line_in_their_names(toml: Any) -> None:
+def test_command_line_accepts_prime_rl_names(toml: Any) -> None:
     file = toml(BASE)
     run = spec(
         "@", file, "--trainer.optim.lr", "1e-4", "--trainer.model.ac", "--ckpt.keep", "5", "--wandb.project", "7"
@@ -413,24 +413,24 @@ def test_the_command_line_in_their_names(toml: Any) -> None:
     assert spec("@", file, env={"PRIME_TRAINER__OPTIM__LR": "0.5"}).trainer.optimizer.lr == 0.5
     given = read_layer(["@", file, "--ckpt.resume-step", "-1", "--no-trainer.model.compile"], {})
     assert given.layer.hints["resume"].value is True
-    assert refused("@", file, "--trainer.optim.type", "lion") == [
+    assert list_problems("@", file, "--trainer.optim.type", "lion") == [
         "command line: --trainer.optim.type: got 'lion'; not supported here; known: adamw, muon, sgd"
     ]
 
 
-def test_an_unknown_key_beside_theirs_names_few_others(toml: Any) -> None:
-    [problem] = refused("@", toml(BASE + "[trainer.optim]\nlearning = 1\n"))
+def test_unknown_key_error_lists_few_known_keys(toml: Any) -> None:
+    [problem] = list_problems("@", toml(BASE + "[trainer.optim]\nlearning = 1\n"))
     assert problem.startswith("f.toml:11: trainer.optim.learning: unknown field; known: betas1, ")
     assert len(problem.partition("known: ")[2].split(", ")) <= NAMES_MAX
-    assert refused("@", toml(BASE + "retio = 1\n")) == [
+    assert list_problems("@", toml(BASE + "retio = 1\n")) == [
         "f.toml:10: orchestrator.env[0].retio: unknown field (did you mean ratio?)"
     ]
-    assert refused("@", toml(BASE + "[trainer.optim]\nweigth_decay = 1\n")) == [
+    assert list_problems("@", toml(BASE + "[trainer.optim]\nweigth_decay = 1\n")) == [
         "f.toml:11: trainer.optim.weigth_decay: unknown field (did you mean weight_decay?)"
     ]
 
 
-def test_variables_of_a_container_are_still_ours(toml: Any) -> None:
+def test_container_variables_are_distinguished_from_environments(toml: Any) -> None:
     own = BASE.replace("[[orchestrator.env]]", "[[environments]]").replace("owner/words@1.2", "x")
     run = spec("@", toml(own + '[[orchestrator.env]]\nname = "A"\nvalue = "1"\n'))
     assert [one.name for one in run.orchestrator.env] == ["A"]
@@ -438,17 +438,17 @@ def test_variables_of_a_container_are_still_ours(toml: Any) -> None:
     assert [(one.name, one.value) for one in run.orchestrator.env] == [("A", None), ("B", "1")]
 
 
-def test_what_may_be_an_environment_or_a_variable_says_what_each_needs(toml: Any) -> None:
+def test_ambiguous_env_entry_error_names_both_requirements(toml: Any) -> None:
     needs = "an environment needs id or taskset, and a variable of the process needs value or valueFrom"
     above = BASE[: BASE.index("[[orchestrator.env]]")]
     line = above.count("\n") + 1
-    assert refused("@", toml(above + '[[orchestrator.env]]\nname = "math"\n')) == [
+    assert list_problems("@", toml(above + '[[orchestrator.env]]\nname = "math"\n')) == [
         f"f.toml:{line}: orchestrator.env[0]: got only name = 'math': {needs}"
     ]
-    assert refused("@", toml(above + "[[orchestrator.env]]\n")) == [
+    assert list_problems("@", toml(above + "[[orchestrator.env]]\n")) == [
         f"f.toml:{line}: orchestrator.env[0]: got an empty table: {needs}"
     ]
-    assert refused("@", toml(above), "--orchestrator.env", '[{"name": "math"}]') == [
+    assert list_problems("@", toml(above), "--orchestrator.env", '[{"name": "math"}]') == [
         f"command line: --orchestrator.env[0]: got only name = 'math': {needs}"
     ]
 
@@ -463,19 +463,19 @@ def test_later_files_win_and_roles_of_one_level_agree(toml: Any) -> None:
     assert (run.max_steps, run.trainer.optimizer.lr) == (30, 1.0)
     assert spec("--trainer", "@", trainer, "@", file).max_steps == 10
     role = toml("max_steps = 31\n", "o.toml")
-    assert refused("@", file, "--trainer", "@", trainer, "--orchestrator", "@", role) == [
+    assert list_problems("@", file, "--trainer", "@", trainer, "--orchestrator", "@", role) == [
         "o.toml:1: max_steps: got 31, but t.toml:1 sets max_steps to 30; the roles share it, remove one"
     ]
     assert spec("@", file, "--max-steps", "5", env={"RLRUN_MAX_STEPS": "6", "RLRUN_SEED": "7"}).max_steps == 5
 
 
-def test_a_manifest_is_a_file_too(toml: Any) -> None:
+def test_manifest_is_accepted_as_file(toml: Any) -> None:
     toml("kind: RLRun\napiVersion: rlrun.io/v1alpha1\nmetadata: {name: words}\nspec:\n  model: {path: m}\n  maxSteps: 4\n"
          "  environments: [{id: x}]\n", "run.yaml")  # fmt: skip
     run = spec("@", "run.yaml", "--trainer.optim.lr", "0.25")
     assert (run.name, run.max_steps, run.trainer.optimizer.lr) == ("words", 4, 0.25)
     toml("kind: RLRun\nspec:\n  maxStep: 4\n", "bad.yaml")
-    assert "bad.yaml:3: spec.maxStep: unknown field (did you mean maxSteps?)" in refused("@", "bad.yaml")
+    assert "bad.yaml:3: spec.maxStep: unknown field (did you mean maxSteps?)" in list_problems("@", "bad.yaml")
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_odd_words_end_in_one_message(toml: Any, words: list[str], message: str)
     assert message in str(problem)
 
 
-def test_both_items_of_a_list_are_refused_and_nothing_about_what_replaced_them(toml: Any) -> None:
+def test_invalid_list_items_are_reported_without_replaced_values(toml: Any) -> None:
     layer = read_layer(["@", toml(BASE), "--orchestrator.env", "[1, 2]"], {}).layer
     found = [str(problem) for problem in examine_layer(RlConfig, layer).problems]
     assert found == [
@@ -532,9 +532,9 @@ def test_both_items_of_a_list_are_refused_and_nothing_about_what_replaced_them(t
     ]
 
 
-def test_an_option_with_no_takes_a_value_back(toml: Any) -> None:
+def test_no_option_resets_value_to_null(toml: Any) -> None:
     named = ["@", toml(BASE), "--wandb.name", "mine"]
-    """A field of PRIME-RL's that takes a string has none then, and is not the word `false`."""
+    """A PRIME-RL string field is then unset instead of the word `false`."""
     values = [
         examine_layer(RlConfig, read_layer(words, {}).layer).result for words in (named, [*named, "--no-wandb.name"])
     ]
@@ -553,7 +553,7 @@ def test_an_option_with_no_takes_a_value_back(toml: Any) -> None:
         ("[data]\nname = 'a/b'\n[[data.sources]]\nname = 'c/d'\n", ["@", "f.toml"], "the roles share it, remove one"),
     ],
 )  # fmt: skip
-def test_mistakes_have_a_place_and_no_hint_to_what_was_written(
+def test_mistake_is_reported_with_place_and_without_useless_hint(
     toml: Any, text: str, argv: list[str], message: str
 ) -> None:
     toml(text)
@@ -562,7 +562,7 @@ def test_mistakes_have_a_place_and_no_hint_to_what_was_written(
     assert any(message in line for line in found), found
 
 
-def test_what_a_role_says_of_the_run_counts_where_nothing_else_says_it(toml: Any) -> None:
+def test_role_value_applies_to_run_if_unset_elsewhere(toml: Any) -> None:
     toml("output_dir = 'outputs'\n", "t.toml")
     toml("output_dir = 'outputs/run_default'\nseq_len = 64\n", "o.toml")
     words = ["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--inference.seed", "5", "@", toml(BASE)]
@@ -583,8 +583,8 @@ def test_what_a_role_says_of_the_run_counts_where_nothing_else_says_it(toml: Any
         ("[[orchestrator.train.source]]\ngroup_size = 4\n", "f.toml:1: orchestrator.train.source[0]"),
     ],
 )
-def test_an_environment_without_an_id_is_named_where_it_would_be_written(written: str, place: str, toml: Any) -> None:
-    assert [line.partition(".id: required")[0] for line in refused("@", toml(written))] == [place]
+def test_missing_environment_id_is_reported_with_place(written: str, place: str, toml: Any) -> None:
+    assert [line.partition(".id: required")[0] for line in list_problems("@", toml(written))] == [place]
 
 
 @pytest.mark.parametrize(
@@ -599,15 +599,15 @@ def test_an_environment_without_an_id_is_named_where_it_would_be_written(written
         ),
     ],
 )  # fmt: skip
-def test_an_environment_without_an_id_in_other_sources(
+def test_missing_environment_id_is_reported_for_other_sources(
     words: tuple[str, ...], variables: dict[str, str], place: str, toml: Any
 ) -> None:
     toml("[optim]\nlr = 1e-6\n", "t.toml")
     toml("[[env]]\nrollouts_per_example = 4\n", "o.toml")
-    assert [line.partition(": required")[0] for line in refused(*words, env=variables)] == [place]
+    assert [line.partition(": required")[0] for line in list_problems(*words, env=variables)] == [place]
 
 
-def test_an_environment_of_an_evaluation_without_an_id(toml: Any) -> None:
+def test_missing_environment_id_of_evaluation_is_reported(toml: Any) -> None:
     layer = read_layer(["@", toml("[[env]]\nnum_examples = 4\n")], {}, EvalConfig).layer
     assert [str(one).partition(": required")[0] for one in examine_layer(EvalConfig, layer).problems] == [
         "f.toml:1: env[0].id"

@@ -1,4 +1,4 @@
-"""The table of families that are divided over ranks: what a row names, what a refusal says, and the page that shows it."""
+"""Table of model families with tensor, context and expert parallelism: rows, refusals and documentation."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PAGE = Path(__file__).parents[3] / "docs" / "parallelism.md"
         ("self_attn.q_proj.lora_A", True),
         ("self_attn.k_norm.weight", True),
         ("post_feedforward_layernorm.weight", True),
-        ("self_attn.sub_layernorm.weight", False),  # a pattern of the layer's norms says nothing of those inside
+        ("self_attn.sub_layernorm.weight", False),  # a pattern of the layer's norms does not match inner norms
         ("self_attn.sinks", False),
         ("mlp.act_fn.alpha_p", False),
         ("conv.weight", False),
     ],
 )
-def test_a_row_names_a_layers_parameters(parameter: str, named: bool) -> None:
+def test_family_row_matches_layer_parameters(parameter: str, named: bool) -> None:
     assert FAMILIES["llama"].names(parameter) == named
 
 
-def test_no_module_is_two_things() -> None:
+def test_module_has_one_role_per_family() -> None:
     for kind, row in FAMILIES.items():
         names = [*row.columns, *row.rows, *row.joined, *row.norms, *row.experts]
         assert len(names) == len(set(names)), kind
@@ -41,7 +41,7 @@ def test_no_module_is_two_things() -> None:
         ), kind
 
 
-def test_what_is_not_divided_so_is_refused_with_the_families_that_are_and_the_fix() -> None:
+def test_unsupported_parallelism_is_refused_with_families_and_fix() -> None:
     assert explain_undivided("mamba", "tp", 1) is None
     assert explain_undivided("qwen2", "tp", 2) is None
     said = explain_undivided("mamba", "tp", 2) or ""
@@ -57,14 +57,14 @@ def test_what_is_not_divided_so_is_refused_with_the_families_that_are_and_the_fi
     assert find_family("gpt_oss", "cp") is not None
 
 
-def test_a_row_that_leaves_out_a_kind_says_why() -> None:
+def test_family_without_parallelism_has_a_reason() -> None:
     for kind, row in FAMILIES.items():
         assert bool(row.reason) == (not {"tp", "cp"} <= row.by), kind
         assert ("ep" in row.by) == bool(row.experts and "tp" in row.by), kind
 
 
-def test_the_page_has_every_row() -> None:
-    """`python -m tests.trainer.families` prints them, with what it measured."""
+def test_documented_table_contains_all_families() -> None:
+    """`python -m tests.trainer.families` prints the table with its measurements."""
     rows = re.findall(r"^\| `(\w+)` \|((?: (?:yes|no) \|){3})", PAGE.read_text(), re.MULTILINE)
     shown = {kind: tuple(cell.strip() for cell in cells.split("|")[:3]) for kind, cells in rows}
     assert len(rows) == len(shown)

@@ -1,4 +1,4 @@
-"""Bounds of values whose fields somebody else defines."""
+"""Limits of values with user-defined structure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FREE: TypeAdapter[Any] = TypeAdapter(FreeMapping)
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A mapping with `depth` lists and mappings inside each other, itself included."""
+    """Return a mapping that contains `depth` nested lists and mappings, including itself."""
     value: Any = 1
     for i in range(depth - 1):
         value = [value] if i % 2 else {"a": value}
@@ -28,7 +28,7 @@ def test_levels_are_counted(value: Any, depth: int) -> None:
     assert count_levels(nested(50_000)) == 50_000
 
 
-def test_the_deepest_value_that_is_allowed() -> None:
+def test_nesting_is_limited() -> None:
     assert FREE.validate_python(nested(LEVELS_MAX)) == nested(LEVELS_MAX)
     for depth in (LEVELS_MAX + 1, 300, 3000):
         with pytest.raises(
@@ -37,7 +37,7 @@ def test_the_deepest_value_that_is_allowed() -> None:
             FREE.validate_python(nested(depth))
 
 
-def test_the_largest_value_that_is_allowed() -> None:
+def test_value_length_is_limited() -> None:
     text = "é" * (CHARACTERS_MAX - len('{"x":""}'))
     assert FREE.validate_python({"x": text}) == {"x": text}
     with pytest.raises(ValidationError, match="put it into a file"):
@@ -45,6 +45,6 @@ def test_the_largest_value_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000, "x: " + "[" * 9000])
-def test_yaml_that_cannot_be_composed_is_told_with_its_line(text: str) -> None:
+def test_uncomposable_yaml_is_refused_with_line(text: str) -> None:
     with pytest.raises(ConfigError, match=r"run.yaml:3: .*(nested lists and mappings; flatten it|not YAML)"):
         examine_yaml(f"a: 1\nb: 2\nc: {text}\n", "run.yaml")

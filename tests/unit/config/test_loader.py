@@ -1,4 +1,4 @@
-"""The loader: precedence, spellings, and problems that say where, what and how to mend it."""
+"""Configuration loader: precedence, spellings, and problems with place, value and fix."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_files_merge_deeply_and_lists_are_replaced(toml: Any) -> None:
     assert [environment.id for environment in spec.environments] == ["z"]
 
 
-def test_the_order_of_options_and_files_on_the_line_does_not_matter(toml: Any) -> None:
+def test_order_of_options_and_files_is_irrelevant(toml: Any) -> None:
     assert loaded("--max-steps", "5", "@", toml("max_steps = 3\n"), *BASE).max_steps == 5
 
 
@@ -79,7 +79,7 @@ def test_switches_turn_on_and_off() -> None:
     assert not loaded(*BASE, "--checkpoint.enabled=false").checkpoint.enabled
 
 
-def test_an_optional_block_is_turned_on_with_its_defaults_and_off_again(toml: Any) -> None:
+def test_optional_block_is_switched_on_and_off(toml: Any) -> None:
     assert loaded(*BASE, "--evaluation").evaluation is not None
     file = toml("[evaluation]\ninterval = 5\n")
     assert loaded(*BASE, "@", file, "--evaluation").evaluation.interval == 5  # type: ignore[union-attr]
@@ -98,7 +98,7 @@ def test_lists_by_index_and_as_json(toml: Any) -> None:
     assert loaded(*BASE, "--inference.extra-args.0=--foo=1").inference.extra_args == ["--foo=1"]
 
 
-def test_free_mappings_keep_their_keys_and_take_json_values() -> None:
+def test_free_mapping_keeps_keys_and_reads_json_values() -> None:
     spec = loaded(*BASE, "--environments.0.args.max_len", "3", "--environments.0.args.someWord", "abc")
     assert spec.environments[0].args == {"max_len": 3, "someWord": "abc"}
 
@@ -109,11 +109,11 @@ def test_negative_numbers_are_values_and_not_options() -> None:
     ]
 
 
-def test_a_string_field_takes_a_number_as_text() -> None:
+def test_string_field_accepts_number_as_text() -> None:
     assert loaded("--model.name", "123", *BASE[2:]).model.name == "123"
 
 
-def test_every_problem_of_every_source_at_once(toml: Any) -> None:
+def test_problems_of_all_sources_are_reported_together(toml: Any) -> None:
     file = toml('seed = "one"\n[trainer]\noptmizer = 1\n[trainer.optimizer]\nlr = "fast"\n')
     found = problems(
         "@", file, *BASE, "--max-stpes", "3", "--checkpoint.interval=0",
@@ -132,7 +132,7 @@ def test_every_problem_of_every_source_at_once(toml: Any) -> None:
     )
 
 
-def test_a_field_in_the_wrong_place_is_found_where_it_belongs() -> None:
+def test_misplaced_option_gets_correct_name() -> None:
     assert problems(*BASE, "--beta1", "1") == [
         "command line: --beta1: unknown option (did you mean --trainer.optimizer.beta1?)"
     ]
@@ -141,7 +141,7 @@ def test_a_field_in_the_wrong_place_is_found_where_it_belongs() -> None:
     ]
 
 
-def test_a_file_glued_to_the_at_sign() -> None:
+def test_file_after_at_sign_needs_space() -> None:
     assert problems(*BASE, "@a.toml") == ['command line: @a.toml: write "@ a.toml" with a space']
 
 
@@ -167,7 +167,7 @@ def test_a_file_glued_to_the_at_sign() -> None:
         (["--dryrun"], "(did you mean --dry-run?)"),
     ],
 )
-def test_a_command_line_that_cannot_be_read(argv: list[str], message: str) -> None:
+def test_unreadable_command_line_is_refused(argv: list[str], message: str) -> None:
     assert any(message in line for line in problems(*BASE, *argv))
 
 
@@ -187,28 +187,28 @@ def test_a_command_line_that_cannot_be_read(argv: list[str], message: str) -> No
         ("a.toml", "seed = " + "9" * 5_000, "a.toml: not TOML"),
     ],
 )
-def test_a_broken_file(toml: Any, name: str, text: str, message: str) -> None:
+def test_broken_file_is_refused(toml: Any, name: str, text: str, message: str) -> None:
     assert any(message in line for line in problems(*BASE, "@", toml(text, name)))
 
 
-def test_a_file_that_is_not_text(toml: Any) -> None:
+def test_binary_file_is_refused(toml: Any) -> None:
     file = toml("")
     Path(file).write_bytes(b"\xff\xfe\x00")
     assert problems("@", file) == ["a.toml: not UTF-8 text (byte 0); save it as UTF-8"]
 
 
-def test_two_spellings_of_one_field(toml: Any) -> None:
+def test_duplicate_spellings_of_field_are_refused(toml: Any) -> None:
     assert problems(*BASE, "@", toml("max_steps = 1\nmax-steps = 2\n")) == [
         "a.toml:2: max-steps: set twice, also as max_steps; remove one"
     ]
 
 
-def test_the_environment_ignores_what_belongs_to_others() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     env = {"RLRUN_API_KEY": "k", "RLRUN_ATTEMPT": "2", "RLRUN_LAUNCH_ID": "x", "PRIME_API_KEY": "x", "MAX_STEPS": "9"}
     assert loaded(*BASE, env=env) == loaded(*BASE)
 
 
-def test_an_unknown_variable_of_ours_is_told_and_those_of_the_processes_are_not() -> None:
+def test_unknown_rlrun_variable_is_reported_except_process_variables() -> None:
     env = {"RLRUN_MAXSTEPS": "2", "RLRUN_POD_NAME": "p", "RLRUN_FOO_SERVICE_HOST": "h", "RLRUN_FOO_PORT_80_TCP": "t"}
     [notice] = parse_environment(RLRunSpec, env).layer.notices
     assert (
@@ -217,7 +217,7 @@ def test_an_unknown_variable_of_ours_is_told_and_those_of_the_processes_are_not(
     )
 
 
-def test_the_table_of_the_processes_variables_is_whole() -> None:
+def test_process_variable_table_is_complete() -> None:
     root = Path(__file__).parents[3]
     files = [
         file for part in ("workloads", "operator", "charts") for file in (root / part).rglob("*") if file.is_file()
@@ -231,14 +231,14 @@ def test_the_table_of_the_processes_variables_is_whole() -> None:
     assert not fields & set(PROCESS_VARIABLES)
 
 
-def test_the_environment_in_both_prefixes() -> None:
+def test_variables_with_both_prefixes_are_read() -> None:
     assert loaded(*BASE, env={"PRIME_MAX_STEPS": "7"}).max_steps == 7
     assert loaded(*BASE, env={"PRIME_MAX_STEPS": "7", "RLRUN_MAX_STEPS": "8"}).max_steps == 8
     env = {"RLRUN_MODEL__PATH": "m", "RLRUN_ENVIRONMENTS__0__ID": "x", "RLRUN_ENVIRONMENTS__0__GROUP_SIZE": "4"}
     assert loaded(env=env).environments[0].group_size == 4
 
 
-def test_a_missing_field_says_what_it_is(toml: Any) -> None:
+def test_missing_field_error_describes_field(toml: Any) -> None:
     assert problems("--model.path=m") == [
         "configuration: environments is empty, but task RL needs at least one; add an environment"
     ]
@@ -248,7 +248,7 @@ def test_a_missing_field_says_what_it_is(toml: Any) -> None:
     ]
 
 
-def test_a_rule_between_fields_points_at_a_field_that_was_set(toml: Any) -> None:
+def test_rule_violation_points_to_a_set_field(toml: Any) -> None:
     found = problems("--model.path=m", "@", toml('[[environments]]\nid = "x"\ngroup_size = 7\n'))
     assert found == [
         "a.toml:3: orchestrator.batchSize (64) must be divisible by environments[0].groupSize (7); set batchSize to 63 or 70"
@@ -265,14 +265,14 @@ def test_values_of_the_wrong_kind_are_not_converted(toml: Any) -> None:
     ]
 
 
-def test_an_enumeration_gets_a_suggestion() -> None:
+def test_enumeration_error_suggests_value() -> None:
     assert problems(*BASE, "--checkpoint.resume.policy", "latest") == [
         'command line: --checkpoint.resume.policy: got "latest" (a string), expected "Latest", "Never" or "Step"; '
         "write --checkpoint.resume.policy Latest"
     ]
 
 
-def test_a_name_can_be_replaced_by_another_source_of_the_model(toml: Any) -> None:
+def test_model_name_is_replaced_by_other_source(toml: Any) -> None:
     file = toml("[model.tiny]\n")
     assert "got path and tiny" in problems(*BASE, "@", file)[0]
     assert loaded(*BASE, "@", file, "--no-model.tiny").model.path == "m"
@@ -294,7 +294,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--environments.N.id VALUE" in text
 
 
-def test_dry_run_prints_what_can_be_read_again(toml: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_output_can_be_loaded(toml: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         loaded(*BASE, "--max-steps", "3", "--dry-run")
     assert end.value.code == 0
@@ -302,7 +302,7 @@ def test_dry_run_prints_what_can_be_read_again(toml: Any, capsys: pytest.Capture
     assert loaded("@", file) == loaded(*BASE, "--max-steps", "3")
 
 
-def test_a_role_takes_its_part_of_a_file_of_all_roles(toml: Any) -> None:
+def test_role_loads_its_section_of_combined_file(toml: Any) -> None:
     role = {
         "name": "r", "uid": "u", "output_dir": "o", "model": {"path": "m"}, "max_steps": 1, "seq_len": 64, "seed": 0,
         "algorithm": {}, "checkpoint": {},
@@ -330,9 +330,7 @@ def test_a_role_takes_its_part_of_a_file_of_all_roles(toml: Any) -> None:
         ((), {"RLRUN_ALGORITHM__LOSS__OPTIONS": "{}"}, "environment: RLRUN_ALGORITHM__LOSS__NAME"),
     ],
 )
-def test_a_missing_field_is_named_where_it_would_be_written(
-    words: Sequence[str], variables: dict[str, str], said: str
-) -> None:
+def test_missing_field_is_reported_with_place(words: Sequence[str], variables: dict[str, str], said: str) -> None:
     assert f"{said}: required, but not set" in "\n".join(problems(*words, env=variables))
 
 

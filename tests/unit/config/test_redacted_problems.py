@@ -1,4 +1,4 @@
-"""No problem holds a secret, whoever makes it and however it is printed."""
+"""Problems never contain secrets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_problem_holds_no_secret(message: str, secret: str) -> None:
         "imagePullSecrets: got 1, expected a list",
     ],
 )
-def test_fix_stays_as_it_is(message: str) -> None:
+def test_redaction_keeps_fix_unchanged(message: str) -> None:
     assert Problem("run.yaml", "", message).message == message
 
 

@@ -1,4 +1,4 @@
-"""Models that cannot be trained, by what their authors publish; and those whose names or fields only look like that."""
+"""Recognition of models that cannot be trained, from published configurations and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML as Kubernetes reads it: what is a number, what is refused, and in which line."""
+"""YAML as Kubernetes reads it: numbers, refused documents and their lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def value(text: str) -> Any:
     return document.value
 
 
-def refused(text: str) -> str:
+def read_error(text: str) -> str:
     with pytest.raises(ConfigError) as error:
         parse_yaml(text, "a.yaml")
     return str(error.value)
@@ -36,7 +36,7 @@ def test_scalars(scalar: str, meaning: Any) -> None:
     assert type(got) is type(meaning)
 
 
-def test_infinity_is_read_as_a_number_for_the_model_to_refuse() -> None:
+def test_infinity_is_parsed_as_number() -> None:
     assert value("a: -.inf") == {"a": float("-inf")}
 
 
@@ -76,10 +76,10 @@ def test_anchors_and_merge_keys() -> None:
         ("a: " + "9" * 5000, "a.yaml:1: '9999"),
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
-    assert message in refused(text)
+def test_invalid_yaml_is_refused(text: str, message: str) -> None:
+    assert message in read_error(text)
 
 
 def test_aliases_that_multiply_end_early() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    assert "an alias repeats too often; write the values in full" in refused("\n".join(lines))
+    assert "an alias repeats too often; write the values in full" in read_error("\n".join(lines))

@@ -1,4 +1,4 @@
-"""AReaL's settings become the fields that mean the same, with its allocations."""
+"""Conversion of AReaL settings and allocations."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def test_allocations(text: str, expected: Allocation) -> None:
         ("four engines", "is not a part"),
     ],
 )
-def test_a_wrong_allocation_names_its_part_and_the_form(text: str, problem: str) -> None:
+def test_wrong_allocation_names_part_and_expected_form(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_allocation(text)
     refused = result({"allocation_mode": text}).refused
     assert [fate.setting.key for fate in refused] == ["allocation_mode"]
 
 
-def test_an_allocation_becomes_engines_and_a_trainer() -> None:
+def test_allocation_sets_engines_and_trainer() -> None:
     found = spec({"allocation_mode": "vllm:d4t2+fsdp:d4t2c2", "cluster.n_gpus_per_node": 8})
     assert (found.inference.replicas, found.inference.gpus_per_replica, found.inference.tensor_parallel) == (4, 2, 2)
     assert (found.trainer.replicas, found.trainer.gpus_per_replica) == (2, 8)
     assert (found.trainer.parallelism.tp, found.trainer.parallelism.cp) == (2, 2)
 
 
-def test_a_shared_allocation_is_synchronous() -> None:
+def test_shared_allocation_becomes_synchronous_colocation() -> None:
     found = spec({"allocation_mode": "vllm:d8|fsdp:d8", "rollout.max_head_offpolicyness": 3})
     assert found.placement.colocate
     assert found.algorithm.max_async_level == 0
@@ -98,7 +98,7 @@ def test_backends_of_two_keys_are_an_allocation() -> None:
     assert run.trainer.parallelism.pp == 2
 
 
-def test_the_decoupled_loss() -> None:
+def test_decoupled_loss_is_converted() -> None:
     algorithm = spec(
         {
             "actor.use_decoupled_loss": True,
@@ -131,7 +131,7 @@ def test_the_decoupled_loss() -> None:
     }
 
 
-def test_a_critic() -> None:
+def test_critic_settings_are_converted() -> None:
     algorithm = spec(
         {"critic.path": "x", "critic.eps_clip": 0.5, "actor.optimizer.lr": 1e-5, "actor.gae_lambda": 0.9}
     ).algorithm
@@ -156,7 +156,7 @@ def test_losses(changes: dict[str, Any], loss: str, proximal: str) -> None:
     assert (algorithm.effective_loss.name, algorithm.effective_proximal) == (loss, proximal)
 
 
-def test_a_discount_without_a_critic_is_reported() -> None:
+def test_discount_without_critic_is_reported() -> None:
     found = result({"actor.discount": 0.99, "actor.gae_lambda": 1.0})
     assert [notice.partition(":")[0] for notice in found.notices] == ["actor.discount=0.99"]
 
@@ -197,7 +197,7 @@ def test_rewards_of_a_script_are_noticed() -> None:
     assert any("AReaL computes rewards in Python of its script" in notice for notice in found.notices)
 
 
-def test_a_launchers_command_names_its_file() -> None:
+def test_launcher_command_names_its_configuration_file() -> None:
     script = "python3 -m areal.launcher.local train.py --config a.yaml allocation_mode=vllm:d1+fsdp:d1 actor.path=Qwen/Qwen3-0.6B"
     found = convert_settings(
         read_settings(script + " gconfig.n_samples=2\npython3 -m areal.x y=1\n", "run.sh", {}), Context("a"), ["run.sh"]
@@ -263,7 +263,7 @@ def test_rejection_sampling(
     assert algorithm.effective_proximal == "recompute"
 
 
-def test_decoupled_loss_without_rejection_sampling_weighs_nothing() -> None:
+def test_decoupled_loss_without_rejection_sampling_has_no_weights() -> None:
     algorithm = spec(DECOUPLED).algorithm
     assert (algorithm.effective_loss.name, algorithm.effective_proximal) == ("ppo", "recompute")
     assert spec(DECOUPLED | {"actor.behav_imp_weight_cap": 5.0}).algorithm.effective_loss.options["cap"] == 5.0
@@ -288,7 +288,7 @@ def test_decoupled_loss_without_rejection_sampling_weighs_nothing() -> None:
         ({"actor.path": "Qwen/Qwen2.5-VL-3B-Instruct"}, "actor.path", "vision"),
     ],
 )
-def test_objectives_that_are_not_here_are_refused(changes: dict[str, Any], key: str, reason: str) -> None:
+def test_unsupported_objective_is_refused_with_reason(changes: dict[str, Any], key: str, reason: str) -> None:
     refused = {fate.setting.key: fate.note for fate in result(DECOUPLED | changes).refused}
     assert list(refused) == [key]
     assert reason in refused[key]
@@ -328,7 +328,7 @@ def test_workflow_of_one_answer_is_converted() -> None:
     assert not result({"workflow": workflow, "eval_workflow": workflow, "n_trajs": 1}).refused
 
 
-def test_precision_keys_of_an_earlier_release_are_read_as_the_present_ones() -> None:
+def test_old_precision_keys_are_read_as_current_ones() -> None:
     found = result(
         {"actor.megatron.fp8": "hybrid", "actor.megatron.fp8_param": True, "actor.megatron.fp8_recipe": "blockwise"}
     )
@@ -336,7 +336,7 @@ def test_precision_keys_of_an_earlier_release_are_read_as_the_present_ones() -> 
     assert any(notice.startswith("actor.megatron.fp8=hybrid: training is in model.dtype") for notice in found.notices)
 
 
-def test_data_processing_of_a_script_is_refused_with_its_counterpart() -> None:
+def test_data_processing_script_is_refused_with_counterpart() -> None:
     found = result({"train_dataset.type": "sft", "swe.filter_errors": True})
     refused = {fate.setting.key: fate.note for fate in found.refused}
     assert "docs/sft.md" in refused["swe.filter_errors"]
@@ -382,7 +382,7 @@ def test_proximal_policy_of_each_update_is_refused() -> None:
         ("actor.megatron.moe_router_bias_update_rate", 1e-3, "a bias of the router"),
     ],
 )
-def test_part_of_the_newest_state_is_refused_with_its_counterpart(key: str, value: object, reason: str) -> None:
+def test_unsupported_new_key_is_refused_with_counterpart(key: str, value: object, reason: str) -> None:
     (refused,) = result({key: value}).refused
     assert reason in refused.note
 

@@ -1,4 +1,4 @@
-"""Every key of other trainers' example files is accounted for, and what comes out is a manifest."""
+"""Conversion of the example files of other trainers: every key has a fate, and the result is a manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = [case for name in ("verl", "areal") for case in converted(name)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
-def test_every_key_has_a_fate_that_the_manifest_tells(case: Case) -> None:
+def test_every_key_has_a_fate_in_the_manifest(case: Case) -> None:
     title, settings, result = case
     assert sorted(fate.setting.key for fate in result.fates) == sorted(setting.key for setting in settings)
     for fate in result.fates:
@@ -31,14 +31,14 @@ def test_every_key_has_a_fate_that_the_manifest_tells(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
-def test_what_comes_out_is_a_manifest(case: Case) -> None:
+def test_conversion_result_is_a_valid_manifest(case: Case) -> None:
     title, _, result = case
     examined, _ = examine_manifest(result.text, title)
     assert [str(problem) for problem in examined.problems] == []
     assert examined.result is not None or result.refused
 
 
-def test_most_files_are_converted_and_the_others_say_why() -> None:
+def test_corpus_refusals_match_expected_files() -> None:
     refused = {case[0]: [fate.setting.key for fate in case[2].refused] for case in CASES if case[2].refused}
     assert set(refused) == {
         "examples/gmpo_trainer/run_qwen3_8b_fsdp.sh",
@@ -49,8 +49,8 @@ def test_most_files_are_converted_and_the_others_say_why() -> None:
     }
 
 
-def test_every_row_can_be_reached() -> None:
-    """A row behind a wider one would never be looked up."""
+def test_dialect_rows_are_reachable() -> None:
+    """A wider row hides all later rows that it matches."""
     for dialect in DIALECTS:
         for row in dialect.rows:
             example = row.key.replace("*", "x")
@@ -58,7 +58,7 @@ def test_every_row_can_be_reached() -> None:
 
 
 @pytest.mark.parametrize("title", ["recipe/dapo/run_dapo_qwen2.5_32b.sh", "examples/math/gsm8k_grpo_lora.yaml"])
-def test_a_wrong_value_of_any_key_is_told_and_never_a_traceback(title: str) -> None:
+def test_wrong_value_of_any_key_never_raises(title: str) -> None:
     strange = itertools.cycle(["abc", -1, [1], {"a": 1}, float("inf"), "a\n: {#"])
     settings = {**corpus("verl"), **corpus("areal")}[title]
     for index, (setting, value) in enumerate(zip(settings, strange, strict=False)):
@@ -67,5 +67,5 @@ def test_a_wrong_value_of_any_key_is_told_and_never_a_traceback(title: str) -> N
         assert len(result.fates) == len(settings)
 
 
-def test_the_corpus_is_small() -> None:
+def test_corpus_stays_below_60_kilobytes() -> None:
     assert sum(path.stat().st_size for path in CORPUS.iterdir()) < 60_000

@@ -1,4 +1,4 @@
-"""Every key of the newest releases of verl and AReaL has a row of its own."""
+"""Every key of the newest releases of verl and AReaL has its own row."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlrun.convert.tables.row import row_of
 KEYS = Path(__file__).parent / "keys"
 DIALECTS = {"verl": VERL, "verl_sft": VERL_SFT, "areal": AREAL, "areal_sft": AREAL_SFT}
 OPEN_NAMES = (".env_vars.*", ".config.*")
-"""Mappings whose keys are the user's own names."""
+"""Mappings whose keys are chosen by the user."""
 
 
 def keys(name: str) -> Iterator[str]:
-    """The keys of a list: `block: key key`."""
+    """Return the keys of a list of lines `block: key key`."""
     for line in (KEYS / f"{name}.txt").read_text().splitlines():
         if not line.startswith("#"):
             block, _, names = line.partition(":")
@@ -27,7 +27,7 @@ def keys(name: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_key_of_the_release_has_a_row(name: str) -> None:
+def test_release_key_has_a_row(name: str) -> None:
     dialect = DIALECTS[name]
     found = list(keys(name))
     assert len(found) > 80
@@ -35,8 +35,8 @@ def test_every_key_of_the_release_has_a_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-def test_no_row_drops_a_whole_block(dialect: Dialect) -> None:
-    """A row that drops `block.*` would drop a key of a later release that changes the objective."""
+def test_row_never_drops_whole_block(dialect: Dialect) -> None:
+    """A row that drops `block.*` would also drop a key of a later release that changes the objective."""
     wide = [row.key for row in dialect.rows if row.key.endswith(".*") and row.how != "refuse"]
     assert [key for key in wide if not key.endswith(OPEN_NAMES)] == []
 
@@ -67,7 +67,7 @@ def test_no_row_drops_a_whole_block(dialect: Dialect) -> None:
         ("verl_sft", "model.mtp.enable_train"),
     ],
 )
-def test_unknown_key_of_an_objective_is_refused(name: str, key: str) -> None:
+def test_unknown_objective_key_is_refused(name: str, key: str) -> None:
     of = {"verl": "actor_rollout_ref.model.path", "verl_sft": "model.path"}.get(name, "actor.path")
     given = {of: "Qwen/Qwen3-0.6B", key: True, "train_dataset.type": "sft" if name == "areal_sft" else "rl"}
     given |= {"data.train_files": "x.parquet"} if name.startswith("verl") else {"allocation_mode": "vllm:d1+fsdp:d1"}

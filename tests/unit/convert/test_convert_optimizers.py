@@ -1,4 +1,4 @@
-"""Optimizers, schedules and warm-ups of other trainers: equal updates, or a refusal with the values that are equal."""
+"""Conversion of optimizers, schedules and warm-up: equal updates, or a refusal with equivalent values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of trainers that are not converted are called by their name, with their keys and ours."""
+"""Refusal of files of unsupported trainers, with the trainer's name and a table of counterparts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_twenty_keys_with_fields_that_exist(trainer: OtherTrainer) -> None:
 
 
 def _properties(shape: Any) -> Any:
-    """The fields of a schema, through references, alternatives and lists."""
+    """Return the fields of a schema, through references, alternatives and lists."""
     if "$ref" in shape:
         yield from _properties(SCHEMA["$defs"][shape["$ref"].rpartition("/")[2]])
     for inner in (*shape.get("anyOf", ()), *shape.get("allOf", ()), *([shape["items"]] if "items" in shape else ())):
@@ -59,7 +59,7 @@ def _properties(shape: Any) -> Any:
 
 @pytest.mark.parametrize("files", [FILES, MORE], ids=["first", "second"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_is_refused_by_its_trainers_name_with_the_table(name: str, files: dict[str, tuple[str, str]]) -> None:
+def test_unsupported_trainer_file_is_refused_with_key_table(name: str, files: dict[str, tuple[str, str]]) -> None:
     source, text = files[name]
     with pytest.raises(ConfigError) as refused:
         convert_settings(read_settings(text, source, {}), Context("run"), [source])

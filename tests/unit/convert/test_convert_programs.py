@@ -1,4 +1,4 @@
-"""Programs, files and options of verl that change a run beyond its keys are reported, and never converted in silence."""
+"""Programs, files and options of verl that change a run beyond its keys are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def converted(command: str, *sources: str) -> Converted:
 
 
 def fate(changes: dict[str, Any], base: dict[str, Any] | None = None) -> str:
-    """Kind of the fate of the one changed key."""
+    """Return the kind of fate of the changed key."""
     first = dict(word.split("=") for word in KEYS.split()) if base is None else base
     result = convert_settings([Setting(k, v, "t") for k, v in (first | changes).items()], Context("run", 70), ["t"])
     return next(one.kind for one in result.fates if one.setting.key in changes)
@@ -37,7 +37,7 @@ def fate(changes: dict[str, Any], base: dict[str, Any] | None = None) -> str:
         "python3 recipe/prime/main_prime.py",
     ],
 )
-def test_program_of_its_own_is_refused(command: str) -> None:
+def test_custom_program_is_refused(command: str) -> None:
     with pytest.raises(ConfigError, match="is an unknown program of verl"):
         converted(command)
 
@@ -55,7 +55,7 @@ def test_script_that_starts_another_names_it() -> None:
         read_settings("echo start\nnvidia-smi\nbash recipe/run.sh\n", "job.sh", {})
 
 
-def test_named_configuration_has_to_be_given() -> None:
+def test_missing_named_configuration_is_requested() -> None:
     command = "python3 -m verl.trainer.main_ppo --config-path=config --config-name="
     assert any("rlrun convert search.yaml run.sh" in line for line in converted(f"{command}search").missing)
     assert converted(f"{command}search", "configs/search.yaml").missing == []
@@ -64,14 +64,14 @@ def test_named_configuration_has_to_be_given() -> None:
     assert any("--config-name=ppo_trainer" in line for line in converted(own).missing)
 
 
-def test_files_in_a_list_of_defaults_have_to_be_given() -> None:
+def test_missing_files_of_defaults_list_are_requested() -> None:
     keys = dict(word.split("=") for word in KEYS.split()) | {"trainer.total_training_steps": 7}
     for listed in ({"defaults": ["ppo_trainer", "search", "_self_"]}, {"defaults[0]": "search", "defaults[1].x": "y"}):
         found = convert_settings([Setting(*item, "t") for item in (keys | listed).items()], Context("run"), ["t"])
         assert [line.partition(":")[0].partition("=")[2] for line in found.missing] == ["search"]
 
 
-def test_named_configuration_is_read_where_it_is(tmp_path: Path) -> None:
+def test_named_configuration_is_read_from_its_folder(tmp_path: Path) -> None:
     folders = [tmp_path / "examples" / name for name in ("conf", "scripts")]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_named_configuration_is_read_where_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_files_of_lists_of_defaults_are_followed_and_others_reported(tmp_path: Path) -> None:
+def test_defaults_list_files_are_read_and_missing_ones_reported(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "defaults: [lost]\nactor: {path: Qwen/Qwen3-0.6B}\ntrain_dataset: {batch_size: 4}\n"
     )
@@ -163,14 +163,14 @@ def test_option_of_speed_or_servers_is_dropped(key: str) -> None:
     assert fate({key: 1}) == "dropped"
 
 
-def test_array_of_a_branch_that_arguments_choose_is_not_lost() -> None:
+def test_array_set_in_argument_branches_is_refused() -> None:
     branches = 'case "${1:-}" in\n a) M=(data.train_batch_size=16) ;;\n b) M=(data.train_batch_size=4) ;;\nesac\n'
     with pytest.raises(ConfigError, match="M is set only in branches"):
         converted(branches + 'python3 -m verl.trainer.main_ppo "${M[@]}"')
     assert converted('M=()\npython3 -m verl.trainer.main_ppo "${M[@]}" "${N[@]}"').missing == []
 
 
-def test_empty_argument_of_a_script_is_no_key() -> None:
+def test_empty_script_argument_is_not_a_key() -> None:
     assert not any("unknown key" in notice for notice in converted('python3 -m verl.trainer.main_ppo "${@:2}"').notices)
 
 

@@ -1,4 +1,4 @@
-"""Scripts and overrides are read as a shell and Hydra read them, and nothing is run."""
+"""Readers of shell scripts and Hydra overrides, which execute nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.convert.readers.shell_scripts import read_script
 START = "\npython3 -m verl.trainer.main_ppo "
 
 
-def words(script: str, **environment: str) -> list[str]:
+def read_words(script: str, **environment: str) -> list[str]:
     commands = [command for command in read_script(script, "run.sh", environment) if command.has_settings]
     return [word.text for word in commands[0].words] if commands else []
 
@@ -91,10 +91,10 @@ def words(script: str, **environment: str) -> list[str]:
     ],
 )
 def test_scripts(script: str, expected: list[str]) -> None:
-    assert words(script, HOME="/root") == expected
+    assert read_words(script, HOME="/root") == expected
 
 
-def test_nothing_is_run_and_what_it_would_say_is_unset() -> None:
+def test_command_substitution_is_not_executed() -> None:
     command = read_script(
         "n=$1\nd=$(date +%s)" + START + "x.name=run-$d x.e=$NONE x.g=$(nvidia-smi) x.h=$n", "run.sh", {}
     )[0]
@@ -116,20 +116,20 @@ def test_nothing_is_run_and_what_it_would_say_is_unset() -> None:
         ('bash -c "a=(1"', 1, "'\\)' is missing"),
     ],
 )
-def test_a_script_that_cannot_be_read_says_where(script: str, line: int | None, problem: str) -> None:
+def test_unreadable_script_names_line(script: str, line: int | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as raised:
         read_script(script, "run.sh", {})
     assert raised.value.problems[0].line == line
 
 
-def test_condition_that_is_not_known_leaves_variables_unset() -> None:
+def test_unknown_condition_leaves_variables_unset() -> None:
     both = "if command -v nvidia-smi &> /dev/null; then N=8; M=1; else N=1; M=1; fi" + START + "x.n=$N x.m=$M"
     command = next(one for one in read_script(both, "run.sh", {}) if one.has_settings)
     assert [(word.text, word.unset) for word in command.words] == [("x.n=1", ("N (line 1)",)), ("x.m=1", ())]
     assert command.is_certain
 
 
-def test_one_item_of_an_array_that_is_not_known_leaves_the_others_known() -> None:
+def test_unknown_array_item_keeps_other_items() -> None:
     script = (
         "D=${D:-$(probe)}\nN=8\nA=(x.a=1)\ncase $D in\n gpu) ;;\n npu) N=16; A+=(x.a=2 x.b=3) ;;\n *) exit 1 ;;\nesac\n"
     )
@@ -146,7 +146,7 @@ def test_one_item_of_an_array_that_is_not_known_leaves_the_others_known() -> Non
     assert [(word.text, word.unset) for word in known.words] == [("x.a=1", ()), ("x.n=8", ()), ("x.c=4", ())]
 
 
-def test_command_in_a_branch_is_read_behind_a_certain_one() -> None:
+def test_command_in_branch_follows_certain_command() -> None:
     script = "if [ -d ckpt ]; then" + START + "x.a=1; fi" + START + "x.a=2"
     found = [(one.words[0].text, one.is_certain) for one in read_script(script, "run.sh", {}) if one.has_settings]
     assert found == [("x.a=2", True), ("x.a=1", False)]
@@ -223,12 +223,12 @@ def test_items_of_lists_of_mappings_have_keys() -> None:
         ("a.b=~", "a.b"),
     ],
 )
-def test_an_override_sets_or_deletes(word: str, key: str | None) -> None:
+def test_override_sets_or_deletes_key(word: str, key: str | None) -> None:
     found = read_override(word, "command line")
     assert (found and found.key) == key
 
 
-def test_a_deletion_takes_away_what_stands_before_it() -> None:
+def test_deletion_removes_only_earlier_settings() -> None:
     words = [
         "data.train_files=/x.parquet",
         "actor_rollout_ref.rollout.n=4",

@@ -1,4 +1,4 @@
-"""Supervised runs of verl and AReaL become `task: SFT`."""
+"""Conversion of supervised runs of verl and AReaL to `task: SFT`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_verl() -> None:
     assert spec.trainer.lora is not None
 
 
-def test_gpus_that_are_an_argument_of_the_script_are_missing() -> None:
+def test_gpu_count_from_script_argument_is_reported_missing() -> None:
     script = VERL.replace("--nproc_per_node=4", "--nproc_per_node=$GPUS")
     found = convert_settings(read_settings(script, "run.sh", {}), Context("run", 320), ["run.sh"])
     assert any("add trainer.n_gpus_per_node=N" in line for line in found.missing)
@@ -61,7 +61,7 @@ def test_areal() -> None:
     assert any("rows must be chats" in notice for notice in areal(**{"train_dataset.path": "org/chats"}).notices)
 
 
-def test_a_wrong_allocation_is_refused_and_an_unknown_key_told() -> None:
+def test_wrong_allocation_and_unknown_key_are_refused() -> None:
     found = areal(**{"allocation_mode": "fsdp:q9", "model.optimiser.lr": 1, "nonsense": 2})
     refused = {fate.setting.key: fate.note for fate in found.refused}
     assert set(refused) == {"allocation_mode", "model.optimiser.lr", "nonsense"}
@@ -102,7 +102,7 @@ def sft(command: str) -> Any:
     return parse_manifest(found.text, "run")[0].spec, found.notices
 
 
-def test_defaults_are_those_of_the_program() -> None:
+def test_sft_defaults_follow_the_program() -> None:
     now, notices = sft("torchrun -m verl.trainer.sft_trainer")
     optimizer, scheduler = now.trainer.optimizer, now.trainer.scheduler
     assert (optimizer.lr, optimizer.beta2, scheduler.name, scheduler.warmup_steps) == (1e-3, 0.999, "constant", 0)
@@ -119,7 +119,7 @@ def test_defaults_are_those_of_the_program() -> None:
     assert any("the default of verl's fsdp_sft_trainer" in notice for notice in notices)
 
 
-def test_keys_of_the_earlier_trainer_choose_its_defaults_in_a_file() -> None:
+def test_keys_of_old_sft_trainer_select_its_defaults() -> None:
     keys = {"data.train_files": "/d/x.parquet", "model.partial_pretrain": "Qwen/Qwen3-0.6B"}
     for more, rate in (({}, 1e-5), ({"optim.lr": 3e-6}, 3e-6)):
         found = convert_settings(

@@ -1,4 +1,4 @@
-"""PRIME-RL's TOML becomes a manifest that means what `rl @ file` means, and every key has its place in it."""
+"""Conversion of PRIME-RL TOML files to an equivalent manifest."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def roles(spec: Any) -> dict[str, Any]:
     return resolve_spec(spec, name="x", uid=UID, output_dir="/x").model_dump(mode="json")
 
 
-def test_each_of_their_files_is_the_run_that_its_command_starts_or_is_refused_with_the_reason() -> None:
+def test_prime_rl_file_equals_its_command_or_is_refused() -> None:
     converted = 0
     for file in FILES:
         path = write(as_toml(file.document))
@@ -66,7 +66,7 @@ def test_each_of_their_files_is_the_run_that_its_command_starts_or_is_refused_wi
             continue
         if "fake" in str(file.document.get("data")):
             continue
-        found = convert_toml([path])  # the command is that of the keys
+        found = convert_toml([path])  # the command depends on the keys
         manifest = parse_manifest(found.text, "run.yaml")[0]
         assert roles(manifest.spec) == roles(examined.result.spec()), file.path
         keys = [fate.setting.key for fate in found.fates]
@@ -79,7 +79,7 @@ def test_each_of_their_files_is_the_run_that_its_command_starts_or_is_refused_wi
     assert converted >= 45
 
 
-def test_comments_say_which_key_a_field_is_of_and_what_became_of_the_others() -> None:
+def test_comments_name_source_key_and_unused_keys() -> None:
     later = write("max_steps = 5\n[trainer.scheduler]\ntype = 'cosine'\n", "b.toml")
     found = convert_toml(["rl", "@", write(BASE), "@", later, "trainer.optim.lr=1e-5", "--seed", "3"])
     lines = found.text.splitlines()
@@ -101,7 +101,7 @@ def test_comments_say_which_key_a_field_is_of_and_what_became_of_the_others() ->
     assert any("set no GPUs" in notice for notice in found.notices)
 
 
-def test_files_of_roles_are_one_run_and_one_alone_is_none() -> None:
+def test_role_files_form_one_run_only_together() -> None:
     trainer = write("[optim]\nlr = 0.5\n[model]\nname = 'a/b'\n", "t.toml")
     orchestrator = write("batch_size = 8\n[[env]]\nid = 'x'\n", "o.toml")
     found = convert_toml(["rl", "--trainer", "@", trainer, "--orchestrator", "@", orchestrator, "--name", "words"])
@@ -119,7 +119,7 @@ def test_files_of_roles_are_one_run_and_one_alone_is_none() -> None:
             convert_toml(words)
 
 
-def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_without_real_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="a run on fake data only measures speed"):
         convert_toml([write("[model]\nname = 'a/b'\n[data]\ntype = 'fake'\n")])
     assert run([write(BASE + "[trainer.optim]\ntype = 'lion'\n"), "-o", "run.yaml"]) == exit_codes.CONFIGURATION
@@ -143,7 +143,7 @@ def test_our_names_and_the_folder_are_kept_apart() -> None:
     assert manifest.spec.environments[0].group_size == 4
 
 
-def test_a_toml_file_is_no_manifest_and_the_command_that_makes_one_is_named() -> None:
+def test_toml_manifest_error_recommends_convert_command() -> None:
     judged = judge_manifest(BASE, "f.toml", here=False)
     (problem,) = judged.problems
     assert str(problem).startswith(
@@ -166,7 +166,7 @@ id = "reverse-text"
 
 
 @pytest.mark.parametrize("evaluation", ["", "[orchestrator.eval]\n[orchestrator.eval.sampling]\nmax_tokens = 9\n"])
-def test_thinking_of_the_renderer_is_an_argument_of_the_template_in_training_and_evaluation(evaluation: str) -> None:
+def test_renderer_thinking_sets_chat_template_argument(evaluation: str) -> None:
     spec = parse_manifest(convert_toml([write(RENDERED + evaluation)]).text, "test")[0].spec
     assert spec.sampling.chat_template_arguments == {"enable_thinking": True}
     if evaluation:
@@ -189,7 +189,7 @@ def test_missing_number_of_steps_is_reported_with_the_default(steps: str) -> Non
     assert steps or f"{spec.max_steps} steps" in str(reported[0])
 
 
-def test_a_file_of_rl_with_unknown_keys_is_named_as_one() -> None:
+def test_unknown_keys_are_reported_for_rl_file() -> None:
     unknown = write(BASE + "a1 = 1\n[trainer]\nb1 = 1\nb2 = 1\nb3 = 1\n[orchestrator.train]\nc1 = 1\n", "unknown.toml")
     with pytest.raises(ConfigError) as refused:
         convert_toml([unknown])
@@ -201,13 +201,13 @@ def test_a_file_of_rl_with_unknown_keys_is_named_as_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rae", "sft", "gae"])
-def test_a_part_with_an_algorithm_alone_is_refused_for_that_alone(kind: str) -> None:
+def test_part_with_unsupported_algorithm_names_only_algorithm(kind: str) -> None:
     with pytest.raises(ConfigError) as refused:
         convert_toml([write(f"[orchestrator.train.algo]\ntype = '{kind}'\n")])
     assert [one.path for one in refused.value.problems] == ["orchestrator.train.algo.type"]
 
 
-def test_a_gate_of_zero_advantages_is_a_filter_and_others_are_refused() -> None:
+def test_zero_advantage_gate_becomes_filter() -> None:
     source = "[[orchestrator.train.source]]\nname = 'a'\nenv.taskset.id = 'b'\n"
     gate = "curriculum = {{ gates = {{ low = {{ type = 'advantage_range'{} }} }} }}\n"
     found = convert_toml([write(source + gate.format(""))])

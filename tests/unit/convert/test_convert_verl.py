@@ -1,4 +1,4 @@
-"""verl's settings become the fields that mean the same."""
+"""Conversion of verl settings to equivalent fields."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def spec(changes: dict[str, Any], rows: int | None = None) -> RLRunSpec:
 
 
 def refusal(found: Converted, key: str) -> str:
-    """The reason why a key is refused."""
+    """Return the reason for the refusal of a key."""
     return next(one.note for one in found.refused if one.setting.key == key)
 
 
-def test_a_step_has_prompts_times_answers_in_minibatches() -> None:
+def test_batch_size_is_prompts_times_answers() -> None:
     found = spec({"data.train_batch_size": 1024, R + "n": 5, A + "ppo_mini_batch_size": 256})
     assert (found.orchestrator.batch_size, found.trainer.updates_per_step, found.environments[0].group_size) == (
         5120,
@@ -57,7 +57,7 @@ def test_lengths() -> None:
     assert spec({"data.max_prompt_length": 100, R + "response_length": 300}).sampling.max_tokens == 300
 
 
-def test_arguments_of_the_chat_template_are_those_of_the_run() -> None:
+def test_chat_template_arguments_are_converted() -> None:
     start = "data.apply_chat_template_kwargs"
     found = spec({f"{start}.reasoning_effort": "medium", f"{start}.style.form": "xml"})
     assert found.sampling.chat_template_arguments == {"reasoning_effort": "medium", "style": {"form": "xml"}}
@@ -65,7 +65,7 @@ def test_arguments_of_the_chat_template_are_those_of_the_run() -> None:
     assert spec({start: {}}).sampling.chat_template_arguments == {}
 
 
-def test_epochs_become_steps_where_the_rows_are_known() -> None:
+def test_epochs_become_steps_if_row_count_is_known() -> None:
     epochs = {"trainer.total_training_steps": ..., "trainer.total_epochs": 15, "data.train_batch_size": 100}
     assert spec(epochs, rows=1050).max_steps == 150
     unknown = result(epochs | {"data.train_files": "/srv/data/x/train.parquet"})
@@ -80,7 +80,7 @@ def test_trainer_and_engines_have_the_same_gpus() -> None:
     assert (found.inference.tensor_parallel, found.inference.data_parallel) == (4, 2)
 
 
-def test_verls_own_defaults_are_written_where_ours_differ() -> None:
+def test_verl_defaults_are_written_if_they_differ() -> None:
     found = spec({})
     assert found.trainer.optimizer.weight_decay == 0.01
     assert found.inference.gpu_memory_utilization == 0.5
@@ -177,7 +177,7 @@ def test_corrections() -> None:
     assert correction({"rollout_is": "token", "bypass_mode": True}) == {}
 
 
-def test_a_loss_that_weighs_itself_is_not_weighed_twice() -> None:
+def test_self_weighted_loss_gets_no_second_correction() -> None:
     found = spec({A + "policy_loss.loss_mode": "dppo_tv", C + "rollout_is": "token"}).algorithm
     assert (found.effective_loss.name, found.effective_correction) == ("dppo", None)
 
@@ -226,7 +226,7 @@ OVERLONG = {
 }
 
 
-def test_penalty_of_long_answers_is_on_the_scale_of_the_rewards() -> None:
+def test_overlong_penalty_is_scaled_to_rewards() -> None:
     for file, penalty, reason in (
         ("dapo-math-17k.parquet", 0.5, "because rows with data_source"),
         ("aime-2024.parquet", 0.5, "because rows with data_source"),
@@ -242,7 +242,7 @@ def test_penalty_of_long_answers_is_on_the_scale_of_the_rewards() -> None:
     assert not any("rewards" in notice for notice in found.notices)
 
 
-def test_rewards_of_another_scale_are_reported_where_they_matter() -> None:
+def test_other_reward_scale_is_reported_if_relevant() -> None:
     signed = {"data.train_files": "/srv/data/dapo-math-17k.parquet"}
     half = "advantages are half as large"
     for changes, told in (
@@ -299,7 +299,7 @@ def test_files_of_one_folder_are_one_environment() -> None:
     ]
 
 
-def test_a_file_of_validation_without_a_place_is_reported() -> None:
+def test_validation_file_in_other_folder_is_reported() -> None:
     apart = {"data.train_files": "/data/train.parquet", "data.val_files": "/other/test.parquet"}
     assert any("one row in eight" in one for one in result(apart).notices)
     assert not any("one row in eight" in one for one in result({}).notices)
@@ -314,13 +314,13 @@ def test_a_file_of_validation_without_a_place_is_reported() -> None:
         ("actor_rollout_ref.model.path", "Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
     ],
 )
-def test_what_rlrun_cannot_do_is_refused_with_the_nearest(key: str, value: Any, reason: str) -> None:
+def test_unsupported_setting_is_refused_with_nearest_alternative(key: str, value: Any, reason: str) -> None:
     refused = result({key: value}).refused
     assert [fate.setting.key for fate in refused] == [key]
     assert reason in refused[0].note
 
 
-def test_what_deviates_is_noticed_and_what_nobody_knows_is_refused() -> None:
+def test_deviations_are_reported_and_unknown_keys_refused() -> None:
     found = result(
         {R + "top_p": 0.9, "trainer.foo": 3, "datta.train_files": "x", R + "name": "sglang", "ray_init.x": 1}
     )
@@ -333,14 +333,14 @@ def test_what_deviates_is_noticed_and_what_nobody_knows_is_refused() -> None:
     assert "datta.train_files=x: refused" in found.text
 
 
-def test_a_variable_that_nothing_sets_is_missing() -> None:
+def test_unset_variable_is_reported_missing() -> None:
     word = read_override("trainer.n_gpus_per_node=", "run.sh", 3, ("WORKER_GPU",))
     assert word is not None
     found = convert_settings([*settings(), word], Context("run"), ["run.sh"])
     assert any("WORKER_GPU has no known value" in line for line in found.missing)
 
 
-def test_files_of_nobody_are_refused() -> None:
+def test_unknown_dialect_is_refused() -> None:
     with pytest.raises(ConfigError, match="no key of verl"):
         convert_settings([Setting("model.name", "x", "a.yaml")], Context("run"), ["a.yaml"])
     with pytest.raises(ConfigError, match="no command with key=value"):
@@ -377,7 +377,7 @@ def test_engines_on_gpus_of_their_own() -> None:
     assert found.missing == []
 
 
-def test_trackers_and_a_function_of_ones_own_are_taken_over() -> None:
+def test_trackers_and_custom_reward_function_are_converted() -> None:
     changes = {
         "trainer.logger": ["console", "wandb", "tensorboard"],
         "trainer.project_name": "gsm8k",
@@ -396,7 +396,7 @@ def test_trackers_and_a_function_of_ones_own_are_taken_over() -> None:
     assert spec({"custom_reward_function.path": "a.py"}).environments[0].args["reward"] == "a:compute_score"
 
 
-def test_a_reward_model_is_asked_at_a_server_that_is_missing() -> None:
+def test_reward_model_requires_missing_server() -> None:
     model = {"reward_model.enable": True, "reward_model.model.path": "org/rm", "reward_model.micro_batch_size": 16}
     converted = result(model)
     (environment,) = parse_manifest(converted.text, "t")[0].spec.environments
@@ -413,14 +413,14 @@ def test_a_reward_model_is_asked_at_a_server_that_is_missing() -> None:
     ] == "taken"
 
 
-def test_dppo_has_no_kl_term_and_reports_a_cap_of_the_ratio() -> None:
+def test_dppo_drops_kl_term_and_reports_ratio_cap() -> None:
     changes = {A + "policy_loss.loss_mode": "dppo_tv", A + "clip_ratio_low": 0.15, A + "clip_ratio_c": 10000.0}
     assert dict(spec(changes).algorithm.effective_loss.options).items() >= {"mask_low": 0.15, "kl_tau": 0.0}.items()
     assert not any("clip_ratio_c" in notice for notice in result(changes).notices)
     assert any("does not cap the ratio" in notice for notice in result({**changes, A + "clip_ratio_c": 3.0}).notices)
 
 
-def test_a_value_that_a_script_computes_is_missing() -> None:
+def test_computed_value_is_reported_missing() -> None:
     word = read_override(R + "n=", "run.sh", 3, ("N (line 2)",))
     assert word is not None
     found = convert_settings([*settings(), word], Context("run"), ["run.sh"])
@@ -437,7 +437,7 @@ def test_dppo_reports_a_ratio_to_another_policy_than_verls() -> None:
 
 
 @pytest.mark.parametrize("key", ["data.val_max_samples", "trainer.val_max_samples"])
-def test_validation_has_as_many_tasks_as_the_file_names(key: str) -> None:
+def test_validation_task_count_is_converted(key: str) -> None:
     found = result({"trainer.test_freq": 5, key: 32})
     assert parse_manifest(found.text, "test")[0].spec.evaluation.num_tasks == 32
     assert not any("val_max_samples" in one for one in found.notices)

@@ -1,4 +1,4 @@
-"""What the documentation of PRIME-RL, verl and AReaL shows starts, is converted, or is refused with the counterpart."""
+"""Documented commands and files of PRIME-RL, verl and AReaL: each starts, is converted or is refused with a counterpart."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ REFUSED = {
     "inference.deployment.type": "set inference.replicas",
     "teacher": "rlrun synthesize",
 }
-"""Of what is refused, a word of the command or its message, and the counterpart."""
+"""For each refusal: a word of the command or its message, and the counterpart."""
 
 
 @pytest.mark.parametrize("one", ALL, ids=[f"{one.page}-{i}" for i, one in enumerate(ALL)])
-def test_each_has_an_outcome_that_a_user_can_act_on(one: Documented, tmp_path: Path) -> None:
+def test_documented_example_has_actionable_outcome(one: Documented, tmp_path: Path) -> None:
     found = outcome(one, tmp_path)
     said = "\n".join(found.said)
     if found.kind == "refused":
@@ -38,7 +38,7 @@ def test_each_has_an_outcome_that_a_user_can_act_on(one: Documented, tmp_path: P
         assert bool(said) == (found.kind == "other")
 
 
-def test_nearly_all_of_it_starts_or_is_converted() -> None:
+def test_most_documented_examples_start_or_convert() -> None:
     pages = {project: {one.page for one in ALL if one.project == project} for project in ("PRIME-RL", "verl", "AReaL")}
     assert {project: len(found) for project, found in pages.items()} == {"PRIME-RL": 15, "verl": 5, "AReaL": 4}
     commands = Counter(one.text.split()[0] for one in ALL if one.kind == "command")

@@ -1,4 +1,4 @@
-"""The malformed manifests as `rlrun validate` sees them: what the API server refuses, one machine refuses too, in the same words."""
+"""Malformed manifests in `rlrun validate`: the same refusals and messages as the API server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlrun.config.loading.problems import ConfigError
 from tests.controlplane.corpus import MALFORMED, Malformed
 
 
-def test_there_are_enough() -> None:
+def test_malformed_manifest_corpus_covers_all_stages() -> None:
     stages = [case.stage for case in MALFORMED]
     assert len(stages) >= 60
     assert min(stages.count(stage) for stage in set(stages)) >= 8
 
 
 @pytest.mark.parametrize("case", MALFORMED, ids=lambda case: case.name)
-def test_a_malformed_manifest_is_told_with_field_value_and_fix(case: Malformed) -> None:
+def test_malformed_manifest_is_refused_with_field_value_and_fix(case: Malformed) -> None:
     if case.local is None:
         parse_manifest(case.path.read_text(), case.path.name)
         return
@@ -33,7 +33,7 @@ def test_a_malformed_manifest_is_told_with_field_value_and_fix(case: Malformed) 
 
 
 def formatted(schema: dict[str, Any], path: str = "spec") -> Iterator[str]:
-    """Paths of the values, and of the mappings' keys, that have a format; what all roles have stands as a role's."""
+    """Return the paths of values and mapping keys that have a format; common fields of roles are listed once."""
     if any("self.matches(" in rule.holds and rule.message.startswith("got ") for rule in schema.get(RULES_KEY, ())):
         yield path
     if KEYS_KEY in schema:
@@ -47,8 +47,8 @@ def formatted(schema: dict[str, Any], path: str = "spec") -> Iterator[str]:
             yield from formatted(schema[key], path + suffix)
 
 
-def test_every_field_with_a_format_has_a_malformed_manifest() -> None:
-    """So that a field that loses its format fails a manifest, here and on the API server."""
+def test_formatted_fields_have_malformed_manifests() -> None:
+    """A field that loses its format then fails a manifest, here and on the API server."""
     said = set()
     for case in MALFORMED:
         path = re.sub(r"\[\d+\]", "[]", case.field)

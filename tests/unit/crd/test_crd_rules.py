@@ -1,4 +1,4 @@
-"""Every rule of the models is a rule of the API server, in the same words."""
+"""Validation rules of the models and of the API server are the same."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def messages() -> str:
     return "\n".join(said)
 
 
-def test_a_model_with_a_validator_has_rules() -> None:
+def test_models_with_validators_have_rules() -> None:
     judging = {model for model in models(RLRunSpec) if model.__pydantic_decorators__.model_validators}
     assert judging == {model for model in models(RLRunSpec) if any(base in RULES for base in model.__mro__)}
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_a_malformed_manifest_breaks_it_and_the_model_says_the_same(rule: Rule) -> None:
+def test_rule_message_matches_model_message(rule: Rule) -> None:
     fixed = [part.strip("'; ()") for part in re.split(r"\{[^{}]*\}", rule.message)]
     assert [part for part in fixed if part not in messages()] == []
 
@@ -72,7 +72,7 @@ def ruled(schema: dict[str, Any]) -> Iterator[Rule]:
             yield from ruled(inner)
 
 
-def test_every_rule_stands_in_the_policy() -> None:
+def test_validating_policy_contains_all_rules() -> None:
     policy, binding = validating_policy()
     every = [*ruled(spec_schema(ruled=True)), *RLRun.CEL_RULES, *TRANSITION_RULES]
     text = " ".join(variable["expression"] for variable in policy["spec"]["variables"])
@@ -85,7 +85,7 @@ def test_every_rule_stands_in_the_policy() -> None:
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
-def test_the_policy_judges_what_is_written_and_nothing_else() -> None:
+def test_policy_validates_only_specification_writes() -> None:
     (policy, _) = validating_policy()
     (resources,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert resources["resources"] == ["rlruns"], "not rlruns/status"
@@ -94,7 +94,7 @@ def test_the_policy_judges_what_is_written_and_nothing_else() -> None:
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 
-def test_a_message_becomes_an_expression_with_its_values() -> None:
+def test_rule_message_becomes_cel_expression() -> None:
     rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a")
     assert rule.message_cel() == r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])"
     assert Rule("self.a", "write a").message_cel() == "'write a'"
@@ -103,13 +103,13 @@ def test_a_message_becomes_an_expression_with_its_values() -> None:
 
 
 def compared(rule: Rule) -> set[str]:
-    """The paths that a rule compares, as its message tells them."""
+    """Return the paths that a rule compares, from its message."""
     found = re.findall(r"\[dyn\('([\w.]+)'\),dyn\(", rule.message)
     assert [path for path in found if f"o.spec.?{path.replace('.', '.?')}" not in rule.holds] == []
     return set(found)
 
 
-def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
+def test_fields_are_live_fixed_or_frozen_until_suspension() -> None:
     paths = {".".join(path) for path, *_ in walk_model(RLRunSpec, "camel")}
     assert {*LIVE_FIELDS, *IDENTITY_FIELDS} <= paths
     while_suspended, fixed, growing, enlarging = TRANSITION_RULES
@@ -132,7 +132,7 @@ def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> 
     assert ("Suspended" in while_suspended.holds, "Suspended" in fixed.holds) == (True, False)
 
 
-def test_the_page_of_a_runs_life_names_the_fields_that_may_be_edited_at_any_time() -> None:
+def test_documented_live_fields_equal_live_fields() -> None:
     page = (Path(__file__).parents[3] / "docs" / "life.md").read_text()
     rows = [row.split("|")[1:3] for row in page.partition("| fields | when |")[2].splitlines() if row.startswith("|")]
     always = {
@@ -155,5 +155,5 @@ def test_the_page_of_a_runs_life_names_the_fields_that_may_be_edited_at_any_time
         ("self.env.all(e, e.name != 'x')", "self.?env.orValue([]).all(e, e.name != 'x')"),
     ],
 )
-def test_a_rule_reads_a_default_where_nothing_is_written(holds: str, read: str) -> None:
+def test_rule_reads_default_of_unset_field(holds: str, read: str) -> None:
     assert reading_defaults(Rule(holds, f"got {{{holds}}}"), {"self": TrainerBlock}) == Rule(read, f"got {{{read}}}")

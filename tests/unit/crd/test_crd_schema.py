@@ -1,4 +1,4 @@
-"""The CRD is structural, small, documented and bounded, and leaves an object as its author wrote it."""
+"""The CRD is structural, small, documented and bounded, and does not change written objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(schema: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schema", [spec_schema(), status_schema()], ids=["spec", "status"])
-def test_it_is_structural(schema: dict[str, Any]) -> None:
+def test_crd_schema_is_structural(schema: dict[str, Any]) -> None:
     for path, node in nodes(schema):
         assert not {"$ref", "anyOf", "oneOf", "allOf", "title", "const"} & node.keys(), path
         assert "type" in node or "x-kubernetes-int-or-string" in node or _ANY in node, path
@@ -49,7 +49,7 @@ def test_it_is_structural(schema: dict[str, Any]) -> None:
 ROLES = ("trainer", "inference", "orchestrator")
 
 
-def test_only_what_is_free_by_design_is_left_unchecked() -> None:
+def test_unvalidated_fields_are_free_by_design() -> None:
     free = {path for path, node in nodes(spec_schema()) if _ANY in node}
     roles = {f"{role}.podTemplate" for role in ROLES}
     kinds = ("nodeAffinity", "podAffinity", "podAntiAffinity")
@@ -75,16 +75,16 @@ def test_everything_that_a_rule_may_walk_over_is_bounded() -> None:
             assert {"minimum", "maximum"} <= node.keys(), path
 
 
-def test_it_fits() -> None:
+def test_crd_size_stays_below_limit() -> None:
     assert compact_size() < 86_000
 
 
-def test_a_write_of_the_status_judges_no_rule() -> None:
+def test_status_schema_has_no_validation_rules() -> None:
     for half in (spec_schema(), status_schema()):
         assert [path for path, node in nodes(half) if {"x-kubernetes-validations", RULES_KEY} & node.keys()] == []
 
 
-def test_every_field_is_there_and_ours_are_documented() -> None:
+def test_crd_contains_all_fields_with_descriptions() -> None:
     for model, schema in ((RLRunSpec, spec_schema()), (RLRunStatus, status_schema())):
         by_path = dict(nodes(schema))
         for path, owner, name in walk_model(model, "camel"):
@@ -100,7 +100,7 @@ def test_every_field_is_there_and_ours_are_documented() -> None:
             assert told == ("" if again else words.partition(" Default: ")[0])
 
 
-def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
+def test_crd_bounds_choices_and_patterns_match_models() -> None:
     schema = spec_schema()
     lr = at(schema, "trainer.optimizer.lr")
     assert (lr["type"], lr["minimum"], lr["exclusiveMinimum"], lr["maximum"]) == ("number", 0, True, 10)
@@ -113,13 +113,13 @@ def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
     assert schema["required"] == ["model"]
 
 
-def test_nothing_is_written_into_an_object_but_a_status_where_there_is_none() -> None:
+def test_crd_has_no_defaults_except_initial_status() -> None:
     assert [path for path, node in nodes(spec_schema()) if "default" in node] == []
     assert [node["default"] for _, node in nodes(status_schema()) if "default" in node] == [UNSERVED]
     assert RLRunStatus.model_validate(UNSERVED, strict=True).phase == "Unserved"
 
 
-def test_a_description_ends_with_the_default() -> None:
+def test_description_ends_with_default() -> None:
     schema = spec_schema()
     assert at(schema, "trainer.optimizer.lr")["description"].endswith("Default: 1e-06.")
     assert at(schema, "failurePolicy.backoff.maxSeconds")["description"].endswith("Default: 300.0.")
@@ -127,8 +127,8 @@ def test_a_description_ends_with_the_default() -> None:
     assert "Default: " not in at(schema, "model.name")["description"]
 
 
-def test_a_default_of_this_version_never_changes() -> None:
-    """A stored run that leaves the field out would otherwise train differently from its next attempt on."""
+def test_default_of_this_version_never_changes() -> None:
+    """A stored run that omits the field would otherwise train differently from its next attempt."""
     now = dict(defaults(RLRunSpec))
     if os.environ.get("RLRUN_WRITE_GOLDEN"):
         DEFAULTS.write_text(
@@ -140,7 +140,7 @@ def test_a_default_of_this_version_never_changes() -> None:
 
 
 def defaults(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    """Path and default of each field that an author may leave out."""
+    """Return path and default of each optional field."""
     for path, owner, name in walk_model(model, "camel"):
         info = owner.model_fields[name]
         value = default_of(info)
@@ -148,7 +148,7 @@ def defaults(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
             yield ".".join(path), value
 
 
-def test_an_explicit_null_is_allowed_where_it_means_off() -> None:
+def test_explicit_null_is_allowed_only_to_disable() -> None:
     assert at(spec_schema(), "trainer.optimizer.maxGradNorm")["nullable"] is True
     nullable = {path for path, node in nodes(spec_schema()) if "nullable" in node}
     assert nullable == {"trainer.optimizer.maxGradNorm", "algorithm.critic.valueClip"}
@@ -164,12 +164,12 @@ def test_lists_of_named_items_can_have_several_managers() -> None:
         assert lists[path]["items"]["required"] == ["name"]
 
 
-def test_the_status_has_one_owner() -> None:
+def test_status_is_atomic() -> None:
     schema = status_schema()
     assert schema["x-kubernetes-map-type"] == "atomic"
 
 
-def test_the_printer_columns_show_fields_that_exist() -> None:
+def test_printer_columns_show_existing_fields() -> None:
     (version,) = build_crd()["spec"]["versions"]
     fields = dict(nodes(status_schema()))
     for column in version["additionalPrinterColumns"]:
@@ -177,7 +177,7 @@ def test_the_printer_columns_show_fields_that_exist() -> None:
             assert fields[column["jsonPath"].removeprefix(".status.")]["type"] == column["type"]
 
 
-def test_the_scale_subresource_is_about_the_engines() -> None:
+def test_scale_subresource_refers_to_engines() -> None:
     (version,) = build_crd()["spec"]["versions"]
     assert set(version["subresources"]) == {"status", "scale"}
     scale = version["subresources"]["scale"]
@@ -191,7 +191,7 @@ def test_the_scale_subresource_is_about_the_engines() -> None:
     assert kinds == {"specReplicasPath": "integer", "statusReplicasPath": "integer", "labelSelectorPath": "string"}
 
 
-def test_the_chart_carries_the_same_crd_and_never_deletes_it() -> None:
+def test_chart_contains_same_crd_and_keeps_it() -> None:
     files = {Path(name).name: list(yaml.safe_load_all(text)) for name, text in crd_files().items()}
     for plain, kept in (("rlrun.io_rlruns.yaml", "rlruns.yaml"), ("rlrun.io_rlruns_policy.yaml", "policy.yaml")):
         for document in files[kept]:

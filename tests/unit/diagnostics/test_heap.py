@@ -14,14 +14,14 @@ from rlrun.diagnostics import heap
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
-    """As it was before, afterwards."""
+    """Restore the state of the collector after the test."""
     enabled = gc.isenabled()
     yield
     gc.unfreeze()
     (gc.enable if enabled else gc.disable)()
 
 
-def test_nothing_is_collected_meanwhile_and_what_came_is_not_looked_through_again(
+def test_without_collector_freezes_newly_imported_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gc.enable()
@@ -33,13 +33,13 @@ def test_nothing_is_collected_meanwhile_and_what_came_is_not_looked_through_agai
     assert not any(found is imported for found in gc.get_objects())
 
 
-def test_what_is_imported_already_freezes_nothing() -> None:
+def test_without_collector_without_import_freezes_nothing() -> None:
     with heap.without_collector():
         made = [[]]
     assert any(found is made for found in gc.get_objects())
 
 
-def test_a_failed_import_leaves_the_collector_on_and_one_that_is_off_stays_off() -> None:
+def test_without_collector_restores_previous_state_after_error() -> None:
     gc.enable()
     with pytest.raises(ImportError), heap.without_collector():
         raise ImportError

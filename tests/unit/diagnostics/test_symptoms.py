@@ -1,4 +1,4 @@
-"""What is read from the output of a process that ended: logs as torch, torchrun, NCCL and Python write them."""
+"""Failure reasons from the output of ended processes, as torch, torchrun, NCCL and Python write it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ MEMORY = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator:
         ("", None, "", None),
     ],
 )  # fmt: skip
-def test_the_line_that_says_most_is_found(text: str, reason: str | None, line: str, where: str | None) -> None:
+def test_most_informative_line_is_selected(text: str, reason: str | None, line: str, where: str | None) -> None:
     found = symptom_of(text)
     if not line:
         assert found is None
@@ -122,20 +122,20 @@ def test_the_line_that_says_most_is_found(text: str, reason: str | None, line: s
     assert found.line.startswith(line)
 
 
-def test_what_was_said_long_before_the_end_did_not_end_it() -> None:
+def test_early_error_line_is_not_the_cause() -> None:
     text = "retrying after CUDA error: unknown error\n" + "step\n" * LOOKED_AT + USER
     found = symptom_of(text)
     assert found is not None
     assert (found.reason, found.line) == (None, "ValueError: no such answer")
 
 
-def test_the_lines_shown_end_where_the_cause_is_and_not_in_torchruns_table() -> None:
+def test_shown_lines_end_at_cause_not_at_torchrun_table() -> None:
     lines = telling_lines(OOM + TORCHRUN)
     assert "CUDA out of memory" in lines[-1]
     assert "ChildFailedError" not in "\n".join(lines)
 
 
-def test_the_message_begins_with_the_word_and_keeps_it_when_it_is_long() -> None:
+def test_long_failure_message_keeps_its_reason_prefix() -> None:
     text = OOM * 30 + TORCHRUN
     message = failure_text(1, said=None, full=None, lines=telling_lines(text), symptom=symptom_of(text))
     first = message.splitlines()[0]
@@ -146,7 +146,7 @@ def test_the_message_begins_with_the_word_and_keeps_it_when_it_is_long() -> None
     assert failure_text(135, said=None, full="/runs/demo", lines=["x"]).startswith("StorageError: was ended by SIGBUS")
 
 
-def test_a_message_of_an_older_release_has_no_word() -> None:
+def test_message_of_older_release_has_no_reason() -> None:
     assert tag_of(tag_message("CudaError", tag_message("CudaError", "boom"))) == ("CudaError", "boom")
     assert tag_of("ended with exit code 1; its last lines:\nCudaError: x") == (
         None,

@@ -1,4 +1,4 @@
-"""The commands in the fenced blocks of the documentation, and what runs each: a test, or nothing here, with the reason."""
+"""Commands in fenced blocks of the documentation, each with the test that runs it or the reason why none does."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ PROGRAMS = frozenset(
 _FENCE = re.compile(r"^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.MULTILINE | re.DOTALL)
 _SHELLS = ("sh", "bash", "console", "shell")
 
-AS_PRINTED = "tests/processes/docs/test_commands_as_printed.py::test_the_command_runs_as_it_is_printed"
+AS_PRINTED = "tests/processes/docs/test_commands_as_printed.py::test_printed_command_runs"
 """Test that runs a command with the words of the page."""
 TESTS: Mapping[str, str] = {
-    r"make demo": "tests/e2e/cluster/test_real_images.py::test_the_quickstart_learns_on_the_cluster",
-    r"make quickstart": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
+    r"make demo": "tests/e2e/cluster/test_real_images.py::test_quickstart_learns_on_cluster",
+    r"make quickstart": "tests/e2e/local/test_learning.py::test_quickstart_learns",
     r"rlrun validate run\.yaml": AS_PRINTED,
     r"rlrun render run\.yaml": AS_PRINTED,
-    r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
-    r"rlrun local run\.yaml --resume": "tests/e2e/local/test_resume.py::test_killed_and_resumed_equals_undisturbed",
+    r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_quickstart_learns",
+    r"rlrun local run\.yaml --resume": "tests/e2e/local/test_resume.py::test_killed_and_resumed_run_equals_undisturbed_run",
     r"rlrun eval run\.yaml --client\.base-url .*": (
-        "tests/processes/evaluate/test_eval_served.py::test_eval_of_a_manifest_asks_a_server_once"
+        "tests/processes/evaluate/test_eval_served.py::test_eval_of_manifest_uses_server"
     ),
     r"rlrun synthesize @ .*": "tests/processes/evaluate/test_eval_served.py::test_synthesize_of_files_writes_messages",
     r"rlrun eval run\.yaml( (?!--client).*)?": (
-        "tests/e2e/local/test_evaluate.py::test_base_and_steps_are_measured_and_nothing_is_asked_twice"
+        "tests/e2e/local/test_evaluate.py::test_eval_measures_base_and_steps_without_repeated_requests"
     ),
-    r"rlrun synthesize run\.yaml .*": "tests/e2e/local/test_evaluate.py::test_what_is_synthesized_is_learned_by_sft",
-    r"rlrun export (FOLDER|runs/NAME) --output DIR": "tests/trainer/test_trainer_layouts.py::test_any_number_of_ranks_continues_any_other",
-    r"rlrun tiny-model DIR": "tests/tensors/trainer/test_tiny_model.py::test_the_command_makes_a_model_that_loads",
+    r"rlrun synthesize run\.yaml .*": "tests/e2e/local/test_evaluate.py::test_synthesized_data_trains_an_sft_run",
+    r"rlrun export (FOLDER|runs/NAME) --output DIR": "tests/trainer/test_trainer_layouts.py::test_checkpoint_resumes_with_any_ranks",
+    r"rlrun tiny-model DIR": "tests/tensors/trainer/test_tiny_model.py::test_tiny_model_command_writes_loadable_model",
     r"rlrun rows .*": AS_PRINTED,
-    r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_the_example_learns_and_its_held_out_loss_is_the_models",
-    r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_the_command_line_wins",
-    r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_an_operator_at_work_is_no_difference",
+    r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_sft_example_learns_with_exact_held_out_loss",
+    r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_sft_command_line_overrides_file",
+    r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_operator_writes_cause_no_diff",
     r"kubectl -n team-a apply -f examples/first-gpu-run\.yaml": "tests/controlplane/test_malformed.py::test_examples_are_accepted",
-    r"helm test rlrun-operator .*": "tests/e2e/cluster/test_lives.py::test_helm_test_finds_nothing_wrong",
+    r"helm test rlrun-operator .*": "tests/e2e/cluster/test_lives.py::test_helm_test_passes",
     r"kubectl -n team-a patch rlr NAME .*accessModes.*": (
-        "tests/controlplane/test_resource.py::test_storage_may_be_edited_until_there_is_a_volume"
+        "tests/controlplane/test_resource.py::test_storage_is_editable_until_volume_exists"
     ),
     r"kubectl -n team-a delete pvc NAME-data": (
-        "tests/unit/operator/decide/test_claims.py::test_edited_claim_is_told_apart_from_the_one_that_is_there"
+        "tests/unit/operator/decide/test_claims.py::test_edited_claim_differs_from_existing_claim_until_recreated"
     ),
     r"kubectl patch rlr NAME .*suspend.*|kubectl wait rlr NAME .*Suspended.*": (
-        "tests/controlplane/test_operator_suspend.py::test_a_run_is_suspended_edited_and_resumed_with_nothing_lost"
+        "tests/controlplane/test_operator_suspend.py::test_suspended_and_edited_run_resumes_without_loss"
     ),
-    r"kubectl patch rlr NAME .*claimTemplate.*": "tests/controlplane/test_operator_growth.py::test_a_claim_grows_below_a_run_that_trains",
+    r"kubectl patch rlr NAME .*claimTemplate.*": "tests/controlplane/test_operator_growth.py::test_claim_grows_while_run_trains",
     r"kubectl annotate rlr NAME .*restart-requested-at=.*": (
         "tests/controlplane/test_operator_suspend.py"
         "::test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_restarted_by_hand_restarts_once"
@@ -74,43 +74,43 @@ TESTS: Mapping[str, str] = {
         "tests/thorough/operator/decide/test_api_key.py"
         "::test_a_rotation_is_a_restart_that_does_not_count_with_another_key"
     ),
-    r"kubectl get rlr (-A --field-selector .*|NAME -o wide)": "tests/controlplane/test_resource.py::test_what_kubectl_shows",
-    r"kubectl -n team-a create rolebinding .*": "tests/controlplane/test_restrictions.py::test_kubernetes_own_roles_know_runs",
+    r"kubectl get rlr (-A --field-selector .*|NAME -o wide)": "tests/controlplane/test_resource.py::test_kubectl_get_shows_status_columns",
+    r"kubectl -n team-a create rolebinding .*": "tests/controlplane/test_restrictions.py::test_builtin_roles_include_runs",
     r"helm (install|upgrade --install) .*": (
-        "tests/processes/chart/test_chart.py::test_each_watched_namespace_gets_a_role_and_the_binding_to_it"
+        "tests/processes/chart/test_chart.py::test_each_watched_namespace_gets_role_and_binding"
     ),
     r"rlrun init .*": AS_PRINTED,
     r"(ls|tail|head) .*runs/quickstart-\*/.*": AS_PRINTED,
     r"rlrun convert (run_grpo\.sh|run\.sh|rl\.toml|rl @ base\.toml) .*": AS_PRINTED,
     r"rlrun convert (ppo|gsm8k_grpo)\.yaml .*|rlrun convert run_sft\.sh .*": (
-        "tests/unit/convert/test_documented.py::test_each_has_an_outcome_that_a_user_can_act_on"
+        "tests/unit/convert/test_documented.py::test_documented_example_has_actionable_outcome"
     ),
-    r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
+    r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_quickstart_learns",
     r"rlrun env install (word-chain.*|\./environments/word_chain)": (
-        "tests/processes/cli/test_cli_env_install.py::test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose"
+        "tests/processes/cli/test_cli_env_install.py::test_folder_is_installed_and_replaced_only_on_request"
     ),
     r"rlrun env install ann/word-chain@.*": (
-        "tests/processes/cli/test_cli_env_install.py::test_a_hubs_environment_comes_from_its_owner_and_nothing_else_does"
+        "tests/processes/cli/test_cli_env_install.py::test_hub_environment_comes_only_from_its_owner"
     ),
     r"rlrun env try calculator .*": AS_PRINTED,
-    r"rlrun env try my_package\.tools:make .*": "tests/processes/cli/test_cli_env.py::test_a_written_call_is_a_call",
-    r"rlrun env try my_package\.tasks:make .*": "tests/processes/cli/test_cli_env.py::test_an_episode_is_printed",
-    r"rlrun env try gsm8k --base-url .*": "tests/processes/cli/test_cli_env.py::test_a_server_answers",
+    r"rlrun env try my_package\.tools:make .*": "tests/processes/cli/test_cli_env.py::test_tool_call_in_reply_is_executed",
+    r"rlrun env try my_package\.tasks:make .*": "tests/processes/cli/test_cli_env.py::test_episode_is_printed",
+    r"rlrun env try gsm8k --base-url .*": "tests/processes/cli/test_cli_env.py::test_server_generates_replies",
     r"rlrun fit run\.yaml .*": AS_PRINTED,
     r"rlrun local [ab]\.yaml --output-dir runs/[ab]( &)?": (
-        "tests/processes/local/test_gpus.py::test_runs_beside_each_other_have_gpus_of_their_own"
+        "tests/processes/local/test_gpus.py::test_parallel_runs_have_distinct_gpus"
     ),
-    r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_a_killed_and_resumed_run_has_one_whole_curve",
+    r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_killed_and_resumed_run_has_one_complete_curve",
     r"rlrun (get|status NAME|why NAME)|kubectl rlrun why NAME .*": AS_PRINTED,
     r"rlrun (suspend|resume|restart|scale|set) NAME.*": AS_PRINTED,
     r"rlrun pull NAME run --to DIR": AS_PRINTED,
     r"rlrun replay runs/NAME --step 30 --sample 160/3 --no-compute": AS_PRINTED,
     r"rlrun replay runs/NAME --step 30( --sample 3)?|rlrun fork runs/NAME --step .*": (
-        "tests/trainer/test_trainer_replay.py::test_steps_of_two_ranks_again_and_a_fork_goes_on_as_the_run"
+        "tests/trainer/test_trainer_replay.py::test_replayed_steps_are_equal_and_fork_continues"
     ),
     r"rlrun put rows\.jsonl .*": AS_PRINTED,
     r"rlrun pull NAME model .*": AS_PRINTED,
-    r"rlrun ui( runs/a /data/runs)?": "tests/processes/cli/test_cli_ui.py::test_the_page_and_its_answers_are_served_until_a_signal",
+    r"rlrun ui( runs/a /data/runs)?": "tests/processes/cli/test_cli_ui.py::test_page_and_api_are_served_until_signal",
     r"rlrun plot runs/a runs/b .*": AS_PRINTED,
     r"rlrun cost( NAME -o wide)?": AS_PRINTED,
     r"rlrun debug NAME": AS_PRINTED,
@@ -120,11 +120,11 @@ TESTS: Mapping[str, str] = {
     r"rlrun rollouts runs/NAME .*": AS_PRINTED,
     r"rlrun compare runs/a runs/b": AS_PRINTED,
     r"rlrun tiny-model tiny .*|(inference|trainer|orchestrator) @ .*|rl .*--engine-url .*": (
-        "tests/e2e/local/test_by_hand.py::test_an_engine_outlives_rl_and_then_serves_roles_by_hand"
+        "tests/e2e/local/test_by_hand.py::test_engine_outlives_rl_and_serves_manual_roles"
     ),
-    r"torchrun --nnodes .*": "tests/trainer/test_trainer_nodes.py::test_two_groups_of_plain_torchrun_are_one_trainer",
+    r"torchrun --nnodes .*": "tests/trainer/test_trainer_nodes.py::test_two_plain_torchrun_groups_form_one_trainer",
 }
-"""Commands, as regular expressions, and the test that runs them or does what they do."""
+"""Commands, as regular expressions, and the test that runs them or an equivalent."""
 REASONS: Mapping[str, str] = {
     r"git clone <this repository> && cd rlrun": "the address is the reader's",
     r"docker build .*": "needs a builder of images and a network; tests/unit/images looks at the files",
@@ -149,19 +149,19 @@ REASONS: Mapping[str, str] = {
     r"export RLRUN_(API_KEY|ATTEMPT)=.*": "a variable of the commands after it",
     r"kubectl delete (rlr --all|crd) .*|helm uninstall .*": "takes the installation away that all tests of a cluster share",
 }
-"""Commands, as regular expressions, that no test runs, and why."""
+"""Commands, as regular expressions, that no test runs, and the reason."""
 
 
 def pages() -> Iterator[Path]:
-    """The pages that have commands."""
+    """Return the pages that contain commands."""
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
     yield from (path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts)
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a page, without comments, prompts, `.venv/bin/` and surplus spaces.
+    """Return the commands of a page, without comments, prompts, `.venv/bin/` and extra spaces.
 
-    A block without a language whose first word is no known program is a drawing or an output; one that says it is of a shell never is.
+    A block without a language is an output if its first word is not a known program; a shell block always contains commands.
     """
     found: list[str] = []
     for block in _FENCE.finditer(text):
@@ -180,5 +180,5 @@ def _command(line: str) -> str:
 
 
 def rules(command: str) -> list[str]:
-    """The rows of both tables that a command matches."""
+    """Return the rows of both tables that match a command."""
     return [rule for rule in (*TESTS, *REASONS) if re.fullmatch(rule, command)]

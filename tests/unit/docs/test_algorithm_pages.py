@@ -1,4 +1,4 @@
-"""The pages of algorithms: a text and a curve for each preset, and no field or metric that does not exist."""
+"""Algorithm pages: text and curve of each preset, with existing fields and metrics only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = (
 METRICS = ("workloads/rlrun/orchestrator/progress", "workloads/rlrun/trainer", "workloads/rlrun/algorithms")
 
 
-def test_every_preset_has_its_page() -> None:
+def test_presets_have_pages_and_curves() -> None:
     assert list(ADVICE) == list(PRESETS)
     pages = algorithm_pages()
     assert {f"docs/algorithms/{name}.md" for name in PRESETS} <= pages.keys()
@@ -29,21 +29,21 @@ def test_every_preset_has_its_page() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_curve_is_of_a_preset_that_learns(name: str) -> None:
+def test_preset_curve_shows_learning(name: str) -> None:
     for run in json.loads(CURVES.read_text())[name]:
         assert len(run) == 41
         assert sum(run[-5:]) / 5 > run[0] + 0.1
 
 
 def names() -> set[str]:
-    """Words of the reference pages and of the code that makes metrics."""
+    """Return the words of the reference pages and of the code that makes metrics."""
     texts = [path.read_text() for path in KNOWN]
     texts += [path.read_text() for folder in METRICS for path in (ROOT / folder).rglob("*.py")]
     return {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
 
 
 def quoted(text: str) -> list[str]:
-    """Names in backticks: no command, no file, no value alone."""
+    """Return the names in backticks, except commands, files and plain values."""
     found = re.findall(r"`([^`]+)`", text)
     return [
         name for name in found if re.fullmatch(r"[a-zA-Z_][\w./<>]*(: [\w.]+)?", name) and "." + name[-3:] != ".yaml"

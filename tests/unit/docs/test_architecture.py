@@ -1,4 +1,4 @@
-"""The architecture page against the code: what it names is where it says."""
+"""The architecture page names existing files and definitions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NAME = re.compile(r"`(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)`")
 
 
 def links() -> list[tuple[str, str]]:
-    """Text and target of each link, in the order of the page."""
+    """Return text and target of each link, in the order of the page."""
     return [(found["text"].replace("\n", " "), found["target"]) for found in _LINK.finditer(PAGE.read_text())]
 
 
 def defined(file: Path) -> set[str]:
-    """Names of a module's own classes and functions, methods as `Class.method`, and the module's own name."""
+    """Return the names of a module's classes, functions and methods (`Class.method`), and the name of the module."""
 
     def walk(body: list[ast.stmt], before: str = "") -> Iterator[str]:
         for node in body:
@@ -34,14 +34,14 @@ def defined(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(("text", "target"), links())
-def test_each_link_names_what_its_file_defines(text: str, target: str) -> None:
+def test_architecture_link_names_existing_definition(text: str, target: str) -> None:
     file = (PAGE.parent / target).resolve()
     assert file.exists(), f"{target} is not there"
     if file.suffix == ".py" and (name := _NAME.fullmatch(text)) is not None:
         assert name["name"] in defined(file), f"{target} defines no {name['name']}"
 
 
-def test_each_walk_is_there_and_walks_through_the_code() -> None:
+def test_architecture_page_has_five_code_walks() -> None:
     walks = PAGE.read_text().split("\n## ")[1:]
     assert len(walks) == 5
     for walk in walks:
@@ -49,7 +49,7 @@ def test_each_walk_is_there_and_walks_through_the_code() -> None:
         assert "\n1. " in walk
 
 
-def test_a_name_that_is_gone_is_found(tmp_path: Path) -> None:
+def test_definitions_of_module_are_found(tmp_path: Path) -> None:
     module = tmp_path / "room.py"
     module.write_text("class A:\n    def b(self): ...\n\nasync def c(): ...\n")
     assert defined(module) == {"room", "A", "A.b", "c"}

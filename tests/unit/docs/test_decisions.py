@@ -1,4 +1,4 @@
-"""Decision records: one header form, and an index that agrees with it."""
+"""Decision records: one header form, and a consistent index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_decision_has_the_header_form(record: Path) -> None:
     assert int(header["number"]) == int(record.name[:4])
 
 
-def test_index_lists_each_decision_once_with_status_and_date() -> None:
+def test_decision_index_matches_all_records() -> None:
     listed = {name: (int(number), title, status, date) for number, title, name, status, date in ROW.findall(_index())}
     assert sorted(listed) == [record.name for record in RECORDS]
     assert len(ROW.findall(_index())) == len(RECORDS)
@@ -39,5 +39,5 @@ def _index() -> str:
 
 
 def _status_line(record: Path) -> str:
-    """Second paragraph of a record as one line."""
+    """Return the second paragraph of a record as one line."""
     return " ".join(record.read_text().split("\n\n")[1].split())

@@ -1,4 +1,4 @@
-"""The reference pages are those of the models."""
+"""Generated reference pages match the models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from rlrun.config.loading.schema import field_meaning, walk_model
 from tools.docs import generated_files, pages, run
 
 
-def test_the_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_a_file_that_is_out_of_date_is_named_and_can_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outdated_file_is_named_and_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--folder", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     for name in generated_files():
@@ -28,7 +26,7 @@ def test_a_file_that_is_out_of_date_is_named_and_can_be_written(
     assert run(["--folder", str(tmp_path)]) == 0
 
 
-def test_every_field_preset_and_option_is_on_its_page() -> None:
+def test_reference_pages_contain_all_fields_presets_and_options() -> None:
     text = pages()
     for model, page in ((RLRunSpec, "rlrun.md"), (RLRunStatus, "status.md")):
         for path, owner, name in walk_model(model, "camel"):
@@ -41,7 +39,7 @@ def test_every_field_preset_and_option_is_on_its_page() -> None:
             assert f"| `{option}` |" in text["presets.md"]
 
 
-def test_tables_are_whole() -> None:
+def test_reference_tables_have_complete_rows() -> None:
     for text in pages().values():
         for line in text.splitlines():
             if line.startswith("|"):

@@ -1,4 +1,4 @@
-"""The way from a cluster with GPUs to a first run, as the installation page prints it."""
+"""First run on a cluster with GPUs, as the installation page prints it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST = 5
 
 
 def first_commands() -> list[str]:
-    """Commands of the first block of the section about a real cluster."""
+    """Return the commands of the first block of the section about a real cluster."""
     section = (ROOT / "docs/install.md").read_text().partition("## A real cluster")[2]
     block = re.search(r"```\n(.*?)```", section, re.DOTALL)
     assert block is not None
     return block[1].replace("\\\n", " ").strip().splitlines()
 
 
-def test_five_commands_lead_from_a_cluster_with_gpus_to_a_first_run() -> None:
+def test_installation_needs_at_most_five_commands() -> None:
     commands = first_commands()
     assert len(commands) <= MOST
     assert commands[0].startswith("make images REGISTRY="), "images for GPUs"
@@ -32,7 +32,7 @@ def test_five_commands_lead_from_a_cluster_with_gpus_to_a_first_run() -> None:
     assert "--values images.yaml" in " ".join(commands)
 
 
-def test_first_run_has_a_gpu_for_each_role_and_needs_no_hub() -> None:
+def test_first_run_uses_one_gpu_per_role_without_hub() -> None:
     spec = RLRunSpec.model_validate(yaml.safe_load((ROOT / FIRST).read_text())["spec"])
     assert (spec.trainer.gpus_per_replica, spec.trainer.replicas) == (1, 1)
     assert (spec.inference.gpus_per_replica, spec.inference.replicas) == (1, 1)
@@ -41,5 +41,5 @@ def test_first_run_has_a_gpu_for_each_role_and_needs_no_hub() -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/install.md", "docs/overview.md", "charts/rlrun-operator/templates/NOTES.txt"])
-def test_every_page_for_administrators_names_the_first_run_on_gpus(page: str) -> None:
+def test_administrator_page_names_first_gpu_run(page: str) -> None:
     assert FIRST.rpartition("/")[2] in (ROOT / page).read_text()

@@ -1,4 +1,4 @@
-"""`make help` names every target that a person calls."""
+"""`make help` lists all targets for users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PARTS = {"unit-operator", "unit-roles", "prepare-tests"}
 """Parts of `unit`, `test` and `test-full`."""
 
 
-def test_every_target_has_its_line() -> None:
+def test_make_targets_have_help_lines() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", TEXT, re.MULTILINE)
     documented = set(re.findall(r"^([a-z-]+):.*## \S", TEXT, re.MULTILINE))
     assert documented == set(phony.split()) - PARTS

@@ -1,4 +1,4 @@
-"""Prose of the pages has lines of at most 100 columns; tables, code, headings, links and generated pages may be longer."""
+"""Prose lines of pages have at most 100 columns, except tables, code, headings, links and generated pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS_MAX = 100
 WIDE = ("|", "#", "![", "<", ">", "```")
 """Starts of lines that may be wider: tables, headings, pictures, HTML, quoted output, code."""
 UNBREAKABLE = re.compile(r"`[^`]*`|\[[^]]*\]\([^)]*\)")
-"""Code and links, which a line keeps whole."""
+"""Code and links, which are not wrapped."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -22,7 +22,7 @@ PAGES = [
 
 
 def long_lines(text: str) -> Iterator[str]:
-    """Lines of prose that are too long and have more than one word that a line break may separate."""
+    """Return the prose lines that are too long and contain more than one separable word."""
     is_code = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
@@ -39,6 +39,6 @@ def test_prose_of_page_fits_the_columns(page: Path) -> None:
     assert list(long_lines(page.read_text())) == []
 
 
-def test_long_line_of_prose_is_found_outside_of_code_and_tables() -> None:
+def test_long_prose_line_is_found_outside_code_and_tables() -> None:
     prose, code = "word " * 30, "```\n" + "code " * 30 + "\n```"
     assert list(long_lines(f"{prose}\n{code}\n| {prose} |\n## {prose}")) == [prose]

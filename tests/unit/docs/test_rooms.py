@@ -1,4 +1,4 @@
-"""Each folder of the packages is a room, and its docstring describes the content."""
+"""Package folders have docstrings that describe their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/teams.md is that of the deeds that are tried."""
+"""The table of docs/teams.md equals the tested actions."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ from tests.support.teams import table
 PAGE = Path(__file__).parents[3] / "docs" / "teams.md"
 
 
-def test_the_page_has_the_table_of_what_is_tried() -> None:
+def test_teams_page_contains_tested_table() -> None:
     text = PAGE.read_text()
     assert text.count(table()) == 1, f"put this into {PAGE.name}:\n{table()}"

@@ -1,4 +1,4 @@
-"""The page of the trackers names what the tables of names hold."""
+"""The tracker page lists all names of the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlrun.tracking.tracker_records import DERIVED, NAMES, PATTERNS
 PAGE = Path(__file__).parents[3] / "docs" / "tracking.md"
 
 
-def test_the_page_has_every_name() -> None:
+def test_tracking_page_contains_all_names() -> None:
     text = PAGE.read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     for name, (tracked, _) in NAMES.items():

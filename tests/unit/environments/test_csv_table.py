@@ -1,4 +1,4 @@
-"""CSV files as rows by number."""
+"""Random access to rows of CSV files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(folder: Path, text: str) -> CsvTable:
     return CsvTable(path)
 
 
-def test_rows_are_found_by_number_whatever_their_lines_hold(tmp_path: Path) -> None:
+def test_rows_are_found_by_number_for_any_content(tmp_path: Path) -> None:
     rows = table(
         tmp_path, '\ufeffprompt,reward_model.ground_truth,n\r\n"two\nlines, ""quoted""",4,\r\n\r\nplain,5,x\r\n'
     )
@@ -31,7 +31,9 @@ def test_rows_are_found_by_number_whatever_their_lines_hold(tmp_path: Path) -> N
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=6))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, written: list[tuple[str, str]]) -> None:
+def test_csv_table_returns_written_rows(
+    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[str, str]]
+) -> None:
     path = tmp_path_factory.mktemp("csv") / "rows.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("a", "b"), *written])
@@ -50,19 +52,19 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, writt
         ('a,b\n"1,2\n', "line 2: it is not CSV"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_csv_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         table(tmp_path, text)
 
 
-def test_a_row_of_another_width_is_refused_by_its_line(tmp_path: Path) -> None:
+def test_csv_row_of_other_width_is_refused_with_line(tmp_path: Path) -> None:
     rows = table(tmp_path, "a,b\n1,2\n3\n")
     assert rows.row(0) == {"a": "1", "b": "2"}
     with pytest.raises(ValueError, match="it has 1 values, and the first line names 2 columns"):
         rows.row(1)
 
 
-def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+def test_csv_file_of_other_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"a\n\xe9\n")
     with pytest.raises(ValueError, match="line 2: it is not UTF-8"):
         CsvTable(tmp_path / "rows.csv")

@@ -1,4 +1,4 @@
-"""Rows of `dataset` that cannot be played or paid for are refused, or left out, before the run starts."""
+"""Validation of `dataset` rows before the run starts: invalid rows are refused or skipped."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         ("a\ud800", "exact", "ground_truth contains a lone surrogate at character 1"),
     ],
 )
-def test_ground_truth_that_the_reward_cannot_compare_with_is_refused(
-    truth: object, reward: str, says: str, tmp_path: Path
-) -> None:
+def test_ground_truth_of_unsupported_type_is_refused(truth: object, reward: str, says: str, tmp_path: Path) -> None:
     good = {"code": '[{"stdin": "", "stdout": ""}]'}.get(reward, "1")
     rows = [row | {"ground_truth": good} for row in GOOD] + [GOOD[0] | {"ground_truth": truth}]
     with pytest.raises(EnvironmentLoadError) as caught:
@@ -51,7 +49,7 @@ def test_ground_truth_that_the_reward_cannot_compare_with_is_refused(
     assert "rows.jsonl line 41" in str(caught.value)
 
 
-def test_rows_with_one_fault_are_named_together_with_the_fix(tmp_path: Path) -> None:
+def test_rows_with_one_fault_share_one_message_with_fix(tmp_path: Path) -> None:
     rows = [GOOD[i] | {"ground_truth": {"target": [f"Author {i}"]}} for i in range(6)]
     with pytest.raises(EnvironmentLoadError) as caught:
         load_environment("dataset", write(tmp_path, [*GOOD, *rows]))
@@ -61,7 +59,7 @@ def test_rows_with_one_fault_are_named_together_with_the_fix(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("truth", [None, ["a", "b"], {"target": ["a"]}, 3, True])
-def test_judge_and_own_functions_take_any_ground_truth(truth: object, tmp_path: Path) -> None:
+def test_judge_and_custom_functions_accept_any_ground_truth(truth: object, tmp_path: Path) -> None:
     rows = [row | {"ground_truth": truth} for row in GOOD]
     task = load_environment("dataset", write(tmp_path, rows) | JUDGE).tasks("train")[0]
     assert isinstance(task, RowTask)
@@ -75,7 +73,7 @@ def test_numbers_and_texts_are_expressions(truth: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("truth", [float("nan"), float("inf"), b"1"])
-def test_value_that_is_no_number_of_mathematics_is_refused(truth: object) -> None:
+def test_value_that_is_not_a_number_is_refused(truth: object) -> None:
     with pytest.raises(TruthError, match="write it as a number or a text"):
         truth_text(truth)
 
@@ -94,7 +92,7 @@ def test_value_that_is_no_number_of_mathematics_is_refused(truth: object) -> Non
         ({"images": [{"bytes": "..."}]}, "the column 'images' is not empty"),
     ],
 )
-def test_prompt_that_cannot_be_asked_is_refused_or_left_out(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_invalid_prompt_is_refused_or_skipped(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     args = write(tmp_path, [GOOD[0] | row, *GOOD])
     with pytest.raises(EnvironmentLoadError) as caught:
         load_environment("dataset", args)
@@ -105,32 +103,32 @@ def test_prompt_that_cannot_be_asked_is_refused_or_left_out(row: dict[str, Any],
     assert notice.startswith(f"1 of 41 rows of {args['path']} are left out as malformed: rows.jsonl line 1: {says}")
 
 
-def test_no_usable_row_is_an_error_also_where_rows_are_left_out(tmp_path: Path) -> None:
+def test_dataset_without_usable_rows_is_refused_despite_skip(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLoadError, match=r"line 1, rows\.jsonl line 2: the prompt is empty"):
         load_environment("dataset", write(tmp_path, [{"prompt": "", "ground_truth": "1"}] * 2) | {"malformed": "Skip"})
 
 
-def test_content_in_parts_is_asked_as_text(tmp_path: Path) -> None:
+def test_content_parts_become_prompt_text(tmp_path: Path) -> None:
     rows = [row | {"prompt": [{"role": "user", "content": [{"type": "text", "text": row["prompt"]}]}]} for row in GOOD]
     tasks = load_environment("dataset", write(tmp_path, rows) | {"instruction": "Box it."}).tasks("train")
     asked = {task.prompt[0]["content"] for task in tasks}
     assert asked <= {f"{row['prompt']}\n\nBox it." for row in GOOD}
 
 
-def test_columns_for_tools_and_agents_are_named_once(tmp_path: Path) -> None:
+def test_tool_and_agent_columns_are_reported_once(tmp_path: Path) -> None:
     rows = [row | {"agent_name": "tool_agent", "extra_info": {"tools_kwargs": {"calc": {}}}} for row in GOOD]
     notices = InProcessStage(load_environment("dataset", write(tmp_path, rows))).notices
     assert [notice.split("'")[1] for notice in notices] == ["agent_name", "extra_info.tools_kwargs"]
 
 
-def test_images_that_a_layout_leaves_out_are_named_once(tmp_path: Path) -> None:
+def test_ignored_image_column_is_reported_once(tmp_path: Path) -> None:
     rows = [{"images": [{"bytes": "..."}], "problem": f"<image>Find {i}.", "answer": "3"} for i in range(40)]
     notices = InProcessStage(load_environment("dataset", write(tmp_path, rows) | {"layout": "geometry3k"})).notices
     assert notices == ["the column 'images' is ignored: this environment offers neither tools nor images"]
 
 
 class Questions(SingleTurnEnvironment):
-    """An environment of a user, with prompts of one turn."""
+    """User environment with single-turn prompts."""
 
     id = "questions"
 
@@ -145,7 +143,7 @@ class Questions(SingleTurnEnvironment):
 
 
 @pytest.mark.parametrize(("content", "says"), [("", "the prompt is empty"), ("\udc00", "contains a lone surrogate")])
-def test_prompt_of_an_own_environment_is_checked_when_it_is_loaded(content: str, says: str) -> None:
+def test_custom_environment_prompt_is_checked_at_load(content: str, says: str) -> None:
     good = [{"role": "user", "content": "?"}]
     InProcessStage(Questions(good)).check_tasks()
     with pytest.raises(PromptError, match=rf"1 task cannot be played: 'train-1' \(train\[1\]\): .*{says}"):

@@ -1,4 +1,4 @@
-"""The file of demonstrations, which code of users writes and the container of the model reads."""
+"""The file of demonstrations, which user code writes and the model container reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlrun.environments.demonstrations import (
 CONVERSATIONS = [[{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]]
 
 
-def test_demonstrations_are_those_of_the_last_tasks(tmp_path: Path) -> None:
+def test_demonstrations_come_from_the_last_tasks(tmp_path: Path) -> None:
     found = collect_demonstrations("reverse-text", {"length": 3}, 5)
     assert len(found) == 5
     assert all(m[-1]["role"] == "assistant" for m in found)
@@ -59,8 +59,8 @@ def test_file_with_something_else_is_refused_without_its_content(tmp_path: Path,
     assert caught.value.__suppress_context__
 
 
-def test_link_pipe_folder_and_huge_file_are_refused_at_once(tmp_path: Path) -> None:
-    """A link could lead to the run's configuration, which the writer of the file cannot read; a pipe would be waited for."""
+def test_unsafe_demonstration_paths_are_refused_immediately(tmp_path: Path) -> None:
+    """A link could point to the run's configuration, which the writer cannot read; a pipe would block the reader."""
     write_demonstrations(tmp_path / "secret", CONVERSATIONS)
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""Long lines of an environment are decoded outside of the event loop and in pieces, with the result of `json`."""
+"""Long lines of an environment are decoded in pieces outside of the event loop, with the same result as `json`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def compare(value: Any, ascii_only: bool, indent: int | None, damage: list[tuple
 @pytest.mark.usefixtures("small_pieces")
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), DAMAGE)
-def test_pieces_give_the_result_of_json(
+def test_decoding_in_pieces_equals_json(
     value: Any, ascii_only: bool, indent: int | None, damage: list[tuple[int, bytes]]
 ) -> None:
     compare(value, ascii_only, indent, damage)
@@ -83,7 +83,7 @@ def test_pieces_give_the_result_of_json(
 @pytest.mark.usefixtures("small_pieces")
 @settings(deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), DAMAGE)
-def test_pieces_give_the_result_of_json_for_many_values(
+def test_decoding_in_pieces_equals_json_for_many_values(
     value: Any, ascii_only: bool, indent: int | None, damage: list[tuple[int, bytes]]
 ) -> None:
     compare(value, ascii_only, indent, damage)
@@ -92,7 +92,7 @@ def test_pieces_give_the_result_of_json_for_many_values(
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("filler", ["\u0001", "\\", '"', "😀", "é", "\\\\u", "\ud83d", "\ude00\ud83d", "a\\"])
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_a_text_is_cut_between_two_characters(filler: str, ascii_only: bool) -> None:
+def test_text_is_split_between_characters(filler: str, ascii_only: bool) -> None:
     for offset in range(13):
         text = "x" * offset + filler * 60
         if not ascii_only and any("\ud800" <= character <= "\udfff" for character in filler):
@@ -123,7 +123,7 @@ LARGE: Document = {"op": "played", "info": {"x": ["word " * 40_000, [1.5] * 60_0
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, threading.Thread]]:
-    """Characters of each call of the decoder, and its thread."""
+    """Record the length and the thread of each decoder call."""
     calls: list[tuple[int, threading.Thread]] = []
 
     def decode(text: str) -> Any:
@@ -136,7 +136,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, threading.Thread
 
 
 class End:
-    """The orchestrator's end of a connection, and what it received."""
+    """Connection of the orchestrator, which records received documents."""
 
     def __init__(self) -> None:
         self.received: list[Document] = []
@@ -164,7 +164,7 @@ async def connected() -> Any:
             writer.transport.abort()
 
 
-async def test_documents_keep_their_order_and_the_end_comes_last(decoded: list[tuple[int, threading.Thread]]) -> None:
+async def test_documents_arrive_in_order_before_connection_end(decoded: list[tuple[int, threading.Thread]]) -> None:
     async with connected() as (end, writer):
         for number in range(3):
             writer.write(
@@ -183,13 +183,13 @@ async def test_documents_keep_their_order_and_the_end_comes_last(decoded: list[t
     assert {thread for size, thread in decoded if size > 1000}.isdisjoint({here})
 
 
-async def test_small_documents_are_received_at_once(decoded: list[tuple[int, threading.Thread]]) -> None:
+async def test_small_documents_are_received_immediately(decoded: list[tuple[int, threading.Thread]]) -> None:
     end = End()
     end.lines.data_received(encode_document({"op": "pong"}))
     assert end.received == [{"op": "pong"}]
 
 
-async def test_what_breaks_the_protocol_is_reported_once_and_nothing_after_it_is_received() -> None:
+async def test_protocol_error_is_reported_once_and_ends_reception() -> None:
     async with connected() as (end, writer):
         writer.write(encode_document(LARGE)[:-5] + b"\n" + encode_document({"op": "failed"}))
         await wait_until_async(lambda: end.lost)
@@ -201,7 +201,7 @@ async def test_what_breaks_the_protocol_is_reported_once_and_nothing_after_it_is
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Lines are decoded once it is set."""
+    """Event that lets the decoder continue."""
     event = threading.Event()
 
     def decode(line: bytes) -> Any:
@@ -212,7 +212,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-async def test_nothing_is_received_after_the_end_was_closed(gate: threading.Event) -> None:
+async def test_closed_connection_receives_nothing(gate: threading.Event) -> None:
     async with connected() as (end, writer):
         writer.write(encode_document(LARGE) + encode_document({"op": "failed"}))
         await wait_until_async(lambda: end.lines.busy)
@@ -223,9 +223,7 @@ async def test_nothing_is_received_after_the_end_was_closed(gate: threading.Even
         assert (end.received, end.lost, end.lines.busy) == ([], [None], False)
 
 
-async def test_a_process_that_sends_more_than_is_decoded_waits(
-    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
-) -> None:
+async def test_fast_sender_is_blocked_by_slow_decoder(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     monkeypatch.setattr(wire, "MAX_LINE_BYTES", 2 * len(encode_document(LARGE)))
     async with connected() as (end, writer):
         writer.write(encode_document(LARGE) * 8)
@@ -236,7 +234,7 @@ async def test_a_process_that_sends_more_than_is_decoded_waits(
         await wait_until_async(lambda: len(end.received) == 8)
 
 
-def test_without_an_event_loop_a_document_is_received_when_it_is_there() -> None:
+def test_document_without_event_loop_is_decoded_immediately() -> None:
     end = End()
     end.lines.data_received(encode_document(LARGE))
     assert end.received == [LARGE]
@@ -248,15 +246,15 @@ def members(count: int, messages: int, characters: int) -> list[Document]:
 
 
 @pytest.mark.parametrize(("count", "messages", "characters"), [(0, 0, 0), (1, 0, 0), (3, 2, 4), (4, 3, LARGE_BYTES)])
-async def test_a_list_is_the_line_of_the_whole_document(count: int, messages: int, characters: int) -> None:
+async def test_encoded_list_equals_line_of_whole_document(count: int, messages: int, characters: int) -> None:
     group = members(count, messages, characters)
     line = await wire.encode_list({"op": "compare", "rollout": 7}, "members", group)
     assert line.endswith(b"\n")
     assert json.loads(line) == {"op": "compare", "rollout": 7, "members": group}
 
 
-async def test_a_large_list_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a message at a time: one call holds the interpreter's lock."""
+async def test_large_list_is_encoded_outside_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message is encoded in its own call, because a call holds the interpreter lock."""
     calls: list[tuple[str, int]] = []
     to_json = wire._to_json
 

@@ -1,4 +1,4 @@
-"""Sources of an environment's package, as users write them."""
+"""Sources of environment packages in the forms that users write."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ HUB = "https://hub.example.org/{owner}/simple/"
         ("ann/word-chain@1.2", Source("word-chain", "word-chain==1.2", "https://hub.example.org/ann/simple/")),
     ],
 )
-def test_what_pip_is_asked_for(text: str, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_becomes_pip_requirement(
+    text: str, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "word-chain").mkdir()  # a folder is meant only where it is written as one
+    (tmp_path / "word-chain").mkdir()  # a word refers to a folder only if it is written as a path
     assert source_of(text, HUB) == source
 
 
@@ -55,7 +57,7 @@ def test_files_and_folders_are_named_by_themselves(tmp_path: Path, monkeypatch: 
         (".", HUB, "has no pyproject.toml"),
     ],
 )
-def test_what_cannot_be_a_source_names_the_fix(
+def test_invalid_source_is_refused_with_fix(
     text: str, hub: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,18 +65,18 @@ def test_what_cannot_be_a_source_names_the_fix(
         source_of(text, hub)
 
 
-def test_a_project_without_a_name_is_refused(tmp_path: Path) -> None:
+def test_project_without_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool]\n")
     with pytest.raises(InstallError, match="does not name its project"):
         source_of(f"{tmp_path}/", None)
 
 
-def test_the_id_is_that_of_the_packages_own_module() -> None:
+def test_environment_id_is_derived_from_package_module() -> None:
     python = Path("/v/bin/python")
     assert Installed("Word-Chain", "1", python, ("letters", "word_chain"), "0.4.0").id == "verifiers:word-chain"
     assert Installed("games", "1", python, ("word_chain",), None).id == "word_chain:FUNCTION"
 
 
-def test_the_worker_needs_what_the_project_says() -> None:
+def test_worker_requirement_matches_project_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert WORKER_REQUIREMENT in project["dependencies"]

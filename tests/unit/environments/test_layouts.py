@@ -1,4 +1,4 @@
-"""Rows of the public sets become rows of `dataset`."""
+"""Conversion of public data sets to `dataset` rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASKED = {"gsm8k": "How many?", "geometry3k": "Find x."}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_row_of_a_public_set_is_converted(name: Any) -> None:
+def test_public_data_set_row_is_converted(name: Any) -> None:
     made = convert_row(name, ROWS[name])
     assert made["prompt"] == [{"role": "user", "content": ASKED.get(name, "Solve.")}]
     assert made["reward_model"]["ground_truth"] == TRUTHS[name]
@@ -34,7 +34,7 @@ def test_a_row_of_a_public_set_is_converted(name: Any) -> None:
     assert made["ability"].lower() == "math"
 
 
-def test_what_a_set_brings_beside_is_kept() -> None:
+def test_additional_columns_are_kept() -> None:
     assert convert_row("math", ROWS["math"])["extra_info"]["level"] == "Level 5"
     own = convert_row("math", ROWS["math"] | {"uid": "a", "data_source": "own"})
     assert (own["uid"], own["data_source"]) == ("a", "own")
@@ -56,7 +56,7 @@ def test_what_a_set_brings_beside_is_kept() -> None:
         ("geometry3k", ROWS["deepscaler"], r"column 'images' is missing"),
     ],
 )
-def test_a_row_of_another_layout_is_refused(name: Any, row: dict[str, Any], says: str) -> None:
+def test_row_of_another_layout_is_refused(name: Any, row: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         convert_row(name, row)
 
@@ -72,11 +72,11 @@ def test_a_row_of_another_layout_is_refused(name: Any, row: dict[str, Any], says
         ("none", None),
     ],
 )
-def test_the_last_box_is_the_answer(text: str, found: str | None) -> None:
+def test_last_box_is_the_answer(text: str, found: str | None) -> None:
     assert boxed_content(text) == found
 
 
-def test_a_layout_is_recognized_by_its_columns() -> None:
+def test_layout_is_recognized_by_columns() -> None:
     assert recognize_layout(ROWS["gsm8k"]) == "gsm8k"
     assert recognize_layout(ROWS["geometry3k"]) == "geometry3k"
     assert recognize_layout(["text"]) is None

@@ -1,4 +1,4 @@
-"""Content of messages in parts: every reader of rows and requests gives the same text, and refuses the same parts."""
+"""Message content in parts: all readers of rows and requests return the same text and refuse the same parts."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_parts_of_text_are_read_as_one_text(read: Callable[[object], str], conte
         (3, "is 3; it must be a part of type text"),
     ],
 )
-def test_part_that_is_not_text_is_refused_with_its_place(
-    read: Callable[[object], str], part: object, says: str
-) -> None:
+def test_non_text_part_is_refused_with_its_position(read: Callable[[object], str], part: object, says: str) -> None:
     with pytest.raises((ContentError, RequestError, TemplateError)) as caught:
         read([{"type": "text", "text": "Look: "}, part])
     assert says in str(caught.value)
@@ -121,12 +119,12 @@ def test_instruction_follows_the_text_of_parts() -> None:
         ([{"role": "user", "content": "a\ud800b"}], r"prompt\[0\].content contains a lone surrogate at character 1"),
     ],
 )
-def test_prompt_that_no_model_can_be_asked_is_refused(prompt: list[dict[str, Any]], says: str) -> None:
+def test_prompt_without_user_content_is_refused(prompt: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(ContentError, match=says):
         check_prompt(prompt)
 
 
-def test_columns_for_agents_are_named_where_they_hold_something() -> None:
+def test_agent_columns_with_content_are_reported() -> None:
     row = {
         "prompt": "?",
         "tools": [],
@@ -145,14 +143,14 @@ def test_columns_for_agents_are_named_where_they_hold_something() -> None:
         ({"messages": [{"role": "user", "content": "\udfff"}]}, "lone surrogate"),
     ],
 )
-def test_row_of_fine_tuning_with_more_than_text_is_refused(row: dict[str, Any], says: str) -> None:
+def test_fine_tuning_row_with_other_content_is_refused(row: dict[str, Any], says: str) -> None:
     chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}]}
     with pytest.raises(ValueError, match=says):
         read_conversation(chat | row, DATA)
 
 
-def test_no_other_module_reads_content_by_itself() -> None:
-    """`str(message["content"])` writes the Python representation of parts."""
+def test_message_content_is_read_by_one_module() -> None:
+    """`str(message["content"])` would write the Python representation of parts."""
     source = Path(__file__).parents[3] / "workloads" / "rlrun"
     for path in source.rglob("*.py"):
         text = path.read_text()

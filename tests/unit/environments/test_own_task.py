@@ -1,4 +1,4 @@
-"""Each episode has its own copy of the task, whatever the environment does to it."""
+"""Each episode receives its own copy of the task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun.environments.stage import InProcessStage, Played, TaskRef
 
 
 class Appending:
-    """An environment with a common mistake: its conversation is the task's own list."""
+    """Environment with a common mistake: it appends messages to the list of the task."""
 
     id = "appending"
     compares = True
@@ -42,7 +42,7 @@ class Appending:
 
 
 class Model:
-    """Answers after it has let the other episodes run, and keeps the number of messages of each request."""
+    """Model that yields to the other episodes before it answers, and records the number of messages per request."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -57,7 +57,7 @@ async def play(stage: InProcessStage, model: Model) -> Played:
     return await stage.play(TaskRef("train", 0), model, timeout_seconds=60, reward_seconds=60)
 
 
-async def test_a_group_and_a_later_epoch_have_the_prompt_of_the_task() -> None:
+async def test_task_prompt_is_unchanged_by_group_and_later_epoch() -> None:
     stage, model = InProcessStage(Appending(turns=[])), Model()
     group = await asyncio.gather(*(play(stage, model) for _ in range(4)))
     assert model.asked == [1] * 4 + [2] * 4
@@ -67,14 +67,14 @@ async def test_a_group_and_a_later_epoch_have_the_prompt_of_the_task() -> None:
     assert again.asked == [1, 2]
 
 
-async def test_a_comparison_has_the_task_as_it_was() -> None:
+async def test_group_comparison_receives_unchanged_task() -> None:
     stage, model = InProcessStage(Appending(turns=[])), Model()
     group = [await play(stage, model) for _ in range(2)]
     scores = await stage.compare(TaskRef("train", 0), group, timeout_seconds=60, reward_seconds=60)
     assert [score.reward for score in scores] == [1.0, 1.0]
 
 
-async def test_a_task_that_cannot_be_copied_is_an_error_of_the_environment() -> None:
+async def test_uncopyable_task_is_an_environment_error() -> None:
     stage = InProcessStage(Appending(turns=[], generator=(number for number in range(3))))
     with pytest.raises(
         EpisodeError, match=r"train\[0\]': copying the task raised TypeError: cannot pickle 'generator'"

@@ -1,4 +1,4 @@
-"""Advice on "Permission denied" in an environment that is enclosed in its private folder."""
+"""Advice for "Permission denied" in an environment that is restricted to its private folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRITES = "can write only in its home folder and TMPDIR"
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
-    """Paths that owner and mode refuse. Tests may run as root, whom no mode refuses anything."""
+    """Paths that owner and mode deny. The tests may run as root, to which file modes do not apply."""
     paths: set[Path] = set()
     access = os.access
     monkeypatch.setattr(enclosure.os, "access", lambda path, mode: Path(path) not in paths and access(path, mode))
@@ -31,12 +31,12 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
     ],
 )
 @pytest.mark.parametrize("name", ["there.txt", "new.txt", "new/folder/x.txt"])
-def test_a_refused_write_names_the_places_that_can_be_written(message: str, name: str, tmp_path: Path) -> None:
+def test_refused_write_names_writable_locations(message: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "there.txt").write_text("x")
     assert WRITES in refused_hint(message.format(tmp_path / name))
 
 
-def test_a_refused_read_names_the_file_and_its_mode(tmp_path: Path, refused: set[Path]) -> None:
+def test_refused_read_names_file_and_its_mode(tmp_path: Path, refused: set[Path]) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("{}")
     refused.add(file)
@@ -45,14 +45,14 @@ def test_a_refused_read_names_the_file_and_its_mode(tmp_path: Path, refused: set
     assert WRITES not in hint
 
 
-def test_a_folder_that_cannot_be_passed_is_named(tmp_path: Path, refused: set[Path]) -> None:
+def test_inaccessible_folder_is_named(tmp_path: Path, refused: set[Path]) -> None:
     (tmp_path / "data").mkdir()
     refused.add(tmp_path / "data")
     hint = refused_hint(f"PermissionError: [Errno 13] Permission denied: '{tmp_path}/data/rows.jsonl'")
     assert f"owner and mode of {tmp_path}/data deny access" in hint
 
 
-def test_a_refused_credential_is_no_refused_write(tmp_path: Path) -> None:
+def test_refused_credential_is_not_reported_as_refused_write(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("x")
     hint = refused_hint(f"[Errno 13] Permission denied: '{tmp_path}/token'", closed=[str(tmp_path)])
     assert "cannot read the pod's credentials" in hint
@@ -60,5 +60,5 @@ def test_a_refused_credential_is_no_refused_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("message", ["Permission denied (publickey)", "the server answered: Permission denied", "boom"])
-def test_a_message_without_a_path_gets_no_advice(message: str) -> None:
+def test_permission_message_without_path_gets_no_advice(message: str) -> None:
     assert refused_hint(message) == ""

@@ -1,4 +1,4 @@
-"""`rlrun rows` and the environment `dataset` on files of public sets, and of one's own."""
+"""`rlrun rows` and the environment `dataset` on files of public sets and of users."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gsm8k(*numbers: int) -> list[dict[str, Any]]:
     return [{"question": f"What is {n}?", "answer": f"It is.\n#### {n}"} for n in numbers]
 
 
-def test_rows_get_uids_that_stay_when_others_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_uids_stay_stable_when_rows_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = write(tmp_path / "a.jsonl", gsm8k(1, 2, 2)), write(tmp_path / "b.jsonl", gsm8k(0, 1, 3, 2))
     for file in (first, second):
         words = ["rows", "--path", str(file), "--layout", "gsm8k", "--output", str(file.with_suffix(".out.jsonl"))]
@@ -40,7 +40,7 @@ def test_rows_get_uids_that_stay_when_others_come(tmp_path: Path, capsys: pytest
     assert "3 rows, 3 of them with a new uid" in capsys.readouterr().out
 
 
-def test_what_is_written_is_played(tmp_path: Path) -> None:
+def test_converted_rows_are_playable(tmp_path: Path) -> None:
     source, rows = write(tmp_path / "train.jsonl", gsm8k(*range(40), 3)), tmp_path / "rows.jsonl"
     words = ["--layout", "gsm8k", "--unique", "--instruction", "Box it."]
     assert main(["rows", "--path", str(source), *words, "--output", str(rows)]) == exit_codes.OK
@@ -54,7 +54,7 @@ def test_what_is_written_is_played(tmp_path: Path) -> None:
     assert len(task.id) == 16
 
 
-def test_a_set_that_holds_its_rows_many_times_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicated_rows_of_a_set_are_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"prompt": f"{i}?", "reward_model": {"ground_truth": "1"}, "data_source": "d", "extra_info": {"index": f"x{i}"}}
         for i in range(30)
@@ -68,14 +68,14 @@ def test_a_set_that_holds_its_rows_many_times_is_read_once(tmp_path: Path, capsy
     assert len(twice.tasks("train")) + len(twice.tasks("eval")) == 90
 
 
-def test_a_question_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_question_of_wrong_type_is_refused_with_line(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [{"question": 7, "answer": "#### 7"}, *gsm8k(1)])
     write(tmp_path / "test.jsonl", gsm8k(2))
     with pytest.raises(EnvironmentLoadError, match=r"train\.jsonl line 1: the question is not a text: '7'"):
         load_environment("gsm8k", {"path": str(tmp_path)})
 
 
-def test_csv_is_read_where_a_folder_has_nothing_else(tmp_path: Path) -> None:
+def test_csv_is_read_if_folder_has_no_other_format(tmp_path: Path) -> None:
     lines = "".join(f'"{i}?",{i}\n' for i in range(40))
     (tmp_path / "rows.csv").write_text("prompt,reward_model.ground_truth\n" + lines)
     environment = load_environment("dataset", {"path": str(tmp_path), "reward": "exact"})
@@ -105,7 +105,7 @@ def test_csv_is_read_where_a_folder_has_nothing_else(tmp_path: Path) -> None:
         (gsm8k(1), ["--revision", "x"], "--revision: revision (x) needs name", exit_codes.USAGE),
     ],
 )
-def test_what_cannot_be_converted_is_told_with_its_line(
+def test_row_conversion_error_names_line(
     rows: list[dict[str, Any]],
     words: list[str],
     says: str,
@@ -120,12 +120,12 @@ def test_what_cannot_be_converted_is_told_with_its_line(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_known_layout_is_named_where_none_is_set(tmp_path: Path) -> None:
+def test_unset_layout_error_names_recognized_layout(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLoadError, match="these columns have layout: gsm8k"):
         load_environment("dataset", {"path": str(write(tmp_path / "rows.jsonl", gsm8k(1, 2)))})
 
 
-def test_the_pages_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_rows_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     (command,) = re.findall(r"^rlrun (rows .*)$", page, re.MULTILINE)
     (tmp_path / "gsm8k").mkdir()
@@ -137,7 +137,7 @@ def test_the_pages_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert asked == ["What is 1?\n\nEnd with the number.", "What is 2?\n\nEnd with the number."]
 
 
-def test_a_folder_within_is_named(tmp_path: Path) -> None:
+def test_subfolder_of_rows_is_selected(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     write(tmp_path / "main" / "train.jsonl", gsm8k(1))
     write(tmp_path / "train.jsonl", [{"text": "of another kind"}])

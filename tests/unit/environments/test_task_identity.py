@@ -1,4 +1,4 @@
-"""Identity of tasks: which rows of verifiers 0.1 are the same task, and by which digest another data set is recognized."""
+"""Identity of tasks: equal rows of verifiers 0.1, and the digest that recognizes another data set."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def distinct(tasks: Sequence[Task]) -> int:
     return len(set(task_digests(tasks).values()))
 
 
-def test_rows_with_one_prompt_and_other_answers_are_different_tasks() -> None:
+def test_equal_prompts_with_other_answers_are_different_tasks() -> None:
     assert distinct([task(i, "guess", str(i)) for i in range(20)]) == 20
     assert distinct([task(i, "guess", str(i % 5)) for i in range(20)]) == 5
     assert distinct([*(task(i, "guess", str(i)) for i in range(4)), task(4, "say 4", "4"), task(5, "say 4", "4")]) == 5
 
 
-def test_rows_that_differ_in_a_hidden_column_alone_are_different_tasks() -> None:
+def test_rows_that_differ_only_in_hidden_column_are_different() -> None:
     assert distinct([task(i, "guess", None) for i in range(20)]) == 20
     assert distinct([task(i, "guess", None, row="same") for i in range(20)]) == 1
 
 
-def test_rows_of_a_prompt_with_one_answer_stay_in_one_split() -> None:
-    """An index in another column does not put copies of a question into both splits."""
+def test_equal_questions_stay_in_one_split() -> None:
+    """An index in another column must not put copies of a question into both splits."""
     tasks = [task(i, f"say {i % 5}", f"{i % 5}") for i in range(20)]
     assert distinct(tasks) == 5
-    # As earlier releases did: the same rows are held out as before.
+    # The held-out rows must be the same as in earlier releases.
     assert set(task_digests(tasks[:5]).values()) == set(
         task_digests([replace(t, info={"row": "x"}) for t in tasks[:5]]).values()
     )
@@ -58,7 +58,7 @@ def digest(id: str, args: dict[str, Any]) -> str:
     return check_distinct({"train": environment.tasks("train"), "eval": environment.tasks("eval")})["train"]
 
 
-def test_digest_tells_data_sets_apart(tmp_path: Path) -> None:
+def test_digest_distinguishes_data_sets(tmp_path: Path) -> None:
     first = digest("dataset", rows(tmp_path / "a", "1", "2"))
     assert first == digest("dataset", rows(tmp_path / "b", "1", "2"))
     assert first != digest("dataset", rows(tmp_path / "c", "1", "3"))
@@ -66,12 +66,12 @@ def test_digest_tells_data_sets_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [{"seed": 1}, {"num_tasks": 9_999}, {"length": 3}])
-def test_digest_of_generated_tasks_follows_their_arguments(args: dict[str, Any]) -> None:
+def test_digest_of_generated_tasks_depends_on_arguments(args: dict[str, Any]) -> None:
     assert digest("reverse-text", {}) == digest("reverse-text", {})
     assert digest("reverse-text", {}) != digest("reverse-text", args)
 
 
-def test_digest_leaves_out_what_one_process_keeps_for_scoring() -> None:
+def test_digest_ignores_scoring_data_of_one_process() -> None:
     tasks = [task(i, f"say {i}", str(i)) for i in range(3)]
     others = [replace(one, info={"folder": "/tmp/other"}) for one in tasks]
     assert check_distinct({"train": tasks, "eval": []}) == check_distinct({"train": others, "eval": []})

@@ -1,4 +1,4 @@
-"""Checks of users' code: equal code is loaded once."""
+"""Checks of user code: equal code is loaded only once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import Ready, StartError
 
 
-def test_equal_subjects_share_one_process_and_have_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_subjects_share_one_check_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 
     class Process:

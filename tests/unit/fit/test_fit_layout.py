@@ -1,4 +1,4 @@
-"""Layouts that do not go with a model's sizes, and what `rlrun validate` makes of them."""
+"""Layouts that do not match a model's sizes, and their findings in `rlrun validate`."""
 
 from __future__ import annotations
 
@@ -84,20 +84,22 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_layout_that_cannot_be(model: Architecture, blocks: dict[str, Any], key: str, message: str) -> None:
+def test_invalid_layout_is_refused_with_field(
+    model: Architecture, blocks: dict[str, Any], key: str, message: str
+) -> None:
     ((found, said),) = layout_problems(spec(**blocks), model, None)
     assert found[-1] == key
     assert re.search(message, said), said
 
 
-def test_a_layout_that_can_be() -> None:
+def test_valid_layout_has_no_problems() -> None:
     assert not [*layout_problems(spec(**trainer(8, tp=2, cp=2)), QWEN3, QWEN3)]
     assert not [*layout_problems(spec(**trainer(8, ep=8)), MIXTURE, None)]
     assert not [*layout_problems(spec(**trainer(8, pp=2)), QWEN2, None)]
 
 
-def test_a_model_of_text_and_images_is_divided_as_the_trainer_knows_it() -> None:
-    """The trainer refuses Gemma 3 with images, whose text alone it divides."""
+def test_multimodal_model_allows_parallelism_of_trainer() -> None:
+    """The trainer refuses Gemma 3 with images; it divides only the text model."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     text = {"model_type": "gemma3_text", "intermediate_size": 128, "vocab_size": 100} | sizes
     with_images = from_config({"model_type": "gemma3", "text_config": text})
@@ -110,7 +112,7 @@ def test_a_model_of_text_and_images_is_divided_as_the_trainer_knows_it() -> None
         assert not [*layout_problems(run, from_config(text), None)]
 
 
-def test_a_frozen_model_is_divided_as_the_policy_is() -> None:
+def test_reference_model_is_divided_as_the_policy() -> None:
     run = spec(**trainer(8, tp=8), algorithm={"preset": "distill", "reference": {"model": "a/c"}})
     own = dataclasses.replace(QWEN3, kv_heads=4)
     ((key, said),) = layout_problems(run, QWEN3, own)
@@ -132,13 +134,13 @@ def test_a_frozen_model_is_divided_as_the_policy_is() -> None:
         ("Tesla-T4", "auto", None),
     ],
 )
-def test_a_kernel_is_one_of_the_gpu(product: str | None, asked: str, fault: str | None) -> None:
+def test_unsupported_attention_kernel_of_gpu_is_refused(product: str | None, asked: str, fault: str | None) -> None:
     run = spec(trainer={"gpusPerReplica": 1, "attention": asked})
     found = [message for _, message in layout_problems(run, QWEN3, None, product=product)]
     assert [message.startswith(fault or "-") for message in found] == [True] * (fault is not None)
 
 
-def test_a_teacher_has_the_policys_vocabulary() -> None:
+def test_teacher_vocabulary_must_equal_policy_vocabulary() -> None:
     run = spec(algorithm={"preset": "distill", "reference": {"model": "a/c"}})
     ((key, said),) = layout_problems(run, QWEN3, QWEN2)
     assert key == ("algorithm", "reference", "model")
@@ -146,7 +148,7 @@ def test_a_teacher_has_the_policys_vocabulary() -> None:
     assert "151,936" in said
 
 
-def test_a_sequence_has_positions() -> None:
+def test_sequence_length_is_limited_by_positions() -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 1024}
     short = from_config(config)
@@ -160,7 +162,7 @@ def test_a_sequence_has_positions() -> None:
     assert not [*layout_problems(spec(seqLen=2048), stretched, None)]
 
 
-def test_findings_are_of_models_that_are_known(tmp_path: Path) -> None:
+def test_size_findings_require_known_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
     for model in ({"name": "team/unknown"}, {"path": str(tmp_path)}):
         assert not [*size_findings(spec(model=model, **trainer(3, tp=3)), ())]
@@ -171,7 +173,7 @@ def test_findings_are_of_models_that_are_known(tmp_path: Path) -> None:
     assert not [*size_findings(spec(**known), [("model", "name")])]
 
 
-def test_a_run_that_does_not_fit_is_a_notice_where_its_gpus_are_known() -> None:
+def test_oversized_run_on_known_gpu_gives_notice() -> None:
     model = {"model": {"name": "Qwen/Qwen3-8B"}, **trainer(1)}
     assert not [*size_findings(spec(**model), ())]
     assert not [*size_findings(spec(**model, placement={"gpuProduct": "NVIDIA-X1"}), ())]
@@ -181,7 +183,7 @@ def test_a_run_that_does_not_fit_is_a_notice_where_its_gpus_are_known() -> None:
     assert "`rlrun fit`" in found.message
 
 
-def test_the_fewest_pods_of_an_elastic_trainer_have_to_fit_too() -> None:
+def test_minimum_pods_of_elastic_trainer_must_fit() -> None:
     pods = {"replicas": 32, "gpusPerReplica": 1, "activationCheckpointing": "full"}
     base = {"model": {"name": "Qwen/Qwen3-8B"}, "placement": {"gpuProduct": "NVIDIA-L4"}}
     assert not [*size_findings(spec(**base, trainer=pods | {"elastic": {"min": 32}}), ())]

@@ -1,4 +1,4 @@
-"""Memory of whole runs: what each field changes, and advice that holds."""
+"""Memory of whole runs: the effect of each field, and valid recommendations."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def spec(model: str = SMALL, **blocks: Any) -> RLRunSpec:
     return RLRunSpec.model_validate(base | blocks)
 
 
-def around(model: str = SMALL, gib: float = 80, **more: Any) -> Surroundings:
+def make_surroundings(model: str = SMALL, gib: float = 80, **more: Any) -> Surroundings:
     memory = int(gib * GIB)
     return Surroundings(KNOWN[model], memory={"trainer": memory, "inference": memory}, **more)
 
 
 def trainer(model: str = SMALL, reference: str | None = None, **fields: Any) -> dict[str, float]:
-    """GiB of each part."""
+    """Return the GiB of each part."""
     fields = {"gpusPerReplica": 1} | fields
     algorithm = fields.pop("algorithm", {})
     other = KNOWN[reference] if reference else None
-    (found,) = needs_of(spec(model, trainer=fields, algorithm=algorithm), around(model, reference=other))
+    (found,) = needs_of(spec(model, trainer=fields, algorithm=algorithm), make_surroundings(model, reference=other))
     return {part.name: part.bytes / GIB for part in found.parts}
 
 
 def engine(model: str = SMALL, gib: float = 80, **fields: Any) -> Needs:
     run = spec(model, trainer={}, inference={"gpusPerReplica": 1} | fields)
-    (found,) = needs_of(run, around(model, gib))
+    (found,) = needs_of(run, make_surroundings(model, gib))
     return found
 
 
-def test_the_head_is_in_chunks_with_tp_too() -> None:
+def test_lm_head_is_chunked_with_tensor_parallelism() -> None:
     """Each tensor rank computes its part of the positions, chunk by chunk."""
     rows = {"gpusPerReplica": 4, "microBatchTokens": 65_536}
     alone, shared = trainer(LARGE, **rows), trainer(LARGE, **rows, parallelism={"tp": 4})
@@ -70,26 +70,26 @@ def test_the_head_is_in_chunks_with_tp_too() -> None:
         (None, {}, None),
     ],
 )
-def test_the_kernel_of_attention_is_named_and_counted(
+def test_attention_kernel_is_reported_and_counted(
     product: str | None, fields: dict[str, Any], kernel: str | None
 ) -> None:
     run = spec(trainer={"gpusPerReplica": 1} | fields)
-    (found,) = needs_of(run, around(product=product))
+    (found,) = needs_of(run, make_surroundings(product=product))
     remarks = [remark for remark in found.remarks if re.match("attention: .* is ", remark)]
     assert remarks == ([] if kernel is None else [f"attention: {fields.get('attention', 'auto')} is {kernel}"])
-    (unknown,) = needs_of(run, around())
+    (unknown,) = needs_of(run, make_surroundings())
     more = {part.name: part.bytes for part in found.parts}["activations"] / {
         part.name: part.bytes for part in unknown.parts
     }["activations"]
     assert (more > 1.1) == (kernel in ("sdpa", "cudnn"))
 
 
-def test_attention_takes_the_time_that_was_measured() -> None:
-    """The table of kernels is of one layer of Qwen3-0.6B, which has 28; the rates are those of 16,384 tokens."""
+def test_attention_time_follows_measured_rates() -> None:
+    """The table of kernels contains one layer of Qwen3-0.6B, which has 28; the rates apply to 16,384 tokens."""
 
     def told(tokens: int, **fields: Any) -> str:
         run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": tokens} | fields)
-        (found,) = needs_of(run, around(product="NVIDIA-H100-80GB-HBM3"))
+        (found,) = needs_of(run, make_surroundings(product="NVIDIA-H100-80GB-HBM3"))
         return next(remark for remark in found.remarks if "one sequence" in remark)
 
     measured = json.loads((ROOT / "benchmarks/results/gpu/kernels.json").read_text())["sections"]["attention"]
@@ -105,16 +105,16 @@ def test_attention_takes_the_time_that_was_measured() -> None:
     assert "about 0.18 s with varlen" in told(16_384, gpusPerReplica=2, parallelism={"cp": 2})
 
 
-def test_no_time_is_told_for_heads_that_were_not_measured() -> None:
-    """The table is of heads of 128; kernels are slower where they have 64."""
+def test_attention_time_is_omitted_for_unmeasured_heads() -> None:
+    """The table covers heads of size 128; kernels are slower with size 64."""
     other = dataclasses.replace(KNOWN[SMALL], head_dim=64)
-    surroundings = dataclasses.replace(around(product="NVIDIA-H100-80GB-HBM3"), model=other)
+    surroundings = dataclasses.replace(make_surroundings(product="NVIDIA-H100-80GB-HBM3"), model=other)
     (found,) = needs_of(spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 16_384}), surroundings)
     assert not any("one sequence" in remark for remark in found.remarks)
 
 
-def test_what_the_trainer_would_refuse_is_not_advised() -> None:
-    """A stretched row fits by rows that ranks share, which models of this type are not divided by."""
+def test_advice_excludes_changes_refused_by_trainer() -> None:
+    """A long row fits if ranks share it, but the trainer does not divide models of this type."""
     surroundings = Surroundings(
         dataclasses.replace(KNOWN[LARGE], whole_type="gemma3"), memory={"trainer": 60 * GIB, "inference": 60 * GIB}
     )
@@ -126,17 +126,17 @@ def test_what_the_trainer_would_refuse_is_not_advised() -> None:
     assert not any("parallelism.cp" in path for path in advised)
 
 
-def test_a_refused_field_is_part_of_the_report() -> None:
+def test_refused_field_is_part_of_report() -> None:
     run = spec(trainer={"gpusPerReplica": 16, "parallelism": {"tp": 16}})
-    found = refusals_of(run, around())
+    found = refusals_of(run, make_surroundings())
     assert [one.field for one in found] == ["spec.trainer.parallelism.tp"]
-    needs = needs_of(run, around())
+    needs = needs_of(run, make_surroundings())
     told = "  REFUSED: spec.trainer.parallelism.tp: 16 must divide the model's key-value heads (8); lower tp"
     assert told in report_lines("a", needs, [], KNOWN[SMALL], found)
     assert report_document("a", needs, [], KNOWN[SMALL], found)["fits"] is False
 
 
-def test_states_are_float32_and_shared_by_the_ranks_of_a_copy() -> None:
+def test_optimizer_states_are_float32_and_sharded() -> None:
     alone = trainer(gpusPerReplica=1)
     assert alone["parameters"] == pytest.approx(4 * 596_049_920 / GIB)
     assert alone["optimizer state"] == pytest.approx(2 * alone["parameters"])
@@ -147,8 +147,8 @@ def test_states_are_float32_and_shared_by_the_ranks_of_a_copy() -> None:
     assert trainer(gpusPerReplica=4, gradientAccumulation="local")["gradients"] == pytest.approx(alone["gradients"])
 
 
-def test_a_step_at_16k_is_that_of_the_design() -> None:
-    """Activations of Qwen3-0.6B in a row of 16,384 tokens: 31 GiB with all kept, 2.7 with those of attention, 0.9 with inputs."""
+def test_activations_of_16k_row_match_design() -> None:
+    """Activations of Qwen3-0.6B in a row of 16,384 tokens: 31 GiB if all are kept, 2.7 with attention only, 0.9 with inputs only."""
     rows = {"microBatchTokens": 16_384, "compile": False}
     found = [trainer(activationCheckpointing=mode, **rows)["activations"] for mode in ("none", "attention", "full")]
     assert found == pytest.approx([31, 2.8, 1.0], abs=0.3)
@@ -161,17 +161,17 @@ def test_a_step_at_16k_is_that_of_the_design() -> None:
         (65_536, 80, {}, "selective"),
         (65_536, 40, {}, "attention"),
         (65_536, 21, {}, "full"),
-        (65_536, 15, {}, "full"),  # which needs least, and still does not fit
+        (65_536, 15, {}, "full"),  # the mode with the least memory, which still does not fit
         (65_536, 80, {"activationCheckpointing": "full"}, "full"),
     ],
 )
-def test_auto_is_the_mode_with_the_least_work_that_fits(
+def test_auto_checkpointing_selects_cheapest_fitting_mode(
     tokens: int, gib: float, fields: dict[str, Any], mode: str
 ) -> None:
     given = {"gpusPerReplica": 1, "microBatchTokens": tokens, "activationCheckpointing": "auto"}
     given |= {"compile": False} | fields
-    (found,) = needs_of(spec(trainer=given), around(gib=gib))
-    (expected,) = needs_of(spec(trainer=given | {"activationCheckpointing": mode}), around(gib=gib))
+    (found,) = needs_of(spec(trainer=given), make_surroundings(gib=gib))
+    (expected,) = needs_of(spec(trainer=given | {"activationCheckpointing": mode}), make_surroundings(gib=gib))
     assert found.parts == expected.parts
     if not fields:
         assert found.remarks[-1].startswith(f"activationCheckpointing: auto selects {mode} (")
@@ -180,26 +180,26 @@ def test_auto_is_the_mode_with_the_least_work_that_fits(
 
 
 def test_auto_leaves_a_reserve() -> None:
-    """What fits as it was asked for, and by little, is not what auto takes."""
+    """An explicit mode may fit by a small margin; auto does not select it."""
     given = {"gpusPerReplica": 1, "microBatchTokens": 16_384}
-    (asked,) = needs_of(spec(trainer=given), around())
+    (asked,) = needs_of(spec(trainer=given), make_surroundings())
     tight = asked.total / GIB / (1 - FRAGMENTS - RESERVE / 2)
     auto = given | {"activationCheckpointing": "auto"}
-    (same,), (chosen,) = (needs_of(spec(trainer=fields), around(gib=tight)) for fields in (given, auto))
+    (same,), (chosen,) = (needs_of(spec(trainer=fields), make_surroundings(gib=tight)) for fields in (given, auto))
     assert same.fits
     assert chosen.fits
     assert chosen.total < same.total
 
 
-def test_what_auto_has_tried_is_not_advised() -> None:
+def test_advice_excludes_modes_tried_by_auto() -> None:
     run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 65_536, "activationCheckpointing": "auto"})
-    surroundings = around(gib=12)
+    surroundings = make_surroundings(gib=12)
     found = advise_roles(run, surroundings, needs_of(run, surroundings))
     assert found
     assert not any("activationCheckpointing" in path for change in found for path in change.fields)
 
 
-def test_what_takes_memory_off_the_gpu() -> None:
+def test_offload_and_parallelism_reduce_gpu_memory() -> None:
     assert trainer(cpuOffload=True)["optimizer state"] == 0
     assert trainer(gpusPerReplica=2, parallelism={"cp": 2})["activations"] == pytest.approx(
         trainer()["activations"] / 2
@@ -210,9 +210,9 @@ def test_what_takes_memory_off_the_gpu() -> None:
 
 
 def test_moments_in_host_memory_leave_two_buckets() -> None:
-    """The embedding and head of Qwen3-8B, 2.3 GiB a moment, are not cut."""
+    """The embedding and head of Qwen3-8B, 2.3 GiB per moment, are not divided."""
     run = spec(LARGE, trainer={"gpusPerReplica": 4, "optimizer": {"offload": True}})
-    (found,) = needs_of(run, around(LARGE))
+    (found,) = needs_of(run, make_surroundings(LARGE))
     parts = {part.name: part.bytes / GIB for part in found.parts}
     assert parts["optimizer state"] == pytest.approx(2 * 2 * 4 * 2 * 151_936 * 4096 / 4 / GIB, rel=0.01)
     assert parts["parameters"] == pytest.approx(trainer(LARGE, gpusPerReplica=4)["parameters"])
@@ -224,13 +224,13 @@ def test_moments_in_host_memory_leave_two_buckets() -> None:
 
 def test_moments_are_moved_before_everything_is() -> None:
     run = spec(LARGE, trainer={"gpusPerReplica": 2})
-    surroundings = around(LARGE, 60)
+    surroundings = make_surroundings(LARGE, 60)
     found = [[*change.fields] for change in advise_roles(run, surroundings, needs_of(run, surroundings))]
     moved = [one[0] for one in found if one[0].endswith(("cpuOffload", "optimizer.offload"))]
     assert moved == ["spec.trainer.optimizer.offload", "spec.trainer.cpuOffload"]
 
 
-def test_adapters_leave_gradients_and_moments_small_and_masters_whole() -> None:
+def test_lora_reduces_gradients_and_moments_but_not_masters() -> None:
     whole, adapters = trainer(LARGE), trainer(LARGE, lora={"rank": 16})
     assert adapters["optimizer state"] < whole["optimizer state"] / 50
     assert adapters["parameters"] > whole["parameters"]
@@ -250,7 +250,9 @@ def test_versions_between_trainer_and_engines_are_in_host_memory() -> None:
             inference={"gpusPerReplica": 1},
             weightSync={"transport": transport, "deltas": "Auto"},
         )
-        return [remark for remark in needs_of(run, around(LARGE))[0].remarks if remark.startswith("weightSync")]
+        return [
+            remark for remark in needs_of(run, make_surroundings(LARGE))[0].remarks if remark.startswith("weightSync")
+        ]
 
     kept = "weightSync.deltas: Auto keeps one version, 15.3 GiB, in"
     assert told("Filesystem") == [
@@ -260,7 +262,7 @@ def test_versions_between_trainer_and_engines_are_in_host_memory() -> None:
     assert told("Filesystem", lora={"rank": 8}) == []
 
 
-def test_models_beside_the_policy() -> None:
+def test_reference_and_critic_models_are_counted() -> None:
     assert "reference" not in trainer()
     own = {"preset": "distill", "reference": {"model": LARGE}}
     assert trainer(reference=LARGE, algorithm=own)["reference"] == pytest.approx(2 * 8_190_735_360 / GIB)
@@ -269,7 +271,7 @@ def test_models_beside_the_policy() -> None:
     )
 
 
-def test_the_cache_is_what_an_engine_has_left() -> None:
+def test_engine_cache_uses_remaining_memory() -> None:
     found = engine()
     assert found.fits
     assert found.total == pytest.approx(0.9 * 80 * GIB)
@@ -291,9 +293,9 @@ def test_engine_arguments_count() -> None:
     assert tokens(tensorParallel=2, gpusPerReplica=2) > 2 * tokens()
 
 
-def test_a_run_on_cpus_and_a_guest_need_nothing() -> None:
-    assert needs_of(spec(trainer={}), around()) == []
-    assert needs_of(spec(trainer={"sharedWith": "host", "lora": {}}), around()) == []
+def test_cpu_run_and_guest_need_no_gpu_memory() -> None:
+    assert needs_of(spec(trainer={}), make_surroundings()) == []
+    assert needs_of(spec(trainer={"sharedWith": "host", "lora": {}}), make_surroundings()) == []
 
 
 RUNS: list[tuple[str, float, dict[str, Any]]] = [
@@ -320,10 +322,8 @@ RUNS: list[tuple[str, float, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("model", "gib", "blocks"), RUNS, ids=range(len(RUNS)))
-def test_advice_is_there_and_fits_without_spoiling_the_other_role(
-    model: str, gib: float, blocks: dict[str, Any]
-) -> None:
-    run, surroundings = spec(model, **blocks), around(model, gib)
+def test_advice_fits_without_affecting_other_role(model: str, gib: float, blocks: dict[str, Any]) -> None:
+    run, surroundings = spec(model, **blocks), make_surroundings(model, gib)
     before = needs_of(run, surroundings)
     assert not all(one.fits for one in before)
     advice = advise_roles(run, surroundings, before)
@@ -337,7 +337,7 @@ def test_advice_is_there_and_fits_without_spoiling_the_other_role(
 
 
 def test_layers_are_compiled_on_gpus() -> None:
-    """What a compiled layer computes again it need not keep; ranks that share a layer do not compile it."""
+    """Compiled layers recompute values instead of keeping them; ranks that share a layer do not compile it."""
     rows = {"gpusPerReplica": 2, "microBatchTokens": 16_384}
     plain, auto = trainer(**rows, compile=False), trainer(**rows)
     assert auto["activations"] < 0.7 * plain["activations"]
@@ -346,36 +346,36 @@ def test_layers_are_compiled_on_gpus() -> None:
     assert trainer(**shared) == trainer(**shared, compile=False)
 
 
-def test_the_cheapest_change_comes_first() -> None:
+def test_cheapest_change_is_recommended_first() -> None:
     run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768, "compile": False})
-    surroundings = around(gib=64)
+    surroundings = make_surroundings(gib=64)
     first = advise_roles(run, surroundings, needs_of(run, surroundings))[0]
     assert first.fields == {"spec.trainer.activationCheckpointing": "selective"}
 
 
-def test_nothing_is_advised_where_nothing_helps() -> None:
+def test_impossible_run_gets_no_advice() -> None:
     run = spec(LARGE, trainer={"gpusPerReplica": 1})
-    surroundings = around(LARGE, 2)
+    surroundings = make_surroundings(LARGE, 2)
     assert advise_roles(run, surroundings, needs_of(run, surroundings)) == []
 
 
 COLOCATED: dict[str, Any] = {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}}
 
 
-def test_an_engine_leaves_room_for_the_trainer_that_waits() -> None:
+def test_colocated_engine_leaves_memory_for_waiting_trainer() -> None:
     def run(share: float) -> RLRunSpec:
         return spec(inference={"gpusPerReplica": 1, "gpuMemoryUtilization": share}, **COLOCATED)
 
-    greedy, surroundings = run(0.99), around(gib=40)
+    greedy, surroundings = run(0.99), make_surroundings(gib=40)
     needs = needs_of(greedy, surroundings)
     assert [(one.role, one.fits) for one in needs] == [("trainer", True), ("inference", False)]
     assert advise_roles(greedy, surroundings, needs)[0].fields == {"spec.inference.gpuMemoryUtilization": 0.95}
     assert all(one.fits for one in needs_of(run(0.95), surroundings))
 
 
-def test_a_change_that_spoils_the_other_role_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_that_breaks_other_role_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768}, inference={"gpusPerReplica": 1}, **COLOCATED)
-    surroundings = around(gib=40)
+    surroundings = make_surroundings(gib=40)
     needs = needs_of(run, surroundings)
     assert [one.fits for one in needs] == [False, True]
     good = {"spec.trainer.activationCheckpointing": "full"}
@@ -389,8 +389,8 @@ def test_a_change_that_spoils_the_other_role_is_not_advised(monkeypatch: pytest.
     ("tokens", "row", "residuals"),
     [(16_384, "SFT 16k, best", 0), (16_384, "RL 16k, compiled, fa3", 16_384), (65_536, "RL 65k, best", 65_536)],
 )
-def test_memory_is_that_of_a_gpu(tokens: int, row: str, residuals: int) -> None:
-    """torch's peak on an H200, without what CUDA itself takes; residuals of the LM head stay there in memory that is free."""
+def test_memory_matches_measured_gpu_peak(tokens: int, row: str, residuals: int) -> None:
+    """Peak of torch on an H200, without the memory of CUDA itself; residuals of the LM head stay in otherwise free memory."""
     measured = json.loads((ROOT / "benchmarks/results/gpu/steps.json").read_text())["sections"]["steps"][row]
     assert measured["activations"] == "none"
     parts = trainer(microBatchTokens=tokens, compile=True, activationCheckpointing="none")
@@ -398,7 +398,7 @@ def test_memory_is_that_of_a_gpu(tokens: int, row: str, residuals: int) -> None:
     assert estimated == pytest.approx(measured["peak GiB"], rel=0.07)
 
 
-def test_copies_of_a_small_model_on_one_gpu_stay_for_the_backward_pass() -> None:
+def test_small_model_keeps_gathered_copy_for_backward_pass() -> None:
     whole = 2 * 596_049_920 / GIB
     assert trainer()["gathered parameters"] == pytest.approx(whole, rel=0.01)
     assert trainer(gpusPerReplica=2)["gathered parameters"] < whole / 2
@@ -407,7 +407,7 @@ def test_copies_of_a_small_model_on_one_gpu_stay_for_the_backward_pass() -> None
 
 def test_quantised_model_is_refused_by_its_name() -> None:
     run = RLRunSpec.model_validate({"model": {"name": "openai/gpt-oss-20b"}, "environments": [{"id": "reverse-text"}]})
-    (found,) = refusals_of(run, around())
+    (found,) = refusals_of(run, make_surroundings())
     assert found.field == "spec.model.name"
     assert "mxfp4" in found.message
-    assert refusals_of(run.model_copy(update={"task": "Eval"}), around()) == []
+    assert refusals_of(run.model_copy(update={"task": "Eval"}), make_surroundings()) == []

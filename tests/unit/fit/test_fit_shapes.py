@@ -1,4 +1,4 @@
-"""Shapes of models and sizes of GPUs."""
+"""Model shapes and GPU sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLISHED = {
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
     "meta-llama/Llama-3.1-70B": 70_553_706_496,
 }
-"""Elements of the models' published files."""
+"""Number of elements in the published files of the models."""
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -36,17 +36,17 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_of_known_models(name: str) -> None:
+def test_known_models_have_published_parameter_counts(name: str) -> None:
     assert KNOWN[name].parameters == PUBLISHED[name]
 
 
-def test_variants_of_a_known_model_have_its_shape() -> None:
+def test_known_model_variants_share_its_shape() -> None:
     assert known_model("Qwen/Qwen3-4B-Instruct-2507") == KNOWN["Qwen/Qwen3-4B"]
     assert known_model("Qwen/Qwen3-4B-Other") is None
 
 
-def test_activations_of_a_layer_are_those_of_the_design() -> None:
-    """KB of a token in a layer of Qwen3-0.6B, bfloat16, as counted on the real model."""
+def test_layer_activations_match_design() -> None:
+    """KB per token in a layer of Qwen3-0.6B, bfloat16, as measured on the real model."""
 
     def kept(mode: Any) -> float:
         shape = KNOWN["Qwen/Qwen3-0.6B"]
@@ -82,7 +82,7 @@ def test_memory_of_a_product(product: str, mib: int) -> None:
 @pytest.mark.parametrize(
     "product", ["NVIDIA-X1", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "NVIDIA-L4-SHARED", "NVIDIA-A100"]
 )
-def test_memory_of_no_known_or_no_whole_gpu(product: str) -> None:
+def test_memory_of_unknown_or_partial_gpu_is_unknown(product: str) -> None:
     assert memory_of(product) is None
 
 
@@ -100,7 +100,7 @@ def test_sizes_as_people_write_them() -> None:
 
 @pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
 @pytest.mark.parametrize("value", [None, 0, "64", True])
-def test_a_configuration_without_a_size_is_refused(field: str, value: object) -> None:
+def test_configuration_without_size_is_refused(field: str, value: object) -> None:
     with pytest.raises(ShapeError, match=field):
         from_config(CONFIG | {field: value})
 
@@ -117,7 +117,7 @@ def test_a_configuration_without_a_size_is_refused(field: str, value: object) ->
         ),
     ],
 )
-def test_sizes_have_the_names_of_their_families(config: dict[str, Any], sizes: tuple[int, ...]) -> None:
+def test_size_names_of_families_are_recognized(config: dict[str, Any], sizes: tuple[int, ...]) -> None:
     found = from_config({"model_type": "other", "vocab_size": 100} | config)
     assert (found.hidden, found.layers, found.heads, found.intermediate) == sizes
 
@@ -129,7 +129,7 @@ def test_sizes_have_the_names_of_their_families(config: dict[str, Any], sizes: t
         {"moe_num_experts": 8, "moe_k": 2},  # ERNIE
     ],
 )
-def test_a_mixtures_sizes_have_the_names_of_their_families(names: dict[str, Any]) -> None:
+def test_mixture_size_names_of_families_are_recognized(names: dict[str, Any]) -> None:
     mixture = {name: value for name, value in CONFIG.items() if name != "intermediate_size"} | {
         "moe_intermediate_size": 24
     }
@@ -138,16 +138,16 @@ def test_a_mixtures_sizes_have_the_names_of_their_families(names: dict[str, Any]
 
 
 @pytest.mark.parametrize("option", [{"attention_bias": True}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}])
-def test_options_that_no_size_tells_are_not_counted_by_sizes(option: dict[str, Any]) -> None:
+def test_unusual_options_make_count_inexact(option: dict[str, Any]) -> None:
     assert from_config(CONFIG).exact
     assert not from_config(CONFIG | option).exact
 
 
-def test_a_model_of_text_and_images_is_not_counted_by_its_text() -> None:
+def test_multimodal_model_count_is_inexact() -> None:
     assert not from_config({"model_type": "other", "text_config": CONFIG}).exact
 
 
-def test_a_shape_is_read_from_a_folder_from_the_hubs_cache_and_from_a_tiny_model(tmp_path: Path) -> None:
+def test_shape_is_read_from_each_model_source(tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "models--team--own" / "snapshots" / "abc"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"text_config": CONFIG}))
@@ -157,7 +157,7 @@ def test_a_shape_is_read_from_a_folder_from_the_hubs_cache_and_from_a_tiny_model
     assert shape_of(ModelConfig(tiny=TinyModelConfig()), "spec.model").layers == 4
 
 
-def test_an_unknown_model_is_refused_with_the_option_that_names_its_configuration(tmp_path: Path) -> None:
+def test_unknown_model_error_names_model_config_option(tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError, match=r"spec\.model\.name \(a/b\).*--model-config"):
         shape_of(ModelConfig(name="a/b"), "spec.model", environment={"HF_HOME": str(tmp_path)})
     (tmp_path / "config.json").write_text("[")

@@ -1,4 +1,4 @@
-"""Stages of a pipeline: their cut, and the memory of the one that needs most."""
+"""Pipeline stages: the division of layers, and the memory of the largest stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def needs(**fields: object) -> Needs:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("costs", [[1.0] * 6, [3, 1, 1, 1, 1, 3], [1, 5, 1, 1, 1, 1], [2, 2, 2, 1, 9, 1]])
-def test_no_other_cut_has_a_cheaper_dearest_stage(costs: list[float], stages: int) -> None:
+def test_layer_division_minimizes_largest_stage(costs: list[float], stages: int) -> None:
     head = 2.5
 
     def dearest(ends: tuple[int, ...]) -> float:
@@ -39,7 +39,7 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(costs: list[float], stages: in
     assert dearest(tuple(run.start for run in runs[1:])) == best
 
 
-def test_the_first_stage_is_spared_where_cuts_are_equal() -> None:
+def test_first_stage_is_smallest_on_equal_cost() -> None:
     assert [len(run) for run in cut_layers([1] * 5, 0, 2)] == [2, 3]
 
 
@@ -48,7 +48,7 @@ def test_more_stages_than_layers_are_refused() -> None:
         cut_layers([1, 1], 0, 3)
 
 
-def test_stages_have_the_whole_model_between_them() -> None:
+def test_stages_cover_the_whole_model() -> None:
     for model in (LARGE, MIXTURE):
         stages = stages_of(model, ParallelismConfig(pp=4))
         assert sum(stage.parameters for stage in stages) == pytest.approx(model.parameters, rel=1e-6)
@@ -59,7 +59,7 @@ def test_stages_have_the_whole_model_between_them() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"])
-def test_ranks_with_several_stages_have_the_whole_model_between_them(schedule: PipelineSchedule) -> None:
+def test_ranks_with_several_stages_cover_the_whole_model(schedule: PipelineSchedule) -> None:
     ranks = stages_of(LARGE, ParallelismConfig(pp=4, schedule=schedule))
     assert sum(rank.parameters for rank in ranks) == pytest.approx(LARGE.parameters, rel=1e-6)
     assert sorted(number for rank in ranks for number in rank.numbers) == [*range(8)]
@@ -68,7 +68,7 @@ def test_ranks_with_several_stages_have_the_whole_model_between_them(schedule: P
     assert [rank.last for rank in ranks].index(True) == (0 if schedule == "ZBVZeroBubble" else 3)
 
 
-def test_a_schedule_changes_what_is_kept_and_how_long_a_rank_waits() -> None:
+def test_pipeline_schedule_changes_memory_and_idle_time() -> None:
     notes = {}
     for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"):
         fields = {"parallelism": {"pp": 4, "schedule": schedule}, "gradientAccumulation": "local", "gpusPerReplica": 4}
@@ -79,7 +79,7 @@ def test_a_schedule_changes_what_is_kept_and_how_long_a_rank_waits() -> None:
     assert "(pp - 1) / (6 M + pp - 1) of the time, 3.0% of 16 rows" in notes["ZBVZeroBubble"]
 
 
-def test_a_stage_needs_less_than_a_model_and_keeps_the_rows_in_flight() -> None:
+def test_stage_needs_less_memory_but_keeps_rows_in_flight() -> None:
     whole, staged = needs(gpusPerReplica=1), needs(gpusPerReplica=4, parallelism={"pp": 4})
     before, after = ({part.name: part.bytes for part in one.parts} for one in (whole, staged))
     assert after["parameters"] < 0.35 * before["parameters"]
@@ -94,7 +94,7 @@ def test_a_stage_needs_less_than_a_model_and_keeps_the_rows_in_flight() -> None:
     assert after["parameters"] == pytest.approx(4 * held.parameters)
 
 
-def test_copies_of_a_pipeline_share_what_a_stage_has() -> None:
+def test_pipeline_replicas_shard_state_of_stage() -> None:
     alone, shared = (needs(gpusPerReplica=n, parallelism={"pp": 2}) for n in (2, 8))
     one, other = ({part.name: part.bytes for part in found.parts} for found in (alone, shared))
     assert other["optimizer state"] == pytest.approx(one["optimizer state"] / 4)

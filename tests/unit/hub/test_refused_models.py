@@ -1,4 +1,4 @@
-"""Roles refuse a model that cannot be trained before its weights are fetched or read."""
+"""Refusal of untrainable models before their weights are fetched or read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    """Parts of a repository that are fetched."""
+    """Return the parts of a repository that were fetched."""
     parts: list[str] = []
 
     def take(_repository: object, part: str, **_named: Any) -> Path:

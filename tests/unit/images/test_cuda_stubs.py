@@ -1,4 +1,4 @@
-"""The stand-in of CUDA's libraries: the loader takes it, and what calls it gets an error code."""
+"""Stub of the CUDA libraries: it can be loaded, and its functions return an error code."""
 
 import ctypes
 import platform
@@ -27,14 +27,14 @@ def stub(tmp_path: Path) -> Path:
     return file
 
 
-def test_every_function_is_found_and_returns_an_error(stub: Path) -> None:
+def test_cuda_stub_functions_return_an_error(stub: Path) -> None:
     library = ctypes.CDLL(str(stub))
     names = ["cublasCreate_v2", "ncclInit", *(f"function_{index}" for index in range(3000))]
     assert {getattr(library, name)() for name in names} == {1}
     assert not hasattr(library, "function_3000")
 
 
-def test_versions_are_those_asked_for(stub: Path) -> None:
+def test_cuda_stub_has_requested_symbol_versions(stub: Path) -> None:
     library = ctypes.CDLL(str(stub))
     find = ctypes.CDLL(None).dlvsym
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
@@ -48,7 +48,7 @@ def test_versions_are_those_asked_for(stub: Path) -> None:
     assert has(b"both", b"libcublas.so.13")
 
 
-def test_a_library_is_read_as_the_loader_reads_it() -> None:
+def test_shared_library_is_read_like_the_loader() -> None:
     math = next(
         Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/libm.so.6" in line
     )
@@ -58,7 +58,7 @@ def test_a_library_is_read_as_the_loader_reads_it() -> None:
     assert any(version.startswith("GLIBC_") for _, version in library.undefined)
 
 
-def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(ValueError, match=r"text\.so is no 64-bit"):
         read_library(tmp_path / "text.so")

@@ -1,4 +1,4 @@
-"""The Dockerfiles, the ignore file and the locks of the packages fit each other."""
+"""Consistency of the Dockerfiles, the ignore file and the package locks."""
 
 import re
 import tomllib
@@ -25,14 +25,14 @@ def pins(file: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 @pytest.mark.parametrize("name", IMAGES)
-def test_what_is_copied_is_there_and_not_ignored(name: str, accelerator: str) -> None:
+def test_copied_paths_exist_and_are_not_ignored(name: str, accelerator: str) -> None:
     paths = copied(parse(dockerfile(name)), {"ACCELERATOR": accelerator})
     assert files(ROOT, paths, Ignore((ROOT / ".dockerignore").read_text()))
     assert "workloads" in paths
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_the_engines_image_has_all_that_a_trainer_needs(accelerator: str) -> None:
+def test_inference_image_contains_all_trainer_packages(accelerator: str) -> None:
     """`placement.colocate` runs both in one container."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[^A-Za-z0-9_.-]", one)[0] for one in project["optional-dependencies"]["trainer"]}
@@ -41,7 +41,7 @@ def test_the_engines_image_has_all_that_a_trainer_needs(accelerator: str) -> Non
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_every_build_argument_is_documented_in_the_header(name: str) -> None:
+def test_build_arguments_are_documented_in_header(name: str) -> None:
     text = dockerfile(name)
     header = text.split("\n\n")[0]
     assert all(line.startswith("#") for line in header.splitlines())
@@ -49,7 +49,7 @@ def test_every_build_argument_is_documented_in_the_header(name: str) -> None:
     assert documented == set(arguments(parse(text)))
 
 
-def test_trainer_and_inference_share_everything_up_to_the_layer_of_torch() -> None:
+def test_trainer_and_inference_share_layers_up_to_torch() -> None:
     def shared(name: str) -> str:
         return dockerfile(name).split("\nARG BASE_IMAGE")[1].split(f" AS {name}\n")[0]
 
@@ -58,7 +58,7 @@ def test_trainer_and_inference_share_everything_up_to_the_layer_of_torch() -> No
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_code_comes_after_the_packages_and_the_image_ends_as_user_1000(name: str) -> None:
+def test_image_adds_code_last_and_runs_as_user_1000(name: str) -> None:
     last_stage = dockerfile(name).split("\nFROM ")[-1]
     assert last_stage.index("--require-hashes") < last_stage.index("COPY --from=wheel")
     assert [entry.rest for entry in parse(last_stage) if entry.name == "USER"] == ["1000:1000"]
@@ -68,7 +68,7 @@ def test_code_comes_after_the_packages_and_the_image_ends_as_user_1000(name: str
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_only_the_operator_starts_by_itself(name: str) -> None:
+def test_operator_image_has_the_only_entry_point(name: str) -> None:
     entry_points = [entry.rest for entry in parse(dockerfile(name)) if entry.name == "ENTRYPOINT"]
     assert entry_points == ['["rlrun-operator"]' if name == "operator" else "[]"]
 
@@ -76,7 +76,7 @@ def test_only_the_operator_starts_by_itself(name: str) -> None:
 @pytest.mark.parametrize(
     "lock", [*sorted((REQUIREMENTS / "images").glob("*-?pu.txt")), REQUIREMENTS / "images/stub.txt"]
 )
-def test_an_image_holds_the_versions_that_are_tested_with_hashes(lock: Path) -> None:
+def test_image_locks_pin_tested_versions_with_hashes(lock: Path) -> None:
     if lock.name.startswith("overrides"):
         return
     whole = pins(REQUIREMENTS / ("gpu.txt" if lock.stem.endswith("-gpu") else "cpu.txt"))
@@ -86,7 +86,7 @@ def test_an_image_holds_the_versions_that_are_tested_with_hashes(lock: Path) -> 
     assert len(re.findall(r"==\S+ (?:; [^\\]+)?\\\n    --hash=sha256:", lock.read_text())) == len(held)
 
 
-def test_the_layer_of_trackers_adds_to_the_trainers_packages_and_replaces_none() -> None:
+def test_tracker_layer_adds_packages_without_replacing_any() -> None:
     lock = REQUIREMENTS / "images/trackers.txt"
     held = pins(lock)
     assert set(PACKAGES.values()) <= held.keys()
@@ -102,13 +102,13 @@ def test_the_layer_of_trackers_adds_to_the_trainers_packages_and_replaces_none()
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 @pytest.mark.parametrize("role", ["trainer", "inference"])
-def test_the_shared_layer_holds_nothing_that_a_role_would_replace(role: str, accelerator: str) -> None:
+def test_common_layer_equals_packages_of_each_role(role: str, accelerator: str) -> None:
     common = pins(REQUIREMENTS / f"images/common-{accelerator}.txt")
     assert common.items() <= pins(REQUIREMENTS / f"images/{role}-{accelerator}.txt").items()
     assert "torch" in common
 
 
-def test_cpu_images_hold_no_library_of_a_gpu_but_the_runtime_that_says_that_there_is_none() -> None:
+def test_cpu_images_contain_no_gpu_library_except_cuda_runtime() -> None:
     for role in ("trainer", "inference"):
         held = pins(REQUIREMENTS / f"images/{role}-cpu.txt")
         assert [name for name in held if name.startswith(("nvidia", "triton"))] == ["nvidia-cuda-runtime"]

@@ -1,4 +1,4 @@
-"""The image with FlashAttention 3: what is left out of it, by its names upstream, and that no other image is changed by it."""
+"""The FlashAttention 3 image: omitted parts by their upstream names, and no effect on other images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAGS = {
     ),
     *("HDIM64", "HDIM96", "HDIM128", "HDIM192", "HDIM256", "HDIMDIFF64", "HDIMDIFF192"),
 }
-"""Parts that can be left out: read of hopper/setup.py at the commit that the file names."""
+"""Optional parts, from hopper/setup.py at the commit that the file names."""
 COMMIT = "79760b3dc33435bc6c661582ff345b2321bf5f7f"
 
 
@@ -35,8 +35,8 @@ def text() -> str:
     return (ROOT / FILE).read_text()
 
 
-def test_it_has_all_that_the_trainer_calls() -> None:
-    """A wrong name would do nothing, and the build would take hours; a part too few would fail in a run."""
+def test_flash_attention_image_includes_all_used_parts() -> None:
+    """A wrong name has no effect and makes the build take hours; a missing part fails in a run."""
     left_out = set(re.findall(r"FLASH_ATTENTION_DISABLE_(\w+)=TRUE", text()))
     assert left_out <= FLAGS
     assert not left_out & {"BACKWARD", "VARLEN", "LOCAL", "SOFTCAP", "HDIM64", "HDIM128", "HDIM256"}
@@ -45,7 +45,7 @@ def test_it_has_all_that_the_trainer_calls() -> None:
     assert f"ARG FLASH_ATTENTION_COMMIT={COMMIT}\n" in text(), "the flags' names are those of this commit"
 
 
-def test_its_stages_begin_with_the_trainers_image_and_end_as_its_user() -> None:
+def test_flash_attention_image_extends_trainer_with_same_user() -> None:
     stages = re.findall(r"^FROM (\S+)", text(), re.MULTILINE)
     assert stages == ["${TRAINER_IMAGE}", "${TRAINER_IMAGE}"]
     build, last = text().split("\nFROM ")[1:]
@@ -54,12 +54,12 @@ def test_its_stages_begin_with_the_trainers_image_and_end_as_its_user() -> None:
     assert [entry.rest for entry in parse(last) if entry.name == "USER"][-1] == "1000:1000"
 
 
-def test_what_it_copies_is_there_and_its_arguments_are_documented() -> None:
+def test_flash_attention_image_copies_existing_files_with_documented_arguments() -> None:
     assert files(ROOT, copied(parse(text()), {}), Ignore((ROOT / ".dockerignore").read_text()))
     header = text().split("\n\nARG ")[0]
     assert all(f" {name} " in header.replace(",", " ") for name in arguments(parse(text())))
 
 
-def test_no_other_image_knows_of_it() -> None:
+def test_other_images_do_not_mention_flash_attention() -> None:
     for image in IMAGES:
         assert "FLASH_ATTENTION" not in (ROOT / f"Dockerfile.{image}").read_text()

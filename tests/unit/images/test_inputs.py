@@ -1,4 +1,4 @@
-"""The key of an image: it changes with what the build reads, and with nothing else."""
+"""Keys of images, which change only with the input of the build."""
 
 import os
 import shutil
@@ -74,7 +74,7 @@ EVERY = set(IMAGES)
         ("workloads/rlrun.egg-info/PKG-INFO", set()),
     ],
 )
-def test_a_changed_file_changes_the_images_that_hold_it(checkout: Path, file: str, expected: set[str]) -> None:
+def test_changed_file_changes_keys_of_its_images(checkout: Path, file: str, expected: set[str]) -> None:
     def change() -> None:
         (checkout / file).parent.mkdir(parents=True, exist_ok=True)
         with (checkout / file).open("a") as handle:
@@ -83,7 +83,7 @@ def test_a_changed_file_changes_the_images_that_hold_it(checkout: Path, file: st
     assert changed(checkout, change) == expected
 
 
-def test_a_removed_file_and_a_changed_mode_change_the_key(checkout: Path) -> None:
+def test_removed_file_and_changed_mode_change_the_key(checkout: Path) -> None:
     assert changed(checkout, lambda: (checkout / "workloads/rlrun/a.py").chmod(0o755)) == EVERY
     (checkout / "workloads/rlrun/other.py").write_text("")
     assert changed(checkout, lambda: (checkout / "workloads/rlrun/a.py").unlink()) == EVERY
@@ -98,19 +98,19 @@ def test_another_base_is_another_image(checkout: Path) -> None:
     assert all(other[name] != reference for name, reference in keys(checkout).items())
 
 
-def test_an_image_that_does_not_exist_is_named_with_those_that_do(checkout: Path) -> None:
+def test_unknown_image_error_lists_known_images(checkout: Path) -> None:
     with pytest.raises(ClusterError, match="unknown image 'trainr'; there are trainer, inference, operator, stub"):
         plan("trainr", BASE, root=checkout, archives=checkout)
 
 
-def test_a_copied_file_that_is_ignored_is_an_error_before_the_build(checkout: Path) -> None:
+def test_ignored_copied_file_is_an_error_before_build(checkout: Path) -> None:
     with (checkout / ".dockerignore").open("a") as handle:
         handle.write("LICENSE\n")
     with pytest.raises(ClusterError, match=r"Dockerfile\.trainer: LICENSE is not there"):
         plan("trainer", BASE, root=checkout, archives=checkout)
 
 
-def test_a_dockerfile_is_read_with_its_continued_lines_and_arguments() -> None:
+def test_dockerfile_parser_reads_continued_lines_and_arguments() -> None:
     instructions = parse(
         '# COPY not this\nARG KIND="gpu"\nARG INDEX\nCOPY a-${KIND}.txt b \\\n    /there/\nCOPY --from=other c /c\n'
         "COPY --chown=1:1 d /d\n"
@@ -133,14 +133,12 @@ def test_a_dockerfile_is_read_with_its_continued_lines_and_arguments() -> None:
         ("srcs/a.py", True),
     ],
 )
-def test_the_last_rule_of_the_ignore_file_that_matches_counts(path: str, excluded: bool) -> None:
+def test_last_matching_ignore_rule_applies(path: str, excluded: bool) -> None:
     rules = Ignore("# nothing but\n*\n!src\n!tools/one.py\n\n**/__pycache__\n")
     assert rules.excludes(path) is excluded
 
 
-def test_a_build_gets_its_files_with_equal_times_and_modes(
-    checkout: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_build_context_has_fixed_times_and_modes(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     names = ["LICENSE", "workloads/rlrun/a.py", "requirements/images/uv.sh"]
     folders = [tmp_path_factory.mktemp("context") for _ in range(2)]
     write(read(checkout, names), folders[0])

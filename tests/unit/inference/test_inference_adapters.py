@@ -1,4 +1,4 @@
-"""Adapters against an engine that records what it is told: a name for every load, nothing unloaded that is needed."""
+"""Adapters on a recording engine: unique names per load, and no unloading of used adapters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TENSORS = {A: np.zeros((2, 5)), B: np.zeros((3, 2))}
 
 
 class FakeEngine:
-    """Holds adapters by number."""
+    """Engine that stores adapters by number."""
 
     def __init__(self) -> None:
         self.held: dict[int, str] = {}
@@ -57,7 +57,7 @@ def write_adapter(folder: Path, tensors: dict[str, Any] = TENSORS, rank: int = 2
 
 
 class Bench:
-    """A hand-over, its engine, the names that the server takes, and the requests in flight."""
+    """Handover with its engine, the model names of the server, and the requests in flight."""
 
     def __init__(self, root: Path, *, runs: int = 1, timeout: float = 30) -> None:
         self.root, self.engine = root, FakeEngine()
@@ -90,7 +90,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_every_version_gets_a_name_of_its_own(bench: Bench) -> None:
+async def test_adapter_versions_have_unique_names(bench: Bench) -> None:
     outcome = await bench.load(1)
     assert (outcome.model, outcome.version, outcome.changed) == ("run-v1", 1, True)
     assert bench.handover.served == Served(1, str(bench.root / "v1"), "run-v1")
@@ -104,7 +104,7 @@ async def test_every_version_gets_a_name_of_its_own(bench: Bench) -> None:
         await bench.load(0)
 
 
-async def test_what_requests_need_stays(bench: Bench) -> None:
+async def test_adapters_of_running_requests_stay_loaded(bench: Bench) -> None:
     for version in range(1, 4):
         await bench.load(version)
         bench.in_use.add("run-v1")
@@ -119,7 +119,7 @@ async def test_what_requests_need_stays(bench: Bench) -> None:
     assert sorted(bench.engine.held.values()) == ["run-v5", "run-v6", "run-v7"]
 
 
-async def test_each_run_has_versions_and_adapters_of_its_own(tmp_path: Path) -> None:
+async def test_each_run_has_separate_versions_and_adapters(tmp_path: Path) -> None:
     bench = Bench(tmp_path, runs=2)
     for run in ("host", "guest"):
         (tmp_path / run / "weights").mkdir(parents=True)
@@ -135,7 +135,7 @@ async def test_each_run_has_versions_and_adapters_of_its_own(tmp_path: Path) -> 
     assert (await bench.load(4, "host/weights/v4")).changed is False
 
 
-async def test_runs_that_have_left_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_departed_runs_free_adapter_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOADED_LORAS", 2)
     bench = Bench(tmp_path, runs=2)
     for run in ("a", "b", "c", "d", "e"):
@@ -148,7 +148,7 @@ async def test_runs_that_have_left_make_room(tmp_path: Path, monkeypatch: pytest
     assert sorted(bench.engine.held.values()) == ["a-v1", "a-v2", "d-v1", "e-v1"], "b and c were quiet for longest"
 
 
-async def test_a_version_waits_when_requests_need_all_that_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_adapter_load_fails_while_requests_use_all_slots(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOADED_LORAS", 3)
     for version in range(1, 4):
         bench.in_use.add((await bench.load(version)).model)
@@ -163,7 +163,7 @@ async def test_a_version_waits_when_requests_need_all_that_fit(bench: Bench, mon
 
 
 @pytest.mark.parametrize(("hangs", "message"), [(False, "ValueError: it broke"), (True, "no response within 0.2 s")])
-async def test_a_failed_load_changes_nothing(tmp_path: Path, hangs: bool, message: str) -> None:
+async def test_failed_adapter_load_keeps_previous_adapter(tmp_path: Path, hangs: bool, message: str) -> None:
     bench = Bench(tmp_path, timeout=0.2)
     await bench.load(1)
     bench.engine.fails, bench.engine.hangs = "it broke", hangs
@@ -186,7 +186,7 @@ async def test_a_failed_load_changes_nothing(tmp_path: Path, hangs: bool, messag
         ({**TENSORS, "base_model.model.lm_head.weight": np.zeros((7, 5))}, 2, "lm_head.weight is not part"),
     ],
 )
-def test_an_adapter_is_judged_before_the_engine_sees_it(
+def test_invalid_adapter_is_refused_before_load(
     tmp_path: Path, tensors: dict[str, Any], rank: int, message: str
 ) -> None:
     write_adapter(tmp_path / "v1", tensors, rank)
@@ -194,7 +194,7 @@ def test_an_adapter_is_judged_before_the_engine_sees_it(
         check_adapter("v1", str(tmp_path), EXPECTED, 4)
 
 
-def test_a_whole_adapter_passes_and_an_unfinished_one_does_not(tmp_path: Path) -> None:
+def test_complete_adapter_passes_check_and_incomplete_one_fails(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "v1")
     assert check_adapter("v1", str(tmp_path), EXPECTED, 4) == folder
     assert check_adapter("v1", str(tmp_path), None, 4) == folder
@@ -208,21 +208,21 @@ def settings(**options: Any) -> InferenceSettings:
 
 
 @pytest.mark.parametrize(("rank", "flag"), [(1, 1), (6, 8), (16, 16), (300, 320), (512, 512)])
-def test_the_engine_is_started_for_the_rank(rank: int, flag: int) -> None:
+def test_engine_arguments_contain_lora_rank(rank: int, flag: int) -> None:
     arguments = vllm_arguments(settings(max_lora_rank=rank))
     assert "--enable-lora" in arguments
     assert f"--max-lora-rank={flag}" in arguments
     assert "--enable-lora" not in vllm_arguments(settings())
 
 
-def test_the_engine_is_started_for_the_adapters_of_all_runs() -> None:
+def test_engine_arguments_reserve_adapters_for_all_runs() -> None:
     for runs, at_once, remembered in ((1, 4, 32), (3, 12, 96)):
         arguments = vllm_arguments(settings(max_lora_rank=8, lora_runs=runs))
         assert f"--max-loras={at_once}" in arguments
         assert f"--max-cpu-loras={remembered}" in arguments
 
 
-def test_a_rank_that_vllm_does_not_take_is_refused() -> None:
+def test_unsupported_lora_rank_is_refused() -> None:
     with pytest.raises(SettingsError, match="maxLoraRank: 513 is not between 1 and 512"):
         settings(max_lora_rank=513)
 
@@ -243,7 +243,7 @@ def test_tokens_of_an_adapter_have_its_version() -> None:
         parse_stock(text, 1)
 
 
-async def test_a_guest_has_its_own_folder_and_adapters_alone(tmp_path: Path) -> None:
+async def test_guest_may_use_only_its_folder_and_adapters(tmp_path: Path) -> None:
     shared = Bench(tmp_path, runs=3)
     for run in ("host", "a", "a-b"):
         (tmp_path / run).mkdir()
@@ -261,7 +261,7 @@ async def test_a_guest_has_its_own_folder_and_adapters_alone(tmp_path: Path) -> 
     assert not alone.is_of(str(tmp_path / "a/v1"), "a"), "an engine of one run has no guests"
 
 
-def test_a_guests_key_loads_from_its_own_folder_alone(tmp_path: Path) -> None:
+def test_guest_key_loads_only_from_its_own_folder(tmp_path: Path) -> None:
     shared = Bench(tmp_path, runs=3)
     for run in ("a", "a-b"):
         (tmp_path / run).mkdir()

@@ -1,4 +1,4 @@
-"""Answers of an engine are bounded by the request: in bytes, in tokens, and in what a field may hold."""
+"""Limits of engine responses: bytes, tokens and field values follow the request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, pack_docume
 
 BLOCK = b" " * (1 << 16)
 BLOCKS = 4096
-"""256 MB: more than any of these requests allows."""
+"""256 MB: more than the limit of any of these requests."""
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ CALLS: dict[str, Callable[[EngineClient], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize("status", [200, 500])
-async def test_an_endless_answer_is_given_up_at_the_bound_of_its_request(path: str, status: int) -> None:
+async def test_endless_response_is_aborted_at_request_limit(path: str, status: int) -> None:
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -77,7 +77,7 @@ async def test_an_endless_answer_is_given_up_at_the_bound_of_its_request(path: s
     assert sent < BLOCKS * len(BLOCK)
 
 
-async def test_a_long_answer_that_was_asked_for_is_read() -> None:
+async def test_long_requested_response_is_read() -> None:
     tokens = 60_000
     spans = [{"version": "3", "start": at, "end": at + 1} for at in range(tokens)]
 
@@ -92,7 +92,7 @@ async def test_a_long_answer_that_was_asked_for_is_read() -> None:
             await ask(client, max_tokens=tokens // 2)
 
 
-async def test_a_stock_answer_with_the_longest_entries_is_read() -> None:
+async def test_stock_response_with_longest_entries_is_read() -> None:
     entry = {"token_id": 7, "token": "\u0001" * 16, "logprob": -0.5, "bytes": [255] * 64, "top_logprobs": []}
     choice = {"index": 0, "token_ids": [7] * 4096, "finish_reason": "stop", "logprobs": {"content": [entry] * 4096}}
     choice["weight_versions"] = [{"version": "3", "start": 0, "end": 4096}]
@@ -107,6 +107,6 @@ async def test_a_stock_answer_with_the_longest_entries_is_read() -> None:
     assert len(completion.token_ids) == 4096
 
 
-def test_a_version_of_thousands_of_digits_is_an_error_of_the_engine() -> None:
+def test_oversized_version_number_is_an_engine_error() -> None:
     with pytest.raises(EngineError):
         expand_versions([{"version": "9" * 5000, "start": 0, "end": 1}], 1)

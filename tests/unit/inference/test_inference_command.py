@@ -1,4 +1,4 @@
-"""Arguments, environment and settings."""
+"""Arguments, environment and settings of engines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_cuda_arguments() -> None:
     assert "--enforce-eager" not in arguments
 
 
-def test_key_is_in_no_argument_no_variable_and_no_repr() -> None:
+def test_api_key_is_absent_from_arguments_environment_and_repr() -> None:
     secret = settings(api_key="a-secret-key")
     assert "a-secret" not in " ".join([*vllm_arguments(secret), *vllm_environment(secret).values(), repr(secret)])
 
@@ -120,7 +120,7 @@ def test_settings_file_errors_are_one_line(tmp_path: Path, capsys: pytest.Captur
         assert capsys.readouterr().err.startswith(f"inference: {file}: ")
 
 
-def test_every_flag_of_ours_is_refused_of_a_user_or_harmless() -> None:
+def test_controlled_flags_are_refused_as_user_arguments() -> None:
     everything = settings(
         device="cuda",
         max_lora_rank=8,

@@ -1,4 +1,4 @@
-"""Connections to an engine that ask for nothing are closed, and a flood of them does not keep out who asks."""
+"""Connections to an engine: idle ones are closed, and a flood of them does not block requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlrun.inference.guard import Connection
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: engine\r\nContent-Length: 4\r\n\r\n"
 UNDER_WAY = asyncio.Event()
-"""Set once the headers of a request have come."""
+"""Set when the headers of a request have arrived."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Answers once the body is there."""
+    """Respond after the body has arrived."""
     UNDER_WAY.set()
     while (await receive()).get("more_body"):
         pass
@@ -41,7 +41,7 @@ async def engine() -> AsyncIterator[int]:
 
 
 async def answer(streams: Streams, *parts: bytes) -> bytes:
-    """The status line after a request in parts; empty: the server closed the connection."""
+    """Return the status line after a request sent in parts, or an empty value if the server closed the connection."""
     reader, writer = streams
     try:
         for part in parts:
@@ -62,7 +62,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("begun", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: engine\r\n", b"\x16\x03\x01"])
-async def test_a_connection_without_a_whole_request_is_closed(begun: bytes) -> None:
+async def test_incomplete_request_is_closed(begun: bytes) -> None:
     async with engine() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begun)
@@ -76,7 +76,7 @@ async def test_a_connection_without_a_whole_request_is_closed(begun: bytes) -> N
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_second_request_whose_headers_do_not_end_is_closed_too() -> None:
+async def test_second_request_with_endless_headers_is_closed() -> None:
     async with engine() as port:
         streams = await asyncio.open_connection("127.0.0.1", port)
         assert b"200" in await answer(streams, REQUEST, b"body")
@@ -84,7 +84,7 @@ async def test_a_second_request_whose_headers_do_not_end_is_closed_too() -> None
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_request_may_take_longer_than_its_headers() -> None:
+async def test_request_body_may_take_longer_than_header_limit() -> None:
     async with engine() as port:
         streams = await asyncio.open_connection("127.0.0.1", port)
         streams[1].write(REQUEST)
@@ -92,13 +92,13 @@ async def test_a_request_may_take_longer_than_its_headers() -> None:
         assert b"200" in await answer(streams, b"body")
 
 
-async def test_silent_connections_give_way_to_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_are_closed_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "most_silent", 5)
     async with engine() as port, AsyncExitStack() as stack:
         busy = await asyncio.open_connection("127.0.0.1", port)
         UNDER_WAY.clear()
         busy[1].write(REQUEST)
-        await asyncio.wait_for(UNDER_WAY.wait(), 60)  # from then on it is not one of the silent
+        await asyncio.wait_for(UNDER_WAY.wait(), 60)  # from now on the connection is not silent
         flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
         for _, writer in flood:
             stack.callback(writer.close)

@@ -1,4 +1,4 @@
-"""Versions put together from what differs on the volume: bit-equal, or refused with the engine untouched."""
+"""Versions rebuilt from differences on the volume: bit-equal, or refused without a change of the engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bodies(seed: int) -> list[Bytes]:
 
 
 def stepped(before: list[Bytes], seed: int) -> list[Bytes]:
-    """The first bucket is unchanged, the second one new, of the others a few elements."""
+    """Return the next version: the first bucket is unchanged, the second one is new, and a few elements of the others differ."""
     after, rng = [body.copy() for body in before], np.random.default_rng(seed)
     after[1] = rng.integers(0, 256, len(after[1]), np.uint8)
     for body in after[2:]:
@@ -38,14 +38,14 @@ def stepped(before: list[Bytes], seed: int) -> list[Bytes]:
 
 
 class Trainer:
-    """Writes versions as an attempt's trainer does; what differs has the same bytes, without torch and ranks."""
+    """Writer of versions like the trainer of an attempt, with the same bytes of differences but without torch and ranks."""
 
     def __init__(self, root: Path, attempt: int = 1) -> None:
         self.paths, self.attempt = RunPaths(root), attempt
         self.last: tuple[int, list[Bytes], bool, bool] | None = None
 
     def whole(self, step: int, now: list[Bytes]) -> Path:
-        """A model folder, in two files that are no buckets."""
+        """Write a model folder in two files that are not buckets."""
         path = self.paths.version(step, self.attempt)
         path.mkdir(parents=True)
         for number, members in enumerate((BUCKETS[::2], BUCKETS[1::2])):
@@ -64,7 +64,7 @@ class Trainer:
         return path
 
     def publish(self, step: int, now: list[Bytes], *, whole: bool = False) -> Path:
-        """The folder that engines are given."""
+        """Return the folder that engines receive."""
         written, last = whole or self.last is None, self.last
         path = self.whole(step, now) if written else None
         self.last = step, now, written, last is not None
@@ -112,7 +112,7 @@ def make_engine(tmp_path: Path) -> MakeEngine:
 
 
 def holds(engine: Rebuilder, published: Path, wanted: list[Bytes]) -> bool:
-    """True if the folder that vLLM loads is bit for bit the version, and lies in memory once."""
+    """Return whether the folder that vLLM loads equals the version bit for bit and is in memory only once."""
     folder = engine.make(published)
     assert list(engine._staging._own().glob("v*")) == [folder]
     assert sorted(json.loads((folder / INDEX).read_text())["weight_map"]) == list(NAMES)
@@ -123,7 +123,7 @@ def holds(engine: Rebuilder, published: Path, wanted: list[Bytes]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_a_stored_file_whose_header_was_overwritten_is_damaged_and_asks_for_no_memory(tmp_path: Path) -> None:
+def test_safetensors_file_with_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(FolderError, match=r"model\.safetensors is not a complete safetensors file"):
         StoredTensors(tmp_path)
@@ -136,18 +136,18 @@ def run_of(trainer: Trainer, steps: int, whole: frozenset[int] = frozenset()) ->
     return versions, [trainer.publish(step, now, whole=step in whole) for step, now in enumerate(versions)]
 
 
-def test_each_version_is_made_from_the_one_before(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_each_version_is_rebuilt_from_its_predecessor(trainer: Trainer, make_engine: MakeEngine) -> None:
     versions, folders = run_of(trainer, 5, frozenset({3}))
     engine = make_engine()
     for step in (1, 2, 3, 4):
         assert holds(engine, folders[step], versions[step])
-        if step == 1:  # from here on nothing but what differs is needed
+        if step == 1:  # from here on, only the differences are needed
             for path in trainer.paths.versions_on_disk():
                 (path.path / COMPLETE).unlink()
     assert engine.make(folders[4]) == engine.make(folders[4]), "it is there"
 
 
-def test_engines_that_skipped_versions_or_start_late_get_the_same(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_skipping_and_late_engines_rebuild_equal_versions(trainer: Trainer, make_engine: MakeEngine) -> None:
     versions, folders = run_of(trainer, 7, frozenset({4}))
     skips = make_engine()
     assert holds(skips, folders[1], versions[1])
@@ -157,7 +157,7 @@ def test_engines_that_skipped_versions_or_start_late_get_the_same(trainer: Train
         assert holds(make_engine(), folders[step], versions[step])
 
 
-def test_a_number_that_stands_for_other_bits_is_no_base(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_replaced_version_is_not_used_as_base(trainer: Trainer, make_engine: MakeEngine) -> None:
     versions, folders = run_of(trainer, 3)
     engine = make_engine()
     assert holds(engine, folders[2], versions[2])
@@ -170,7 +170,7 @@ def test_a_number_that_stands_for_other_bits_is_no_base(trainer: Trainer, make_e
     assert holds(engine, again.publish(3, following), following)
 
 
-def test_what_is_damaged_in_memory_is_read_whole_again(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_damaged_base_in_memory_is_read_again(trainer: Trainer, make_engine: MakeEngine) -> None:
     versions, folders = run_of(trainer, 3)
     engine = make_engine()
     folder = engine.make(folders[1])
@@ -180,7 +180,7 @@ def test_what_is_damaged_in_memory_is_read_whole_again(trainer: Trainer, make_en
 
 
 @pytest.mark.parametrize("damage", ["bytes", "short", "manifest", "no file"])
-def test_a_damaged_difference_is_refused_and_nothing_is_left(
+def test_damaged_difference_is_refused_without_leftovers(
     damage: str, trainer: Trainer, make_engine: MakeEngine
 ) -> None:
     versions, folders = run_of(trainer, 4, frozenset({3}))
@@ -198,7 +198,7 @@ def test_a_damaged_difference_is_refused_and_nothing_is_left(
     assert holds(engine, folders[3], versions[3]), "the next whole one is on the volume"
 
 
-def test_without_a_whole_version_on_the_volume_there_is_none(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_missing_base_version_is_refused_as_gone(trainer: Trainer, make_engine: MakeEngine) -> None:
     _, folders = run_of(trainer, 3)
     (folders[0] / COMPLETE).unlink()
     with pytest.raises(RefusedError, match="its whole base no longer exists") as caught:
@@ -230,7 +230,7 @@ def test_another_models_difference_is_refused(trainer: Trainer, tmp_path: Path) 
         Rebuilder(expected=dict.fromkeys("abc", (500,)), staging=Staging(tmp_path)).make(folders[1])
 
 
-def test_who_has_the_old_version_mapped_sees_it_unchanged(trainer: Trainer, make_engine: MakeEngine) -> None:
+def test_mapped_old_version_stays_unchanged(trainer: Trainer, make_engine: MakeEngine) -> None:
     versions, folders = run_of(trainer, 3)
     engine = make_engine()
     stored = StoredTensors(engine.make(folders[1]))

@@ -1,4 +1,4 @@
-"""The guard alone, with an application behind it that answers everything."""
+"""Authentication guard in front of an application that accepts everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def ask(
     headers: list[tuple[bytes, bytes]] | None = None,
     seen: list[str | None] | None = None,
 ) -> int:
-    """Status of one request; 200 means that it got through, as `seen` of whom."""
+    """Return the status of one request; 200 if it passed, with its guest in `seen`."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -62,7 +62,7 @@ async def test_other_routes_need_the_key(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", KEYED)
-async def test_a_guests_key_opens_what_is_checked_for_guests_and_nothing_else(path: str) -> None:
+async def test_guest_key_opens_only_guest_routes(path: str) -> None:
     key = bearer(guest_key("a-guest", "own", guest_proof(KEY.decode(), "a-guest", key_digest("own"))).encode())
     for method in KEYED[path]:
         seen: list[str | None] = []
@@ -77,7 +77,7 @@ async def test_a_guests_key_opens_what_is_checked_for_guests_and_nothing_else(pa
     ["", "/", "/pause", "/collective_rpc", "//health", "/health/", "/Health", "/health%2e", "/v1/load_lora_adapter",
      "/health/../pause", "/rlrun/update_weights/", "/v1/responses/x/cancel", "/inference/v1/abort_requests"],
 )  # fmt: skip
-async def test_what_is_not_listed_is_refused_even_with_the_key(path: str) -> None:
+async def test_unlisted_route_is_refused_even_with_key(path: str) -> None:
     for method in ("GET", "POST", "HEAD", "OPTIONS"):
         assert await ask(path, method) == await ask(path, method, bearer(KEY)) == 403
 

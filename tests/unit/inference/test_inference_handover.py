@@ -1,4 +1,4 @@
-"""The hand-over against an engine that records what it is told and fails where a test says so."""
+"""Weight handover on a recording engine with injected failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun.protocol.messages.buckets import MANIFEST
 
 
 class FakeEngine:
-    """Knows whether it is paused, what it holds and what label its tokens get."""
+    """Engine that records whether it is paused, its weights and the version label of its tokens."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -112,7 +112,7 @@ def handover(engine: FakeEngine, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     return make(engine, root, 5)
 
 
-async def test_one_update_is_pause_reload_label_resume(engine: FakeEngine, handover: Handover, root: Path) -> None:
+async def test_update_pauses_reloads_labels_and_resumes(engine: FakeEngine, handover: Handover, root: Path) -> None:
     await handover.update("v1", 1)
     engine.calls.clear()
     outcome = await handover.update("v2", 2)
@@ -123,7 +123,7 @@ async def test_one_update_is_pause_reload_label_resume(engine: FakeEngine, hando
 
 
 class FakeReceiver:
-    """A trainer that has versions up to `newest`; their folders are in memory until they are dropped."""
+    """Receiver for versions up to `newest`, whose folders stay in memory until they are dropped."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.newest, self.asked, self.fails = engine, 3, 0, False
@@ -144,7 +144,7 @@ class FakeReceiver:
         self.held.clear()
 
 
-async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, root: Path) -> None:
+async def test_received_version_follows_update_rules(engine: FakeEngine, root: Path) -> None:
     receiver = FakeReceiver(engine)
     handover = make(engine, root, 5, receiver)
     await handover.receive("http://trainer", 2)
@@ -175,7 +175,7 @@ async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, roo
 
 
 class FakeRebuilder:
-    """Puts folders of what differs together in memory."""
+    """Rebuilder that records the folders built from differences."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.refuses = engine, False
@@ -189,7 +189,7 @@ class FakeRebuilder:
 
 @pytest.fixture
 def deltas(root: Path) -> Path:
-    """Versions 4 and 5 as what differs."""
+    """Write versions 4 and 5 as differences."""
     for name in ("d4", "d5"):
         (root / name).mkdir()
         for file in (MANIFEST, "COMPLETE"):
@@ -197,7 +197,7 @@ def deltas(root: Path) -> Path:
     return root
 
 
-async def test_what_differs_is_put_together_before_the_engine_is_touched(engine: FakeEngine, deltas: Path) -> None:
+async def test_difference_is_rebuilt_before_engine_pause(engine: FakeEngine, deltas: Path) -> None:
     rebuilder = FakeRebuilder(engine)
     handover = make(engine, deltas, 5, rebuilder=rebuilder)
     await handover.update("v1", 1)
@@ -217,7 +217,7 @@ async def test_what_differs_is_put_together_before_the_engine_is_touched(engine:
     )
 
 
-async def test_a_server_without_memory_for_it_names_the_field(engine: FakeEngine, deltas: Path) -> None:
+async def test_server_without_rebuild_memory_names_missing_option(engine: FakeEngine, deltas: Path) -> None:
     with pytest.raises(HandoverError, match=r"also set weightSync\.deltas: Auto for the engines") as refused:
         await make(engine, deltas, 5).update("d4", 4)
     assert refused.value.status == 400
@@ -226,12 +226,12 @@ async def test_a_server_without_memory_for_it_names_the_field(engine: FakeEngine
         await make(engine, deltas, 5, rebuilder=FakeRebuilder(engine)).update("d4", 4)
 
 
-async def test_a_server_of_folders_receives_nothing(handover: Handover) -> None:
+async def test_server_without_receiver_refuses_nccl_transfer(handover: Handover) -> None:
     with pytest.raises(HandoverError, match=r"set weightSync\.transport: NCCL"):
         await handover.receive("http://trainer", 1)
 
 
-async def test_what_is_held_is_not_loaded_again(engine: FakeEngine, handover: Handover) -> None:
+async def test_current_version_is_not_loaded_again(engine: FakeEngine, handover: Handover) -> None:
     await handover.update("v2", 2)
     engine.calls.clear()
     assert (await handover.update("v2", 2)).changed is False
@@ -255,7 +255,7 @@ async def test_going_back_needs_force_and_drops_the_cache(engine: FakeEngine, ha
     assert engine.weights == "base"
 
 
-async def test_a_bad_folder_does_not_touch_the_engine(engine: FakeEngine, handover: Handover, root: Path) -> None:
+async def test_invalid_folder_does_not_touch_engine(engine: FakeEngine, handover: Handover, root: Path) -> None:
     (root / "v1" / "COMPLETE").unlink()
     for path in ("v1", "/tmp", "nowhere"):
         with pytest.raises(HandoverError) as refused:
@@ -264,7 +264,7 @@ async def test_a_bad_folder_does_not_touch_the_engine(engine: FakeEngine, handov
     assert engine.calls == []
 
 
-async def test_a_failed_pause_leaves_the_old_weights_served(engine: FakeEngine, handover: Handover) -> None:
+async def test_failed_pause_keeps_old_weights(engine: FakeEngine, handover: Handover) -> None:
     await handover.update("v1", 1)
     engine.fails = {"pause"}
     with pytest.raises(HandoverError, match=r"pausing the engine: ValueError: pause broke; the weights are unchanged"):
@@ -274,7 +274,7 @@ async def test_a_failed_pause_leaves_the_old_weights_served(engine: FakeEngine, 
 
 
 @pytest.mark.parametrize("failure", ["reload", "label", "reset"])
-async def test_a_failed_reload_gives_the_engine_up(engine: FakeEngine, handover: Handover, failure: str) -> None:
+async def test_failed_reload_stops_engine(engine: FakeEngine, handover: Handover, failure: str) -> None:
     engine.fails = {failure}
     with pytest.raises(HandoverError, match="weights are unknown") as failed:
         await handover.update("v1", 1)
@@ -286,7 +286,7 @@ async def test_a_failed_reload_gives_the_engine_up(engine: FakeEngine, handover:
     assert "weights are unknown" in str(handover.fault)
 
 
-async def test_a_reload_that_hangs_meets_its_deadline(engine: FakeEngine, root: Path) -> None:
+async def test_hanging_reload_times_out(engine: FakeEngine, root: Path) -> None:
     handover = make(engine, root, 0.05)
     engine.hangs = {"reload"}
     with pytest.raises(HandoverError, match=r"no response within 0\.05 s"):
@@ -295,7 +295,7 @@ async def test_a_reload_that_hangs_meets_its_deadline(engine: FakeEngine, root: 
     assert not handover.busy
 
 
-async def test_resume_is_tried_again_before_the_engine_is_given_up(engine: FakeEngine, handover: Handover) -> None:
+async def test_resume_is_retried_before_engine_stops(engine: FakeEngine, handover: Handover) -> None:
     engine.fails = {"resume"}
     with pytest.raises(HandoverError, match="could not be resumed"):
         await handover.update("v1", 1)
@@ -303,7 +303,7 @@ async def test_resume_is_tried_again_before_the_engine_is_given_up(engine: FakeE
     assert engine.given_up
 
 
-async def test_an_update_ends_even_if_its_caller_is_gone(engine: FakeEngine, handover: Handover) -> None:
+async def test_update_completes_after_caller_disconnects(engine: FakeEngine, handover: Handover) -> None:
     engine.gate.clear()
     caller = asyncio.create_task(handover.update("v1", 1))
     while engine.weights != "half":  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""Folders are judged whole before anything is loaded."""
+"""Validation of folders before anything is loaded."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_shapes_of_single_and_sharded_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"123", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{x"]
 )
-def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_invalid_safetensors_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(FolderError, match=r"model\.safetensors is not a complete safetensors file"):
         tensor_shapes(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "a" * 300, "a/" * 3000, "\ud800", "loop", "loop/x", ""])
-def test_what_is_no_folder_is_refused_whatever_it_is(tmp_path: Path, path: str) -> None:
+def test_invalid_folder_path_is_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(FolderError):
         check_weights(path, str(tmp_path), None)
@@ -61,7 +61,7 @@ def test_what_is_no_folder_is_refused_whatever_it_is(tmp_path: Path, path: str) 
 @pytest.mark.parametrize(
     "config", ["", "[]", "{}", "[" * 100_000, '{"r": null}', '{"r": "4"}', '{"r": true}', '{"r": [1]}', '{"r": 1e400}']
 )
-def test_an_adapter_without_a_rank_is_refused(tmp_path: Path, config: str) -> None:
+def test_adapter_without_rank_is_refused(tmp_path: Path, config: str) -> None:
     folder = weights(tmp_path / "v1", {"a": (2, 3)})
     (folder / "adapter_config.json").write_text(config)
     with pytest.raises(FolderError, match="has no rank r"):
@@ -73,7 +73,7 @@ def test_an_adapter_without_a_rank_is_refused(tmp_path: Path, config: str) -> No
     ["", "[]", "{}", "[" * 100_000, '{"weight_map": 1}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "x", "b": null}}',
      '{"weight_map": {"a": "../other/model.safetensors"}}', '{"weight_map": {"a": ["x"]}}'],
 )  # fmt: skip
-def test_an_index_of_anything_but_files_beside_it_is_refused(tmp_path: Path, index: str) -> None:
+def test_index_of_files_outside_folder_is_refused(tmp_path: Path, index: str) -> None:
     weights(tmp_path / "other", {"a": (2, 3)})
     folder = weights(tmp_path / "v1", {"a": (2, 3)})
     (folder / INDEX).write_text(index)
@@ -82,7 +82,7 @@ def test_an_index_of_anything_but_files_beside_it_is_refused(tmp_path: Path, ind
 
 
 @pytest.mark.parametrize("cut", [1, 20])
-def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
+def test_truncated_safetensors_file_is_refused(tmp_path: Path, cut: int) -> None:
     file = weights(tmp_path / "w", {"a": (4, 4)}) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-cut])
     with pytest.raises(FolderError, match="is not a complete safetensors file"):

@@ -1,4 +1,4 @@
-"""An engine that shares its GPUs: what it refuses while it sleeps, and in which order it wakes."""
+"""Sleeping engines that share their GPUs: refused requests and the order of waking."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlrun.inference.weights.sleeping import COMPUTING, DROP_WEIGHTS, Sleeper, S
 
 
 class FakeEngine:
-    """Keeps the order of what it is told, and what of its memory it has."""
+    """Engine that records the order of its calls and the parts of its memory."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -92,7 +92,7 @@ def handover(engine: FakeEngine, tmp_path: Path) -> Handover:
     )
 
 
-async def test_it_wakes_with_the_new_version_before_the_cache(engine: FakeEngine, handover: Handover) -> None:
+async def test_engine_wakes_with_new_weights_before_cache(engine: FakeEngine, handover: Handover) -> None:
     await handover.sleep()
     assert (handover.asleep, engine.memory) == (True, set())
     await handover.update("v1", 1)
@@ -103,22 +103,22 @@ async def test_it_wakes_with_the_new_version_before_the_cache(engine: FakeEngine
     assert engine.calls == ["pause", "load", "resume"], "one that is awake is not woken"
 
 
-async def test_it_wakes_also_for_the_version_that_it_had(engine: FakeEngine, handover: Handover) -> None:
-    """A new orchestrator finds it asleep, and hands over what it served before."""
+async def test_update_to_current_version_wakes_engine(engine: FakeEngine, handover: Handover) -> None:
+    """A new orchestrator finds the engine asleep and sends the version that it served before."""
     await handover.update("v1", 1)
     await handover.sleep()
     assert (await handover.update("v1", 1)).changed is True
     assert (handover.asleep, engine.memory) == (False, {"weights", "kv_cache"})
 
 
-async def test_sleep_comes_once_and_after_an_update(engine: FakeEngine, handover: Handover) -> None:
+async def test_concurrent_sleep_calls_run_once_after_update(engine: FakeEngine, handover: Handover) -> None:
     updating = asyncio.create_task(handover.update("v1", 1))
     await asyncio.gather(handover.sleep(), handover.sleep(), updating)
     assert engine.calls.count("sleep") == 1
     assert engine.calls.index("sleep") > engine.calls.index("resume"), "not in the middle of an update"
 
 
-async def test_a_folder_that_is_refused_wakes_nobody(engine: FakeEngine, handover: Handover) -> None:
+async def test_refused_folder_leaves_engine_asleep(engine: FakeEngine, handover: Handover) -> None:
     await handover.sleep()
     with pytest.raises(HandoverError) as refused:
         await handover.update("nowhere", 1)
@@ -129,7 +129,7 @@ async def test_a_folder_that_is_refused_wakes_nobody(engine: FakeEngine, handove
 
 @pytest.mark.parametrize("failing", ["sleep", "wake weights", "load", "wake kv_cache"])
 @pytest.mark.parametrize("how", ["fails", "hangs"])
-async def test_memory_that_nobody_can_account_for_ends_the_server(
+async def test_failed_sleep_or_wake_stops_server(
     engine: FakeEngine, handover: Handover, failing: str, how: str
 ) -> None:
     setattr(engine, how, failing)
@@ -145,7 +145,7 @@ async def test_memory_that_nobody_can_account_for_ends_the_server(
     assert handover.asleep, "nothing is computed in the time that is left"
 
 
-async def test_an_engine_with_gpus_of_its_own_does_not_sleep(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_engine_with_own_gpus_refuses_sleep(engine: FakeEngine, tmp_path: Path) -> None:
     handover = Handover(
         engine, base_model="", weights_dir=str(tmp_path), expected=None, timeout=1, on_broken=lambda: None
     )
@@ -154,7 +154,7 @@ async def test_an_engine_with_gpus_of_its_own_does_not_sleep(engine: FakeEngine,
     assert engine.calls == []
 
 
-def test_the_gate_refuses_what_needs_memory_and_nothing_else() -> None:
+def test_sleep_gate_refuses_only_computing_requests() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("computed")(scope, receive, send)
 
@@ -170,7 +170,7 @@ def test_the_gate_refuses_what_needs_memory_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("device", "colocated"), [("cuda", True), ("cuda", False), ("cpu", True)])
-def test_only_an_engine_on_gpus_is_started_for_sleep(device: Any, colocated: bool) -> None:
+def test_only_colocated_gpu_engine_enables_sleep(device: Any, colocated: bool) -> None:
     from rlrun.inference.engine_settings import vllm_arguments, vllm_environment
 
     settings = InferenceSettings(

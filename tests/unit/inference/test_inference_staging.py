@@ -1,4 +1,4 @@
-"""Shared memory where versions are put together."""
+"""Staging of versions in shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fill(folder: Path) -> None:
         memory[start:] = bytes(bucket.size)
 
 
-def test_a_version_is_a_folder_that_loads(tmp_path: Path) -> None:
+def test_staged_version_is_a_loadable_folder(tmp_path: Path) -> None:
     staging = Staging(tmp_path)
     folder = staging.open(1, BUCKETS)
     fill(folder)
@@ -34,7 +34,7 @@ def test_a_version_is_a_folder_that_loads(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_process_left_is_removed_and_what_another_has_is_not(tmp_path: Path) -> None:
+def test_staging_removes_folders_of_dead_processes_only(tmp_path: Path) -> None:
     lives, gone = Staging(tmp_path), Staging(tmp_path)
     kept = lives.open(1, BUCKETS)
     left = gone.open(1, BUCKETS)
@@ -46,15 +46,13 @@ def test_what_a_process_left_is_removed_and_what_another_has_is_not(tmp_path: Pa
     assert not left.parent.exists()
 
 
-def test_a_version_that_does_not_fit_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_version_is_refused_with_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
     with pytest.raises(NoRoomError, match=r"increase inference\.sharedMemory"):
         Staging(tmp_path).open(1, BUCKETS)
 
 
-def test_memory_that_is_used_up_meanwhile_is_an_error_and_no_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exhausted_memory_raises_error_instead_of_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 

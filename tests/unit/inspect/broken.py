@@ -1,4 +1,4 @@
-"""Objects as an API server answers them, of runs that are broken in different ways; messages as the operator writes them."""
+"""Kubernetes objects of runs that are broken in different ways, with messages as the operator writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def condition(kind: str, status: str, reason: str, message: str = "") -> Json:
-    """A condition."""
+    """Build a condition."""
     return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": MINUTE_AGO}
 
 
@@ -30,7 +30,7 @@ GOOD = [
 
 
 def run(phase: str, *changed: Json, **status: Any) -> Json:
-    """An RLRun in a phase, with these conditions changed; the first of them is the one that matters."""
+    """Build an RLRun in a phase with these conditions; the first one is the decisive one."""
     kinds = {one["type"]: one for one in changed}
     conditions = [kinds.pop(one["type"], one) for one in GOOD] + list(kinds.values())
     first = changed[0] if changed else condition("Progressing", "True", "Training", "step 7 of 100")
@@ -51,14 +51,14 @@ def run(phase: str, *changed: Json, **status: Any) -> Json:
 
 
 def failure(reason: str, message: str, *, role: str = "trainer", code: int | None = 1, **more: Any) -> Json:
-    """A record of `status.failures`."""
+    """Build one record of `status.failures`."""
     pod = {"trainer": "a-trainer-0", "inference": "a-inference-x", "orchestrator": "a-orchestrator-1"}[role]
     known: Json = {"time": MINUTE_AGO, "attempt": 1, "role": role, "podName": pod, "nodeName": "node-7"}
     return known | {"reason": reason, "message": message, "counted": True, "step": 6, "exitCode": code} | more
 
 
 def restarting(*failures: Json, **status: Any) -> Json:
-    """A run that waits for its next attempt."""
+    """Build a run that waits for its next attempt."""
     back_off = condition("Restarting", "True", "BackOff", "the next attempt starts at 08:01:00")
     progress = condition("Progressing", "False", "Restarting", "the run restarts")
     return run(
@@ -67,7 +67,7 @@ def restarting(*failures: Json, **status: Any) -> Json:
 
 
 def over(reason: str, message: str, *failures: Json) -> Json:
-    """A run that has failed."""
+    """Build a failed run."""
     last = condition("Failed", "True", reason, message)
     return run("Failed", last, condition("Stalled", "True", reason, message), failures=list(failures))
 
@@ -194,4 +194,4 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
         ("Suspended", "it goes on from step 7", "rlrun resume a -n team"),
     ),
 }
-"""Run -> what has to be told: the cause, the evidence and what to do."""
+"""Run -> texts that `rlrun why` must contain: the cause, the evidence and the fix."""

@@ -1,4 +1,4 @@
-"""What the tests of the commands share."""
+"""Fixtures of the command tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.inspect.recorded import Recorded, Use
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Put recorded answers in the place of a cluster."""
+    """Replace the cluster by recorded responses."""
 
     def record(cluster: Recorded) -> Recorded:
         def api(options: object) -> Kubectl:

@@ -1,4 +1,4 @@
-"""Ten broken runs as they are recorded: folders of this machine and objects of a cluster, for the page of what `rlrun why` says of each."""
+"""Ten recorded broken runs, as local folders and as cluster objects, for the page of `rlrun why` outputs."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ def _reported(folder: Folder, role: str, code: int, message: str) -> None:
 
 
 def engine(folder: Folder) -> None:
-    """An engine that cannot compute the model."""
+    """Engine that does not support the model."""
     folder.write("logs/attempt_0001/inference/inference.log", ENGINE)
     _failed(folder, "inference", 1)
 
 
 def gpu_memory(folder: Folder) -> None:
-    """A trainer without memory on its GPU."""
+    """Trainer that runs out of GPU memory."""
     folder.train(3)
     folder.write("logs/attempt_0001/trainer/trainer.log", MEMORY)
     _failed(folder, "trainer", 1)
 
 
 def killed(folder: Folder) -> None:
-    """A rank that the kernel has killed."""
+    """Rank that the kernel killed."""
     folder.train(3)
     _reported(folder, "trainer", 137, "rank 0 was ended by SIGKILL (often for lack of memory)")
 
 
 def reward(folder: Folder) -> None:
-    """A reward function that raises."""
+    """Reward function that raises an error."""
     budget = ErrorBudget(0.5, 4)
     message = None
     while message is None:
@@ -84,7 +84,7 @@ def reward(folder: Folder) -> None:
 
 
 def full(folder: Folder) -> None:
-    """A volume without room."""
+    """Full volume."""
     folder.train(3)
     trouble = {
         "reason": "StorageFull",
@@ -94,7 +94,7 @@ def full(folder: Folder) -> None:
 
 
 def gone(folder: Folder) -> None:
-    """A machine that was restarted."""
+    """Machine that was restarted."""
     folder.train(3)
     folder.record(host="worker", pid=4711, time=NOW - 3600)
 
@@ -103,9 +103,9 @@ class Case(NamedTuple):
     """One broken run."""
 
     done: str
-    """How it was broken."""
+    """How the run was broken."""
     make: Callable[[Folder], None] | str
-    """Maker of the folder, or a key of `BROKEN`."""
+    """Function that writes the folder, or a key of `BROKEN`."""
     cause: str
     """Words that name the cause."""
     remedy: str
@@ -147,7 +147,7 @@ CASES = {
 
 
 def told(case: Case, root: Path) -> str:
-    """What `rlrun why` says. Args: root: a folder `runs/a` below the present one, not made yet."""
+    """Return the output of `rlrun why`. Args: root: folder `runs/a` below the working directory; it must not exist yet."""
     if isinstance(case.make, str):
         seen = run_snapshot(BROKEN[case.make][0], now=NOW)
     else:

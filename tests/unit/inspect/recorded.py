@@ -1,4 +1,4 @@
-"""A cluster of recorded answers: `kubectl` words -> what it prints, and what was asked."""
+"""Recorded cluster: output by `kubectl` words, and a log of all commands."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ EMPTY: Json = {"kind": "List", "items": []}
 
 
 class Recorded:
-    """Answers by the words that a command contains; the first rule that fits is taken, and what no rule fits fails."""
+    """Responses by the words of a command. The first matching rule applies; a command without a matching rule fails."""
 
     def __init__(self, *rules: tuple[str, Json | str | Answer]) -> None:
         self.rules = list(rules)
         self.asked: list[list[str]] = []
         self.shown: list[list[str]] = []
         self.streams: dict[str, bytes] = {}
-        """Words -> what a command with them streams."""
+        """Words -> bytes that a command with these words streams."""
         self.receivers: dict[str, Callable[[bytes], Answer]] = {}
-        """Words -> what answers a command that is sent something."""
+        """Words -> handler of the input that a command with these words receives."""
 
     def start(self, command: Sequence[str], _timeout: float) -> Answer:
-        """Answer one request."""
+        """Return the recorded response to one request."""
         self.asked.append(list(command))
         line = " ".join(command)
         for words, answer in self.rules:
@@ -38,7 +38,7 @@ class Recorded:
         return Answer(1, "", f"error: nothing is recorded for {line}")
 
     def show(self, command: Sequence[str]) -> int:
-        """Remember a command on the terminal."""
+        """Record a command that writes to the terminal."""
         self.shown.append(list(command))
         return 0
 
@@ -49,11 +49,11 @@ class Recorded:
         yield io.BytesIO(next(content for words, content in self.streams.items() if words in " ".join(command)))
 
     def kubectl(self, flags: Sequence[str] = ()) -> Kubectl:
-        """The way to it."""
+        """Return the `kubectl` client of this cluster."""
         return Kubectl(flags, self.start, self.show, self.stream, self.send)
 
     def send(self, command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
-        """Hand what is sent to its receiver."""
+        """Pass the input to its handler."""
         self.asked.append(list(command))
         write(out := io.BytesIO())
         receive = next(one for words, one in self.receivers.items() if words in " ".join(command))
@@ -63,7 +63,7 @@ class Recorded:
 
 
 def of_run(run: Json, *more: tuple[str, Json | str | Answer], pods: Sequence[Json] = ()) -> Recorded:
-    """A cluster with one run `a`."""
+    """Build a cluster with one run `a`."""
     return Recorded(
         *more,
         ("get rlruns.rlrun.io a", run),
@@ -79,7 +79,7 @@ def of_run(run: Json, *more: tuple[str, Json | str | Answer], pods: Sequence[Jso
 
 
 def pod(name: str, role: str, *, attempt: int = 1, ready: bool = True, **container: Any) -> Json:
-    """A pod of the run `a`."""
+    """Build a pod of the run `a`."""
     own = {"name": role, "ready": ready, "state": {"running": {}}, "restartCount": 0} | container
     return {
         "metadata": {"name": name, "labels": {"rlrun.io/role": role, "rlrun.io/attempt": str(attempt)}},

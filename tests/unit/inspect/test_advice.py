@@ -1,4 +1,4 @@
-"""Every reason that the operator knows has advice: a new one without fails here."""
+"""Advice for every reason that the operator reports."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def test_each_reason_has_advice(reason: str) -> None:
     assert ADVICE[reason].do.endswith((".", "`"))
 
 
-def test_no_advice_is_left_of_a_reason_that_is_gone() -> None:
+def test_advice_has_no_entry_for_removed_reasons() -> None:
     assert set(ADVICE) - KNOWN - set(get_args(Phase)) == set()
 
 
-def test_what_a_person_should_hear_of_is_a_problem_and_what_ends_a_run_is_its_end() -> None:
+def test_advice_kind_marks_problems_and_ended_runs() -> None:
     found = {reason: ADVICE[reason].kind for reason in reasons.CONDITION_REASONS}
     assert {reason for reason, kind in found.items() if kind == "problem"} == set(reasons.PROBLEMS)
     assert {reason for reason, kind in found.items() if kind == "ended"} == ENDED
 
 
-def test_a_run_on_this_machine_is_told_of_no_cluster() -> None:
+def test_local_advice_does_not_mention_cluster() -> None:
     assert not [reason for reason, told in ON_THIS_MACHINE.items() if "kubectl" in told.do or "NAMESPACE" in told.do]
     assert find_advice("StorageFull", local=True) != find_advice("StorageFull", local=False)
 
 
-def test_a_reason_of_a_newer_operator_points_to_its_page() -> None:
+def test_advice_for_unknown_reason_links_to_troubleshooting_page() -> None:
     assert "troubleshooting.md" in find_advice("NotKnownHere", local=False).do

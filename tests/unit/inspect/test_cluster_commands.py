@@ -1,4 +1,4 @@
-"""The commands against recorded answers of an API server."""
+"""Commands on runs of a cluster, with recorded responses of the API server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from tests.unit.inspect.recorded import PODS, Recorded, Use, of_run, pod
 STORAGE = {"storage": {"claimName": "a-data", "size": "2Ti", "path": "/data/a"}}
 
 
-def test_get_lists_runs_with_their_reasons_and_guests_below_their_hosts(
-    use: Use, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_get_lists_runs_with_reasons_and_guests_below_hosts(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     guest = run("Pending", condition("HostAvailable", "False", "HostNotReady", "x"))
     guest["metadata"]["name"], guest["spec"]["trainer"] = "g", {"sharedWith": "z"}
     host = run("Running", trainerReady="1/1")
@@ -67,7 +65,7 @@ def test_get_of_one_run_shows_its_pods(use: Use, capsys: pytest.CaptureFixture[s
     assert "a-trainer-1: ImagePullBackOff, not ready, on node-7" in capsys.readouterr().out
 
 
-def test_status_and_why_say_the_same_as_documents(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_and_why_agree_as_documents(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     use(
         of_run(
             restarting(failure("OOMKilled", "too much", code=137), restarts=1, restartsCountedTowardsMax=1), pods=PODS
@@ -84,7 +82,7 @@ def test_status_and_why_say_the_same_as_documents(use: Use, capsys: pytest.Captu
     assert "OOMKilled of a-trainer-0 on node-7" in text
 
 
-def test_status_says_why_a_role_has_as_many_pods(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_explains_changed_number_of_pods(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     size = {
         "reason": "4 to 3 pods: 1 of 4 pods found no node within 300 s",
         "waitingOn": "the next complete checkpoint",
@@ -99,7 +97,7 @@ def test_status_says_why_a_role_has_as_many_pods(use: Use, capsys: pytest.Captur
     )
 
 
-def test_status_says_what_has_become_of_spot_engines(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_counts_lost_spot_engines(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     spot = {"desired": 3, "ready": 1, "lost": 2, "lastLoss": "pod a-inference-spot-x on node n: DeletionByTaintManager"}
     use(of_run(run("Running", inference={"desired": 4, "ready": 2, "spot": spot})))
     assert main(["status", "a"]) == 0
@@ -110,7 +108,7 @@ def test_status_says_what_has_become_of_spot_engines(use: Use, capsys: pytest.Ca
     ) in text
 
 
-def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forbidden_events_are_reported_with_remaining_explanation(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     forbidden = Answer(
         1, "", 'Error from server (Forbidden): events is forbidden: User "u" cannot list resource "events"'
     )
@@ -160,7 +158,7 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pyt
         ),
     ],
 )
-def test_what_the_cluster_refuses_is_one_line(
+def test_cluster_error_is_printed_on_one_line(
     use: Use, capsys: pytest.CaptureFixture[str], said: str, code: int, expected: str
 ) -> None:
     use(Recorded(("get", Answer(1, "", said))))
@@ -171,7 +169,7 @@ def test_what_the_cluster_refuses_is_one_line(
 
 
 def patched(cluster: Recorded) -> list[Any]:
-    """Patches that were really made."""
+    """Return the patches that were applied without a dry run."""
     real = [words for words in cluster.asked if "patch" in words and "--dry-run=server" not in words]
     return [
         json.loads(word.removeprefix("--patch=")) for words in real for word in words if word.startswith("--patch=")
@@ -190,7 +188,7 @@ def patched(cluster: Recorded) -> list[Any]:
         ),
     ],
 )
-def test_changes_are_tried_and_then_made(use: Use, words: list[str], spec: Any) -> None:
+def test_change_is_validated_by_dry_run_before_patch(use: Use, words: list[str], spec: Any) -> None:
     cluster = use(of_run(run("Running"), ("patch", {"spec": spec})))
     assert main(words) == 0
     assert patched(cluster) == [{"spec": spec}]
@@ -200,7 +198,7 @@ def test_changes_are_tried_and_then_made(use: Use, words: list[str], spec: Any) 
     assert patched(dry) == []
 
 
-def test_a_field_that_the_run_does_not_have_is_refused(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_field_is_refused_without_patch(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = use(of_run(run("Running"), ("patch", {"spec": {"inference": {"replicas": 4}}})))
     assert main(["set", "a", "inference.replica=6"]) == exit_codes.USAGE
     assert "spec.inference.replica: unknown field of the RLRun" in capsys.readouterr().err
@@ -217,7 +215,7 @@ def test_a_field_that_the_run_does_not_have_is_refused(use: Use, capsys: pytest.
         ("maxSteps={", "the value is not valid YAML"),
     ],
 )
-def test_a_word_that_is_no_change_is_explained(
+def test_malformed_assignment_is_refused_with_explanation(
     use: Use, capsys: pytest.CaptureFixture[str], word: str, expected: str
 ) -> None:
     use(Recorded())
@@ -225,9 +223,7 @@ def test_a_word_that_is_no_change_is_explained(
     assert expected in capsys.readouterr().err
 
 
-def test_a_restart_writes_a_time_and_a_complete_run_needs_more_steps(
-    use: Use, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_restart_annotates_failed_run_and_refuses_complete_run(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     key = "rlrun.io/restart-requested-at"
     failed = use(of_run(run("Failed"), ("patch", {"metadata": {"annotations": {key: "x"}}})))
     assert main(["restart", "a"]) == 0
@@ -252,7 +248,7 @@ def test_a_restart_writes_a_time_and_a_complete_run_needs_more_steps(
         (["--role", "all"], ["a-trainer-0", "a-trainer-1", "a-inference-x", "a-orchestrator-1"]),
     ],
 )
-def test_logs_are_those_of_the_pods_that_are_meant(use: Use, words: list[str], pods: list[str]) -> None:
+def test_logs_show_only_selected_pods(use: Use, words: list[str], pods: list[str]) -> None:
     cluster = use(of_run(run("Running", **STORAGE), pods=PODS))
     assert main(["logs", "a", *words, "--tail", "5", "--previous"]) == 0
     assert [shown[4] for shown in cluster.shown] == pods
@@ -267,7 +263,7 @@ def test_logs_of_several_pods_are_followed_together(use: Use) -> None:
     assert "--follow" in shown
 
 
-def test_logs_of_an_ended_attempt_come_from_the_volume(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_ended_attempt_come_from_volume(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     later = [pod("a-trainer-0", "trainer", attempt=2), pod("a-orchestrator-2", "orchestrator", attempt=2)]
     cluster = use(of_run(run("Running", attempt=2, **STORAGE), pods=later))
     assert main(["logs", "a", "--role", "trainer", "--attempt", "1"]) == 0
@@ -294,7 +290,7 @@ ROWS = "".join(
 )
 
 
-def test_rollouts_come_through_the_orchestrators_pod(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollouts_are_read_through_orchestrator_pod(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = use(
         of_run(
             run("Running", **STORAGE),
@@ -330,7 +326,7 @@ def test_runs_of_a_cluster_are_compared(use: Use, capsys: pytest.CaptureFixture[
     assert (found["steps"], found["differences"]) == (3, {})
 
 
-def test_a_bundle_of_a_cluster_has_no_secret(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_bundle_of_cluster_contains_no_secret(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "of-this-shell-0815")
     secret = "hf_abcdefghijklmnopqrst"
     leaky = pod("a-trainer-0", "trainer")
@@ -372,7 +368,7 @@ def test_a_bundle_of_a_cluster_has_no_secret(use: Use, tmp_path: Path, monkeypat
     assert main(["debug", "a", "--file", str(file)]) == exit_codes.USAGE
 
 
-def test_watch_says_each_change_once_until_the_run_is_over(
+def test_watch_prints_each_change_once_until_run_ends(
     use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter(
@@ -398,7 +394,7 @@ def test_watch_says_each_change_once_until_the_run_is_over(
     assert "retrying" in told.err
 
 
-def test_the_plugin_has_the_commands_on_runs_alone(
+def test_kubectl_plugin_offers_only_run_commands(
     use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-rlrun"])
@@ -425,7 +421,7 @@ NOT_STARTED = (
 @pytest.mark.parametrize("words", ["logs a", "logs a --role trainer", "rollouts a", "rollouts a --step 3", "pull a model",
                                    "pull a logs", "pull a run", "compare a a", "plot a"])  # fmt: skip
 @pytest.mark.parametrize("known", [{}, STORAGE], ids=["no volume", "volume"])
-def test_a_run_that_waits_in_a_queue_says_so(
+def test_queued_run_is_reported_as_not_started(
     words: str, known: dict[str, Any], use: Use, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -436,7 +432,7 @@ def test_a_run_that_waits_in_a_queue_says_so(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_suspended_run_and_an_attempt_that_is_not_yet(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suspended_run_and_missing_attempt_are_explained(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     away = condition("Suspended", "True", "Suspended", "spec.suspend is true")
     use(of_run(run("Suspended", away, attempt=2, **STORAGE)))
     assert main(["logs", "a"]) == exit_codes.USAGE
@@ -454,7 +450,7 @@ def test_a_suspended_run_and_an_attempt_that_is_not_yet(use: Use, capsys: pytest
     assert "a has an orchestrator that is not ready (Running)" in capsys.readouterr().err
 
 
-def test_a_role_without_logs_on_the_volume_is_named(
+def test_role_without_logs_on_volume_is_reported(
     use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = use(of_run(run("Running", **STORAGE), pods=[pod("a-orchestrator-1", "orchestrator")]))
@@ -463,7 +459,7 @@ def test_a_role_without_logs_on_the_volume_is_named(
     assert "attempt 1 has no logs of inference on its volume; `rlrun status a -n team` shows" in capsys.readouterr().err
 
 
-def test_runs_without_a_step_are_compared_by_what_differs(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_runs_without_steps_shows_configuration(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     gone = Answer(1, "", "cat: /data/a/metrics.jsonl: No such file or directory")
     use(of_run(run("Running", **STORAGE), ("metrics.jsonl", gone), pods=[pod("a-orchestrator-1", "orchestrator")]))
     assert main(["compare", "a", "a"]) == 0

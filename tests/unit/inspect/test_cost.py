@@ -1,4 +1,4 @@
-"""`rlrun cost` of a cluster's runs and of folders: the parts are the whole, and hours without GPUs are called so."""
+"""`rlrun cost` of cluster runs and of folders."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def a_folder(root: Path, gpus: dict[str, int]) -> Path:
     return root
 
 
-def test_a_folder_is_divided_by_its_metrics(tmp_path: Path) -> None:
+def test_folder_cost_is_divided_by_metrics(tmp_path: Path) -> None:
     found = of_folder(a_folder(tmp_path / "a", {"trainer": 2, "inference": 1}), time.time())
     by_role = {row.role: dict(row.seconds) for row in found.rows}
     assert by_role["trainer"] == {"trained": 270, "waitedForRollouts": 90, "startup": 240}, (
@@ -117,7 +117,7 @@ def line(step: int, attempt: int, at: float, **more: float) -> dict[str, float]:
     return {"step": step, "attempt": attempt, "time": BEGAN + at, "time/step": 10.0, "batch/tokens": 100.0, **more}
 
 
-def test_what_a_folder_has_lost_repeated_and_ended_with_is_told(tmp_path: Path) -> None:
+def test_folder_cost_includes_lost_repeated_and_stopping_time(tmp_path: Path) -> None:
     paths = RunPaths(a_folder(tmp_path / "a", {"trainer": 1, "inference": 1}))
     again = {FURTHEST: 4.0}
     lines = [line(1, 1, 110, **{"time/start_imports": 60.0}), line(2, 1, 120)]
@@ -134,20 +134,20 @@ def test_what_a_folder_has_lost_repeated_and_ended_with_is_told(tmp_path: Path) 
     assert rows[2] == {"startup": 70, "repeated": 10, "trained": 20, "stopping": 5}
 
 
-def test_a_fork_does_not_pay_for_the_run_that_it_comes_from(tmp_path: Path) -> None:
+def test_fork_cost_excludes_source_run(tmp_path: Path) -> None:
     root = a_folder(tmp_path / "a", {})
     RunPaths(root).fork.write_text(fork_document(ForkedFrom("b", "u", 10, 1, "/b")))
     found = of_folder(root, time.time())
     assert (found.seconds, found.tokens, found.samples) == (0, None, None)
 
 
-def test_a_folder_without_gpus_has_hours_of_the_machine(tmp_path: Path) -> None:
+def test_folder_without_gpus_reports_machine_hours(tmp_path: Path) -> None:
     found = of_folder(a_folder(tmp_path / "a", {}), time.time())
     assert (found.gpus, found.seconds, found.rows[0].role) == (False, 300, "machine")
     assert NO_GPUS in cost_table([found], wide=True)
 
 
-def test_the_status_says_what_an_hour_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_throughput_per_gpu_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = a_folder(tmp_path / "a", {"trainer": 2, "inference": 1})
     assert main(["status", str(root)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost")]
@@ -159,23 +159,23 @@ def test_the_status_says_what_an_hour_trains(tmp_path: Path, capsys: pytest.Capt
     assert "per GPU-hour" not in capsys.readouterr().out, "nothing was trained"
 
 
-def test_a_torn_folder_is_an_account_of_nothing(tmp_path: Path) -> None:
+def test_damaged_folder_has_zero_cost(tmp_path: Path) -> None:
     root = a_folder(tmp_path / "a", {})
     RunPaths(root).attempt_file(1).write_text("{")
     RunPaths(root).metrics.write_text('{"step": 1, "attempt": 1, "time": "x", "time/step": true}\n{"st')
     assert of_folder(root, time.time()).seconds == 0
 
 
-def test_a_use_of_a_newer_release_is_part_of_the_sum() -> None:
+def test_unknown_use_of_newer_release_is_summed() -> None:
     rows = (CostRow(1, "trainer", (("new", 5), ("trained", 1))),)
     assert sum_uses(rows) == {"trained": 1, "new": 5}
 
 
-def test_a_folder_in_a_snapshot_needs_no_cost(tmp_path: Path) -> None:
+def test_folder_snapshot_without_cost_reports_zero(tmp_path: Path) -> None:
     assert of_snapshot(read_folder(a_folder(tmp_path / "a", {}), time.time())).seconds == 0
 
 
-def test_a_name_that_is_mistyped_is_told_the_right_one(
+def test_misspelled_run_name_gets_suggestion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = 'Error from server (NotFound): rlruns.rlrun.io "quickstar" not found'
@@ -195,7 +195,7 @@ def test_a_name_that_is_mistyped_is_told_the_right_one(
 
 
 @pytest.mark.parametrize("command", ["cost", "get"])
-def test_where_nothing_is_there_a_program_reads_nothing(
+def test_machine_output_is_empty_without_runs(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The commands against folders as `rlrun local` leaves them, in every state that a run can be in."""
+"""Commands on run folders as `rlrun local` leaves them, in every state of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROGRESS = {
 
 
 class Folder:
-    """A run's folder."""
+    """Folder of one run."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.paths = root, RunPaths(root)
@@ -58,14 +58,14 @@ class Folder:
         self.begin(1)
 
     def write(self, name: str, content: Any) -> Path:
-        """A file; what is no text becomes JSON."""
+        """Write a file; content other than text is written as JSON."""
         file = self.root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content if isinstance(content, str) else json.dumps(content))
         return file
 
     def begin(self, attempt: int, base: int = 0) -> None:
-        """An attempt with its logs."""
+        """Write an attempt with its logs."""
         self.write(
             f"attempts/{attempt:04d}.json", {"attempt": attempt, "base_step": base, "started_at": 1_700_000_000.0}
         )
@@ -73,7 +73,7 @@ class Folder:
             self.write(f"logs/attempt_{attempt:04d}/{name}.log", f"{name} of attempt {attempt}\n")
 
     def train(self, last: int, attempt: int = 1) -> None:
-        """Steps with their metrics, traces, and a checkpoint."""
+        """Write steps with metrics, traces and a checkpoint."""
         shared = {"attempt": attempt, "off_policy/mean": 0.5}
         lines = [{"step": n, "time": 1.7e9 + n, "reward/mean": n / 10} | shared for n in range(1, last + 1)]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "torn')
@@ -92,13 +92,13 @@ class Folder:
         self.write(f"checkpoints/step_{last:08d}.a{attempt:04d}/manifest.json", {})
 
     def record(self, **changed: Any) -> LauncherRecord:
-        """The record of a launcher, which is this process unless changed."""
+        """Write a launcher record; by default, its launcher is this process."""
         record = replace(new_record("a", 1, AGAIN), **changed)
         assert write_record(self.paths.launcher, record)
         return record
 
     def told(self, now: float | None = None) -> str:
-        """What `rlrun why` says, on one line."""
+        """Return the output of `rlrun why` on one line."""
         at = time.time() if now is None else now
         return " ".join(explanation_text(explain_run(read_folder(self.root, at), at), at).split())
 
@@ -114,7 +114,7 @@ def living(folder: Folder, **progress: Any) -> None:
     folder.record(progress=PROGRESS | progress, progress_time=time.time())
 
 
-def test_a_run_that_trains(
+def test_running_local_run_is_shown_by_status_and_get(
     folder: Folder, use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "HOME"):
@@ -134,7 +134,7 @@ def test_a_run_that_trains(
     assert "runs of the cluster are not listed: kubectl get failed" in capsys.readouterr().err
 
 
-def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:
+def test_local_run_phase_follows_record_and_logs(folder: Folder) -> None:
     def phase(**changed: Any) -> tuple[str, str | None]:
         folder.record(**changed)
         seen = read_folder(folder.root, time.time())
@@ -178,7 +178,7 @@ BROKEN: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("reason", BROKEN)
-def test_the_cause_of_a_failed_run_is_told(folder: Folder, reason: str) -> None:
+def test_why_names_cause_of_failed_local_run(folder: Folder, reason: str) -> None:
     report, expected = BROKEN[reason]
     error = {"role": "orchestrator", "message": report["message"], "exit_code": report["code"], "follows": False}
     folder.write("logs/attempt_0001/orchestrator/error.json", error)
@@ -193,7 +193,7 @@ def test_the_cause_of_a_failed_run_is_told(folder: Folder, reason: str) -> None:
     assert f"continue with `{AGAIN}`" in text
 
 
-def test_a_fork_says_where_it_began_and_what_starts_it(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_shows_source_step_and_start_command(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.write("fork.json", fork_document(ForkedFrom("other", "u", 4, 1, "/runs/other")))
     seen = read_folder(folder.root, time.time())
     assert (seen.phase, seen.reason, seen.forked_from) == ("Suspended", "NotRunning", "step 4 of other (/runs/other)")
@@ -206,7 +206,7 @@ def test_a_fork_says_where_it_began_and_what_starts_it(folder: Folder, capsys: p
     assert "from step 4 of other (/runs/other)" in capsys.readouterr().out
 
 
-def test_a_process_that_left_no_word_is_explained_by_its_log(folder: Folder) -> None:
+def test_process_without_error_report_is_explained_by_log(folder: Folder) -> None:
     folder.write("logs/attempt_0001/inference/inference-1.log", "loading\nRuntimeError: no such head\n")
     folder.record(state="Failed", failed_role="inference-1", exit_code=-9)
     text = folder.told()
@@ -215,7 +215,7 @@ def test_a_process_that_left_no_word_is_explained_by_its_log(folder: Folder) -> 
     assert "no such head" in text
 
 
-def test_a_report_of_a_role_that_only_followed_is_no_cause(folder: Folder) -> None:
+def test_secondary_role_failure_is_not_the_cause(folder: Folder) -> None:
     lost = {"role": "trainer", "message": "the orchestrator is gone", "exit_code": 1, "follows": True}
     folder.write("logs/attempt_0001/trainer/error.json", lost)
     folder.record(state="Failed", failed_role="orchestrator", exit_code=-9)
@@ -224,7 +224,7 @@ def test_a_report_of_a_role_that_only_followed_is_no_cause(folder: Folder) -> No
     assert "ExitCode (trainer, exit code 1)" in folder.told(), "where nothing else is known"
 
 
-def test_a_launcher_that_was_killed_and_a_full_volume(folder: Folder) -> None:
+def test_killed_launcher_and_full_volume_are_explained(folder: Folder) -> None:
     folder.record(started_ticks=1)
     assert f"The launcher was killed, or the machine restarted: continue with `{AGAIN}`" in folder.told()
     trouble = {"reason": "StorageFull", "text": "the volume is full: 1 MiB free", "blocks": True}
@@ -235,7 +235,7 @@ def test_a_launcher_that_was_killed_and_a_full_volume(folder: Folder) -> None:
     assert "Free space" in text
 
 
-def test_the_record_of_a_newer_release_is_read_and_a_damaged_one_is_none(folder: Folder) -> None:
+def test_launcher_record_tolerates_new_fields_and_rejects_damaged_files(folder: Folder) -> None:
     record = folder.record()
     document = json.loads(folder.paths.launcher.read_text())
     folder.write("launcher.json", document | {"new_field": 1})
@@ -252,7 +252,7 @@ def test_the_record_of_a_newer_release_is_read_and_a_damaged_one_is_none(folder:
         assert folder.told()
 
 
-def test_a_folder_full_of_nonsense_is_read_as_far_as_it_can_be(folder: Folder) -> None:
+def test_folder_with_invalid_files_is_read_without_error(folder: Folder) -> None:
     for name in ("run.json", "attempts/0001.json", "metrics.jsonl", "logs/attempt_0001/trainer/error.json"):
         folder.write(name, '{"trainer": ["x"], "step": "y"')
     folder.write("logs/attempt_x/file", "")
@@ -262,7 +262,7 @@ def test_a_folder_full_of_nonsense_is_read_as_far_as_it_can_be(folder: Folder) -
     assert "a (runs/a)" in folder.told()
 
 
-def test_a_loss_that_has_diverged_is_shown_and_is_json(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_loss_is_shown_and_valid_json(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.write("metrics.jsonl", '{"step": 3, "attempt": 1, "time": 1.7e9, "loss": NaN}\n')
     assert main(["status", "runs/a"]) == 0
     assert "loss        nan" in capsys.readouterr().out
@@ -270,8 +270,8 @@ def test_a_loss_that_has_diverged_is_shown_and_is_json(folder: Folder, capsys: p
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["progress"]["loss"] == "nan"
 
 
-def test_the_newest_start_is_told_by_its_phases(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers that no float holds, in the same file, are of no interest."""
+def test_status_shows_start_phases_of_newest_attempt(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The metrics file also contains integers that exceed the range of a float; they must be ignored."""
     first = {"step": 1, "attempt": 1, "time/start_imports": 99.0, "time/step": 1.0}
     again = {"step": 2, "attempt": 2, "time/start_imports": 9.0, "time/start_model": 3.0, "time/step": 6.0}
     lines = [first, again | {"time/wait_for_batch": 4.0, "loss": 10**400}, {"step": 3, "attempt": 2, "time/step": 2.0}]
@@ -300,7 +300,7 @@ def test_logs_of_roles_ranks_and_attempts(folder: Folder, capsys: pytest.Capture
     assert "inference has ranks 0 to 1 in attempt 2; write --rank 1" in capsys.readouterr().err
 
 
-def test_a_log_is_followed_to_the_last_line_of_a_run_that_ends(tmp_path: Path) -> None:
+def test_log_follow_prints_last_line_of_ended_run(tmp_path: Path) -> None:
     path = tmp_path / "trainer.log"
     path.write_text("old\n")
     steps = iter(["one\ntw", "o\n", "cut", "last"])
@@ -353,7 +353,7 @@ def test_runs_are_compared(folder: Folder, tmp_path: Path, capsys: pytest.Captur
     assert main(["compare", "runs/a"]) == exit_codes.USAGE
 
 
-def test_a_bundle_has_no_models_no_rollouts_and_no_secrets(folder: Folder, tmp_path: Path) -> None:
+def test_debug_bundle_excludes_models_rollouts_and_secrets(folder: Folder, tmp_path: Path) -> None:
     living(folder)
     folder.write("weights/v00000001.a0001/model.safetensors", "WEIGHTS")
     folder.write("logs/attempt_0001/orchestrator/config.json", {"judge": {"api_key": "topsecret1"}, "seq_len": 512})
@@ -378,7 +378,7 @@ def test_a_bundle_has_no_models_no_rollouts_and_no_secrets(folder: Folder, tmp_p
     } <= parts.keys()
 
 
-def test_suspend_asks_the_launcher_and_nobody_else(
+def test_suspend_signals_only_the_launcher(
     folder: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[int, int]] = []
@@ -400,9 +400,7 @@ def test_suspend_asks_the_launcher_and_nobody_else(
     assert len(sent) == 1
 
 
-def test_a_run_on_this_machine_is_gone_on_with_by_its_own_command(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_local_run_resume_prints_its_own_command(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.record(state="Interrupted")
     assert main(["resume", "runs/a"]) == exit_codes.USAGE
     assert AGAIN in capsys.readouterr().err
@@ -421,7 +419,7 @@ def test_watch_ends_with_the_run(folder: Folder, capsys: pytest.CaptureFixture[s
     assert main(["watch", "runs/a"]) == exit_codes.FAILURE
 
 
-def test_a_path_without_a_run_is_explained(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_without_run_is_refused_with_suggestion(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     for word, expected in (
         ("runs/", "it contains 1 runs, such as runs/a"),
         ("runs/none", "there is no folder runs/none"),
@@ -449,7 +447,7 @@ FORK = (
         ("debug runs/a", "files,"),
     ],
 )  # fmt: skip
-def test_a_run_that_was_not_started(
+def test_unstarted_fork_is_explained_by_each_command(
     command: str, expected: str, folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(folder.root / "logs")
@@ -459,7 +457,7 @@ def test_a_run_that_was_not_started(
     assert expected in " ".join((told.out + told.err).split())
 
 
-def test_a_folder_without_an_attempt_has_not_started(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_attempt_is_reported_as_not_started(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(folder.root / "logs")
     shutil.rmtree(folder.root / "attempts")
     for command in ("logs", "rollouts"):
@@ -469,7 +467,7 @@ def test_a_folder_without_an_attempt_has_not_started(folder: Folder, capsys: pyt
         assert "`rlrun why runs/a` explains the cause and the fix" in told
 
 
-def test_status_says_how_much_of_a_version_travelled(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_transferred_size_of_newest_version(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     living(folder)
     assert main(["status", "runs/a"]) == exit_codes.OK
     assert "the newest was transferred as" not in capsys.readouterr().out

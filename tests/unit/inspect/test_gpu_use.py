@@ -1,4 +1,4 @@
-"""GPU use in `rlrun status`: of a launcher's record and of pods, why it is not known, and nothing where there are no GPUs."""
+"""GPU use in `rlrun status`, from launcher records and from pods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {
 
 
 def metrics(began: float, use: Sequence[tuple[float | None, int, int, float]]) -> str:
-    """Prometheus text of a pod whose GPUs have these shares, bytes in use, bytes and idle seconds."""
+    """Build the Prometheus text of a pod with these GPU shares, used bytes, total bytes and idle seconds."""
     lines = ["# HELP rlrun_gpu_utilization_ratio x", f"rlrun_pod_start_timestamp_seconds {began}"]
     for gpu, (share, used, size, idle) in enumerate(use):
         lines += [f'rlrun_gpu_utilization_ratio{{gpu="{gpu}"}} {share}'] if share is not None else []
@@ -51,7 +51,7 @@ def use_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [" ".join(line.split()) for line in lines[first:] if line.startswith(("GPU use", " " * 12))][:2]
 
 
-def test_the_use_of_pods_is_that_of_their_metrics(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pod_gpu_use_comes_from_its_metrics(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.time() - 1000
     pods = [gpu_pod(f"a-trainer-{i}", "trainer", 2) for i in range(PODS_PER_ROLE + 1)]
     pods += [
@@ -88,7 +88,7 @@ def test_the_use_of_pods_is_that_of_their_metrics(use: Use, capsys: pytest.Captu
         ),
     ],
 )
-def test_why_the_use_is_not_known_is_said(
+def test_unknown_gpu_use_is_explained(
     use: Use, capsys: pytest.CaptureFixture[str], answer: Answer | str, told: str
 ) -> None:
     use(of_run(RUN, ("exec a-trainer-0", answer), pods=[gpu_pod("a-trainer-0", "trainer", 8)]))
@@ -96,7 +96,7 @@ def test_why_the_use_is_not_known_is_said(
     assert use_lines(capsys)[0].startswith(told)
 
 
-def test_pods_without_gpus_are_not_asked(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pods_without_gpus_are_not_queried(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     cluster: Recorded = use(of_run(RUN, pods=[pod("a-trainer-0", "trainer")]))
     assert main(["status", "a"]) == 0
     assert (use_lines(capsys), any("exec" in asked for asked in cluster.asked)) == ([], False)
@@ -110,9 +110,7 @@ def a_folder(root: Path, record: LauncherRecord) -> Path:
     return root
 
 
-def test_the_use_of_a_folder_is_what_its_launcher_has_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_gpu_use_comes_from_launcher_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meter = GpuMeter({}, lambda ids: None)
     for shares in ((0.0, 0.9), (0.0, 0.7)):
         meter.note({"trainer": [Sample(share, GIB, 4 * GIB) for share in shares], "inference": []}, 2.0)
@@ -126,7 +124,7 @@ def test_the_use_of_a_folder_is_what_its_launcher_has_measured(
 
 
 @pytest.mark.parametrize(("gpus", "age", "told"), [(2, NVML_SECONDS + 1, 1), (2, 1.0, 0), (0, NVML_SECONDS + 1, 0)])
-def test_a_folder_without_nvml_says_so_once_it_should_be_there(
+def test_missing_nvml_is_reported_after_first_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int, age: float, told: int
 ) -> None:
     record = new_record("a", 1, "again", {"trainer": gpus})

@@ -1,4 +1,4 @@
-"""Commands in messages work when they are copied: they name the run's namespace, and no placeholder is left that is known."""
+"""Commands in messages work when copied: they contain the run's namespace and no placeholder for a known value."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.unit.inspect.broken import NOW, condition, run
 
 ROOT = Path(__file__).parents[3]
 OF_RUNS = r"rlrun (?:why|logs|status|watch|resume|restart|suspend|set|scale|pull|rollouts|cost|compare|plot) (\S+)"
-"""Commands on runs, and what they name."""
+"""Commands on runs, and the name of their argument."""
 NAMESPACED = (
     r"kubectl (?:logs|exec|delete pod|describe pod|describe pvc|describe quota|get events|get localqueues)\b[^`;,]*"
 )
 HERE = ("{self.folder}", "{root}", "{pulled}", "DIR", "...", "{folder}", "says")
-"""Runs on this machine, which have no namespace, and words that are no names."""
+"""Local runs, which have no namespace, and words that are not names."""
 
 
 @cache
-def words() -> list[tuple[str, str]]:
-    """Return the places and texts of the product that name a command, with expressions in braces, without documentation."""
+def find_command_texts() -> list[tuple[str, str]]:
+    """Return the places and texts of the product that contain a command, with expressions in braces, without documentation."""
     found = []
     for folder in ("operator/rlrun_operator", "workloads/rlrun"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -42,7 +42,7 @@ def words() -> list[tuple[str, str]]:
 
 
 def _names_a_command(node: ast.AST) -> bool:
-    """Whether a text has a command in it; the whole text is made for these only, because `ast.unparse` is slow."""
+    """Return whether a text contains a command. The check is cheap and saves the slow `ast.unparse` for other texts."""
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     return any(_is_text(part) and re.search("rlrun |kubectl ", part.value) for part in parts)
 
@@ -59,10 +59,10 @@ def _text(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else ""
 
 
-def test_hints_of_the_commands_name_the_run_with_its_namespace() -> None:
+def test_hints_of_commands_name_run_and_namespace() -> None:
     lacking = [
         f"{where}: {hint[0]}"
-        for where, text in words()
+        for where, text in find_command_texts()
         for hint in re.finditer(OF_RUNS, text)
         if not ("argument" in hint[1] or hint[1].startswith(HERE) or "-n " in text[hint.end() :])
         and not re.match(r"(NAME|HOST|WHERE|RUN|RUN_FOLDER)\b", hint[1])
@@ -71,13 +71,13 @@ def test_hints_of_the_commands_name_the_run_with_its_namespace() -> None:
 
 
 def test_hints_for_kubectl_name_the_namespace() -> None:
-    found = [(where, hint[0]) for where, text in words() for hint in re.finditer(NAMESPACED, text)]
+    found = [(where, hint[0]) for where, text in find_command_texts() for hint in re.finditer(NAMESPACED, text)]
     assert len(found) > 8
     assert [one for one in found if "-n " not in one[1] and "argument" not in one[1] and "{pod}" not in one[1]] == []
 
 
 @pytest.mark.parametrize("reason", sorted(ADVICE))
-def test_advice_is_filled_with_the_run_its_namespace_and_its_host(reason: str) -> None:
+def test_advice_placeholders_are_filled_with_run_namespace_and_host(reason: str) -> None:
     seen = run_snapshot(run("Running", condition("Progressing", "False", reason, "it waits")), now=NOW)
     told = explain_run(replace(seen, host="big"), NOW)
     hints = [hint for one in told.now for hint in re.findall(r"`([^`]*)`", one.do)]
@@ -85,6 +85,6 @@ def test_advice_is_filled_with_the_run_its_namespace_and_its_host(reason: str) -
     assert [hint for hint in hints if re.match(OF_RUNS, hint) and " -n team" not in hint] == []
 
 
-def test_a_folder_with_a_space_is_quoted() -> None:
+def test_folder_name_with_space_is_quoted() -> None:
     seen = replace(run_snapshot(run("Running"), now=NOW), place="folder", where="runs/my run")
     assert seen.argument == "'runs/my run'"

@@ -1,4 +1,4 @@
-"""Metrics of a long run are read line by line: memory does not grow with the steps; that of a curve grows by 9 bytes for each value."""
+"""Metrics of long runs are read line by line: constant memory, except 9 bytes for each value of a curve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = [5_000, pytest.param(100_000, marks=pytest.mark.full)]
 
 
 def write_metrics(paths: RunPaths, steps: int) -> None:
-    """Lines of steps of one second, each with `METRICS` further values."""
+    """Write lines of one-second steps, each with `METRICS` additional values."""
     more = {f"part/metric_{number}": number + 0.123456789 for number in range(METRICS)}
     shared = {"attempt": 1, "time/step": 1.0, "time/wait_for_batch": 0.25, "batch/tokens": 10, "batch/samples": 2}
     rest = json.dumps(shared | more)[1:]
@@ -36,22 +36,22 @@ def write_metrics(paths: RunPaths, steps: int) -> None:
 
 
 def measure(act: Callable[[], object]) -> tuple[object, float]:
-    """Result, and the growth of this process's largest resident memory in MiB. Tracing each allocation would take minutes."""
+    """Return the result of `act` and the growth of the peak resident memory in MiB. Tracing each allocation would take minutes."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the largest is now the present one
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current value
     before = resident("VmRSS")
     result = act()
     return result, (resident("VmHWM") - before) / 1024
 
 
 def resident(name: str) -> int:
-    """Value of `/proc/self/status` in KiB."""
+    """Return a value of `/proc/self/status` in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_account_of_long_run_needs_the_memory_of_one_line(tmp_path: Path, steps: int) -> None:
+def test_account_of_long_run_uses_constant_memory(tmp_path: Path, steps: int) -> None:
     paths = RunPaths(tmp_path)
     write_attempt(paths, first_attempt(world_size=1, config_hash="h", started_at=1e9))
     write_metrics(paths, steps)
@@ -64,7 +64,7 @@ def test_account_of_long_run_needs_the_memory_of_one_line(tmp_path: Path, steps:
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_curve_of_long_run_needs_few_bytes_for_each_value(tmp_path: Path, steps: int) -> None:
+def test_curve_of_long_run_uses_few_bytes_per_value(tmp_path: Path, steps: int) -> None:
     paths = RunPaths(tmp_path)
     write_metrics(paths, steps)
     found, memory = measure(lambda: volume_reader.read_curve(FolderRun(tmp_path), Kubectl(), "a"))
@@ -85,7 +85,7 @@ LINES: list[dict[str, object]] = [
 ]
 
 
-def test_columns_are_the_lines_that_they_were_made_of() -> None:
+def test_metric_columns_return_original_lines() -> None:
     columns = MetricColumns(LINES)
     assert [dict(line) for line in columns] == LINES
     assert [dict(line) for line in columns[1:]] == LINES[1:]
@@ -99,7 +99,7 @@ def test_columns_are_the_lines_that_they_were_made_of() -> None:
         columns[4]
 
 
-def test_pictures_and_tables_of_columns_are_those_of_lines() -> None:
+def test_plots_and_tables_of_columns_equal_lines() -> None:
     lines = [{"step": step, "loss": 1 / step, "reward/mean": step} for step in range(1, 50)]
     columns = MetricColumns(lines)
     assert metric_names(columns) == metric_names(lines)

@@ -1,4 +1,4 @@
-"""Changes of a run's configuration, by what its attempts began with."""
+"""Configuration changes between the attempts of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(paths: RunPaths, fork: ForkedFrom | None = None) -> tuple[str, list[Any
     return describe_changes(kept, found), found
 
 
-def test_a_change_is_told_with_attempt_step_and_both_values(paths: RunPaths) -> None:
+def test_changed_fields_show_attempt_step_and_values(paths: RunPaths) -> None:
     begin(paths, 1, 0, config())
     begin(paths, 2, 10, config())
     begin(paths, 3, 14, config(max_steps=40, optimizer={"lr": 2e-5}))
@@ -49,7 +49,7 @@ def test_a_change_is_told_with_attempt_step_and_both_values(paths: RunPaths) -> 
     assert edit.changes == (Change("max_steps", "20", "40"), Change("optimizer.lr", "1e-05", "2e-05"))
 
 
-def test_the_newest_change_comes_first(paths: RunPaths) -> None:
+def test_newest_change_is_listed_first(paths: RunPaths) -> None:
     for attempt, steps in enumerate((20, 30, 30, 40), start=1):
         begin(paths, attempt, attempt * 5, config(max_steps=steps))
     words, found = read(paths)
@@ -64,13 +64,13 @@ def test_the_newest_change_comes_first(paths: RunPaths) -> None:
         (3, "Never edited: all 3 attempts started with the same configuration."),
     ],
 )
-def test_a_run_that_was_never_edited_says_so(paths: RunPaths, count: int, words: str) -> None:
+def test_unedited_run_is_reported_as_never_edited(paths: RunPaths, count: int, words: str) -> None:
     for attempt in range(1, count + 1):
         begin(paths, attempt, attempt, config())
     assert read(paths) == (words, [])
 
 
-def test_of_attempts_of_an_earlier_release_fingerprints_tell(paths: RunPaths) -> None:
+def test_fingerprints_detect_changes_of_attempts_without_configuration(paths: RunPaths) -> None:
     begin(paths, 1, 0, None, "a")
     begin(paths, 2, 5, None, "a")
     assert read(paths)[0].endswith("according to their fingerprints.")
@@ -79,7 +79,7 @@ def test_of_attempts_of_an_earlier_release_fingerprints_tell(paths: RunPaths) ->
     assert (words, edit.attempt, edit.known, edit.changes) == ("Edited once in 3 attempts.", 3, False, ())
 
 
-def test_without_configuration_and_fingerprint_nothing_is_claimed(paths: RunPaths) -> None:
+def test_attempt_without_configuration_and_fingerprint_is_reported_unknown(paths: RunPaths) -> None:
     begin(paths, 1, 0, None)
     begin(paths, 2, 5, config())
     assert read(paths) == (
@@ -88,7 +88,7 @@ def test_without_configuration_and_fingerprint_nothing_is_claimed(paths: RunPath
     )
 
 
-def test_roles_that_were_started_by_hand_have_files_of_their_own(paths: RunPaths) -> None:
+def test_manually_started_roles_use_their_own_configuration_files(paths: RunPaths) -> None:
     for attempt, steps in ((1, 20), (2, 40)):
         begin(paths, attempt, attempt, None)
         for role in ("trainer", "orchestrator"):
@@ -98,7 +98,7 @@ def test_roles_that_were_started_by_hand_have_files_of_their_own(paths: RunPaths
     assert read(paths)[1][0].changes == (Change("max_steps", "20", "40"),)
 
 
-def test_the_attempt_that_a_fork_begins_with_is_the_other_runs(paths: RunPaths) -> None:
+def test_fork_history_excludes_source_attempts(paths: RunPaths) -> None:
     begin(paths, 2, 5, None, "theirs")
     begin(paths, 3, 10, config(), "own")
     fork = ForkedFrom("other", "u", 10, 2, "/runs/other")
@@ -106,7 +106,7 @@ def test_the_attempt_that_a_fork_begins_with_is_the_other_runs(paths: RunPaths) 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
-def test_a_damaged_record_is_none(paths: RunPaths, content: str) -> None:
+def test_damaged_fork_record_is_ignored(paths: RunPaths, content: str) -> None:
     begin(paths, 1, 0, config())
     begin(paths, 2, 5, config())
     paths.attempt_config(2).write_text(content)
@@ -114,18 +114,18 @@ def test_a_damaged_record_is_none(paths: RunPaths, content: str) -> None:
     assert read(paths)[0].startswith("The configuration of attempt 2 was not saved")
 
 
-def test_where_a_run_is_and_where_it_starts_is_no_change() -> None:
+def test_location_and_resume_policy_are_not_changes() -> None:
     after = config(uid="v", output_dir="/data", checkpoint={"resume": {"policy": "Latest"}})
     assert changed_fields(config(), after) == ()
 
 
-def test_a_role_that_only_one_of_them_knows_is_left_out() -> None:
+def test_role_known_to_one_attempt_only_is_ignored() -> None:
     before, after = config() | {"inference": {"max_steps": 20}}, config(max_steps=40)
     del after["inference"]
     assert changed_fields(before, after) == (Change("max_steps", "20", "40"),)
 
 
-def test_a_field_of_one_role_names_the_role() -> None:
+def test_field_that_differs_for_one_role_names_role() -> None:
     after = config()
     after["orchestrator"]["max_steps"] = 40
     after["inference"] = {"max_model_len": 99}

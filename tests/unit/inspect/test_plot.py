@@ -1,4 +1,4 @@
-"""Curves are drawn as they were measured."""
+"""Plots of metric curves as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_curves_are_drawn(runs: None, capsys: pytest.CaptureFixture[str]) -> Non
     assert points == ["70.0,320.0 455.0,285.0 840.0,40.0"]
 
 
-def test_pixels_show_what_the_drawing_shows(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_png_shows_same_curves_as_svg(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "runs/a", "runs/b", "--metric", "reward/mean", "--png", "a.png"]) == 0
     with Image.open("a.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (1720, 720))
@@ -47,7 +47,7 @@ def test_pixels_show_what_the_drawing_shows(runs: None, capsys: pytest.CaptureFi
         assert picture.getpixel((30, 30)) == (255, 255, 255)
 
 
-def test_without_the_package_of_pixels_the_drawing_is_named(
+def test_png_without_pillow_recommends_svg(
     runs: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
@@ -56,18 +56,18 @@ def test_without_the_package_of_pixels_the_drawing_is_named(
     assert not Path("a.png").exists()
 
 
-def test_a_metric_that_is_not_there_is_explained(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_metric_is_refused_with_suggestion(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "runs/a", "--metric", "reward/men"]) == exit_codes.USAGE
     assert "unknown metric 'reward/men' (did you mean reward/mean?)" in capsys.readouterr().err
 
 
-def test_smoothing_is_the_mean_of_the_last_values_and_what_is_no_number_is_left_out() -> None:
+def test_smoothing_averages_last_values_without_invalid_ones() -> None:
     lines = [{"step": step, "m": value} for step, value in enumerate([1.0, 3.0, float("nan"), 5.0, "x", True])]
     assert metric_curve("l", lines, "m", 2).values == [1.0, 2.0, 4.0]
     assert metric_curve("l", lines, "m").steps == [0, 1, 3]
 
 
-def test_a_long_curve_keeps_every_peak_and_its_ends() -> None:
+def test_long_curve_keeps_peaks_and_ends() -> None:
     values = [float(step % 7) for step in range(5000)]
     values[1234], values[4001] = 99.0, -99.0
     found = metric_curve("l", [{"step": step, "m": value} for step, value in enumerate(values)], "m")
@@ -78,5 +78,5 @@ def test_a_long_curve_keeps_every_peak_and_its_ends() -> None:
     assert all(values[step] == value for step, value in points.items())
 
 
-def test_a_label_is_no_markup() -> None:
+def test_svg_label_is_escaped() -> None:
     assert "<script>" not in draw_svg("<script>", [metric_curve("<script>", [{"step": 1, "m": 1.0}], "m")])

@@ -1,4 +1,4 @@
-"""Parts of a run come out of a cluster whole, or not at all."""
+"""`rlrun pull` copies parts of a run out of a cluster completely, or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def packed(*names: str, cut: int = 0) -> bytes:
 
 @pytest.fixture
 def cluster(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """A run whose newest model is not complete yet."""
+    """Cluster with a run whose newest model is incomplete."""
     monkeypatch.chdir(tmp_path)
     return use(
         of_run(
@@ -46,7 +46,7 @@ def cluster(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record
     )
 
 
-def test_the_newest_complete_model_is_copied(
+def test_pull_copies_newest_complete_model(
     cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.streams[f"tar -C /data/a -cf - -- {NEWEST}"] = packed(f"{NEWEST}/config.json", f"{NEWEST}/COMPLETE")
@@ -70,7 +70,7 @@ def test_the_newest_complete_model_is_copied(
         (["traces", "--step", "3"], "--step is for a model or a checkpoint"),
     ],
 )
-def test_what_is_not_there_is_explained(
+def test_pull_of_missing_part_is_explained(
     cluster: Recorded, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pull", "a", *words]) == exit_codes.USAGE
@@ -82,7 +82,7 @@ def test_what_is_not_there_is_explained(
     [b"", packed(f"{NEWEST}/config.json", cut=100), packed(f"{NEWEST}/x", "../../out"), packed("elsewhere/x")],
     ids=["empty", "cut", "out of the folder", "another folder"],
 )
-def test_a_stream_that_is_not_whole_leaves_nothing(
+def test_incomplete_stream_leaves_no_files(
     cluster: Recorded, stream: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.streams[NEWEST] = stream
@@ -122,7 +122,7 @@ def linked(entries: list[tuple[str, bytes, str]]) -> bytes:
 
 
 @pytest.mark.parametrize("entries", ENTRIES.values(), ids=list(ENTRIES))
-def test_nothing_is_written_outside_of_the_target(
+def test_pull_writes_only_below_target(
     cluster: Recorded, tmp_path: Path, entries: list[tuple[str, bytes, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     victim = tmp_path / "victim"
@@ -155,7 +155,7 @@ def test_second_names_are_kept_and_links_are_named(
     assert f"2 links and devices were skipped: {NEWEST}/link, {NEWEST}/pipe" in told.err
 
 
-def test_a_whole_folder_is_copied(cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pull_copies_whole_run_folder(cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.streams["tar -C /data/a -cf - -- ."] = packed("./run.json", "./attempts/0001.json")
     assert main(["pull", "a", "run", "--to", "here"]) == 0
     assert capsys.readouterr().out == "here: the folder of a, 2 files\n"

@@ -1,4 +1,4 @@
-"""Commands of kubectl and helm that messages, NOTES.txt and alerts recommend: their verbs and options exist."""
+"""Commands of kubectl and helm that messages, NOTES.txt and alerts recommend use existing verbs and options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.docs.documented_commands import ROOT, commands, pages
 from tests.unit.inspect.test_recommended_commands import texts
 
 KUBECTL = "-n --namespace --context --kubeconfig"
-"""Options of every verb of kubectl."""
+"""Options that every verb of kubectl accepts."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "kubectl": {
         "annotate": "--overwrite",
@@ -48,16 +48,16 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "upgrade": "-n --namespace --install --reuse-values --set --values",
     },
 }
-"""Options by program and verb, of those that `kubectl VERB --help` of Kubernetes 1.30 and `helm VERB --help` of Helm 3 list."""
+"""Options by program and verb, from `kubectl VERB --help` of Kubernetes 1.30 and `helm VERB --help` of Helm 3."""
 _COMMAND = re.compile(r"\b(kubectl|helm) ([^`;,\"'\n)?]+)")
 _PROSE = re.compile(
     r"(helm upgrade (of|--)|helm test finds)|kubectl (rlrun|said|failed|knows|starts|answered|that|on|of|X|WORDS|is)\b"
 )
-"""Sentences about the programs themselves."""
+"""Sentences about the programs themselves, which are not commands."""
 
 
 def recommended() -> Iterator[tuple[str, str, str]]:
-    """Place, program and words of each command."""
+    """Return the place, program and words of each command."""
     sources = [
         *((path, list(_messages(path))) for folder in ("workloads/rlrun", "operator/rlrun_operator")
           for path in sorted((ROOT / folder).rglob("*.py"))),
@@ -72,7 +72,7 @@ def recommended() -> Iterator[tuple[str, str, str]]:
 
 
 def _messages(path: Path) -> Iterator[str]:
-    """Texts of a module without documentation."""
+    """Return the texts of a module without its documentation."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -85,12 +85,12 @@ COMMANDS = sorted(set(recommended()))
 
 
 def faults(program: str, words: str) -> list[str]:
-    """Unknown verb or options of a command."""
+    """Return the unknown verb or options of a command."""
     words = re.sub(r"\$\([^)]*\)", "X", words)
     plain = [word for word in words.split() if not word.startswith("-")]
     text = " ".join(plain)
     options = [word.partition("=")[0].rstrip(").") for word in words.split() if re.match(r"--?[a-z]", word)]
-    while plain and program == "kubectl" and words.startswith(("-n ", "--namespace ")):  # its value is no verb
+    while plain and program == "kubectl" and words.startswith(("-n ", "--namespace ")):  # its value is not a verb
         plain, text, words = plain[1:], " ".join(plain[1:]), ""
     verb = max((one for one in OPTIONS[program] if f"{text} ".startswith(f"{one} ")), key=len, default=None)
     if verb is None:
@@ -110,17 +110,17 @@ PRINTED = sorted(
 
 
 @pytest.mark.parametrize("command", PRINTED)
-def test_each_command_of_the_pages_has_a_verb_and_options_that_exist(command: str) -> None:
+def test_page_command_has_known_verb_and_options(command: str) -> None:
     program, _, words = command.partition(" | ")[0].partition(" > ")[0].partition(" ")
     assert faults(program, words) == []
 
 
-def test_there_are_commands_to_look_at() -> None:
+def test_recommended_commands_are_found() -> None:
     assert len(COMMANDS) > 30
     assert {place.partition("/")[0] for place, _, _ in COMMANDS} == {"charts", "operator", "workloads"}
 
 
-def test_each_verb_and_option_exists() -> None:
+def test_recommended_cluster_commands_use_known_verbs_and_options() -> None:
     wrong = {(place, words): found for place, program, words in COMMANDS if (found := faults(program, words))}
     assert wrong == {}
 
@@ -134,5 +134,5 @@ def test_each_verb_and_option_exists() -> None:
         ("helm", "test X --log", ["helm test has no --log"]),
     ],
 )
-def test_a_wrong_verb_or_option_is_found(program: str, words: str, fault: list[str]) -> None:
+def test_wrong_verb_or_option_is_detected(program: str, words: str, fault: list[str]) -> None:
     assert faults(program, words) == fault

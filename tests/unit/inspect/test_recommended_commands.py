@@ -1,4 +1,4 @@
-"""Commands that an output recommends: each exists with its options, and works in the state in which it is recommended."""
+"""Commands that an output recommends exist with their options and work in the state of the recommendation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDER_CASES = {title: case for title, case in CASES.items() if not isinstance(c
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Texts of a module; values of formatted strings are placeholders."""
+    """Return the texts of a module, with placeholders for formatted values."""
     inside = set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -37,7 +37,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def recommended() -> dict[str, set[str]]:
-    """Commands in backticks by the modules that write them."""
+    """Return the commands in backticks with the modules that write them."""
     found: dict[str, set[str]] = {}
     for folder in ("workloads/rlrun", "operator/rlrun_operator"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -47,13 +47,13 @@ def recommended() -> dict[str, set[str]]:
     return found
 
 
-def test_there_are_commands_to_look_at() -> None:
+def test_recommended_commands_are_found() -> None:
     named = {command.split()[0] for command in recommended()}
     assert named >= {"why", "status", "logs", "pull", "resume", "restart", "fork", "track", "convert"}
     assert len(recommended()) > 50
 
 
-def test_each_recommended_command_exists_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommended_command_exists_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     wrong, helps = [], dict[str, str]()
     for words, modules in recommended().items():
         name, *rest = words.replace("…", "").split()
@@ -75,7 +75,7 @@ def _has(text: str, option: str) -> bool:
 
 
 @pytest.mark.parametrize("table", [ADVICE, ON_THIS_MACHINE], ids=["cluster", "folder"])
-def test_advice_recommends_nothing_outside_of_backticks(table: dict[str, object]) -> None:
+def test_advice_has_commands_only_in_backticks(table: dict[str, object]) -> None:
     loose = [
         reason
         for reason, one in table.items()
@@ -85,7 +85,7 @@ def test_advice_recommends_nothing_outside_of_backticks(table: dict[str, object]
 
 
 @pytest.mark.parametrize("title", FOLDER_CASES)
-def test_what_why_recommends_works_in_that_state(
+def test_commands_recommended_by_why_work_in_that_state(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +100,7 @@ def test_what_why_recommends_works_in_that_state(
 
 
 @pytest.mark.parametrize("state", ["Complete", "Failed", "Interrupted"])
-def test_what_status_recommends_works_in_that_state(
+def test_commands_recommended_by_status_work_in_that_state(
     state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

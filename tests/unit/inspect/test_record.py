@@ -1,4 +1,4 @@
-"""The record that a launcher keeps of its run."""
+"""Launcher record of a local run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlrun.protocol.files.launcher_record import BEAT_SECONDS, read_record
 from rlrun.protocol.files.paths import RunPaths
 
 
-def test_progress_is_written_now_and_then_and_the_end_at_once(tmp_path: Path) -> None:
+def test_record_writes_progress_periodically_and_end_immediately(tmp_path: Path) -> None:
     now = [1000.0]
     path = RunPaths(tmp_path).launcher
     recorder = Recorder(path, name="a", attempt=2, command="again", clock=lambda: now[0])
@@ -42,7 +42,7 @@ def test_progress_is_written_now_and_then_and_the_end_at_once(tmp_path: Path) ->
     assert (ended.state, ended.failed_role, ended.alive(now[0])) == ("Interrupted", None, False)
 
 
-def test_a_volume_that_refuses_the_record_stops_no_run(tmp_path: Path) -> None:
+def test_refused_record_write_does_not_stop_run(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "gone" / "launcher.json", name="a", attempt=1, command="again")
     recorder.beat({"step": 1})
     recorder.end("Complete")

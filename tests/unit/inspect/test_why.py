@@ -1,4 +1,4 @@
-"""The cause of each broken run is told, with its evidence and what to do; of a healthy one nothing is."""
+"""`rlrun why` explains each broken run with its cause, evidence and fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flat(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def told(found: Any, **parts: Any) -> str:
+def explain_as_text(found: Any, **parts: Any) -> str:
     return flat(explanation_text(explain_run(run_snapshot(found, now=NOW, **parts), NOW), NOW))
 
 
@@ -28,42 +28,42 @@ def lease(seconds: float = 5.0, **annotations: str) -> Any:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_cause_of_a_broken_run_is_told(name: str) -> None:
+def test_why_names_cause_of_broken_run(name: str) -> None:
     found, expected = BROKEN[name]
-    text = told(found)
+    text = explain_as_text(found)
     assert [part for part in expected if flat(part) not in text] == []
     shown = flat(status_screen(run_snapshot(found, now=NOW), explain_run(run_snapshot(found, now=NOW), NOW), NOW))
     assert [part for part in expected[:1] if flat(part).split(" (")[0] not in shown] == []
     assert "what to do" in text
 
 
-def test_a_healthy_run_needs_nothing() -> None:
-    text = told(
+def test_why_of_healthy_run_needs_no_action() -> None:
+    text = explain_as_text(
         run("Running"), lease=lease(**{said.WAITING_ON: "trainer: training step 8", said.WAITING_ON_ROLE: "trainer"})
     )
     assert "no action is needed" in text
     assert "the next step waits for the trainer" in text
-    assert "no action is needed" in told(run("Complete", condition("Complete", "True", "Completed")))
+    assert "no action is needed" in explain_as_text(run("Complete", condition("Complete", "True", "Completed")))
 
 
-def test_a_step_that_waits_for_long_is_looked_into() -> None:
+def test_long_wait_recommends_logs_of_waiting_role() -> None:
     since = {
         said.WAITING_ON: "rollouts",
         said.WAITING_ON_ROLE: "orchestrator",
         said.WAITING_ON_SINCE: "2027-01-15T07:30:00Z",
     }
-    text = told(run("Running"), lease=lease(**since))
+    text = explain_as_text(run("Running"), lease=lease(**since))
     assert "(since 30m00s)" in text
     assert "`rlrun logs a -n team --role orchestrator` shows its activity." in text
 
 
-def test_what_the_lease_of_an_older_attempt_says_is_not_told() -> None:
+def test_lease_of_previous_attempt_is_ignored() -> None:
     old = lease(**{said.ATTEMPT: "0", said.WAITING_ON: "something old", said.STEP: "99"})
     seen = run_snapshot(run("Running"), lease=old, now=NOW)
     assert (seen.wait, seen.progress.step) == (None, 7)
 
 
-def test_what_matters_most_is_first_and_each_cause_is_told_once() -> None:
+def test_why_orders_causes_by_importance_without_duplicates() -> None:
     found = run(
         "Starting",
         condition("PodsReady", "False", "ImagePullFailed", "x"),
@@ -80,7 +80,7 @@ def test_what_matters_most_is_first_and_each_cause_is_told_once() -> None:
     assert [one.do for one in causes[:2]] == list(explain_run(run_snapshot(found, now=NOW), NOW).steps())
 
 
-def test_failures_are_told_newest_first_and_only_the_newest_says_what_to_do() -> None:
+def test_why_lists_failures_newest_first_with_one_fix() -> None:
     older, newer = (
         failure("OOMKilled", "too much", code=137),
         failure("CudaError", "illegal access", attempt=2),
@@ -94,13 +94,13 @@ def test_failures_are_told_newest_first_and_only_the_newest_says_what_to_do() ->
     assert "next attempt in 1m00s" in explanation.headline
 
 
-def test_a_run_that_is_over_does_not_say_what_its_conditions_waited_for() -> None:
+def test_why_of_failed_run_ignores_waiting_conditions() -> None:
     found = over("PermanentFailure", "exit code 78")
     found["status"]["conditions"] += [condition("Extra", "False", "EngineLoading", "the engines load")]
-    assert "EngineLoading" not in told(found)
+    assert "EngineLoading" not in explain_as_text(found)
 
 
-def test_warnings_that_explain_more_are_told_besides() -> None:
+def test_why_shows_warning_events_without_routine_events() -> None:
     event = {
         "reason": "NodeExcluded",
         "message": "node-7 is left out",
@@ -109,18 +109,18 @@ def test_warnings_that_explain_more_are_told_besides() -> None:
         "lastTimestamp": MINUTE_AGO,
     }
     usual = {"reason": "AttemptStarted", "message": "attempt 1", "type": "Normal", "lastTimestamp": MINUTE_AGO}
-    text = told(run("Running"), events=[event, usual])
+    text = explain_as_text(run("Running"), events=[event, usual])
     assert "event NodeExcluded (2 times): node-7 is left out" in text
     assert "AttemptStarted" not in text
 
 
-def test_a_message_of_several_lines_is_told_without_escapes() -> None:
-    text = told(over("PermanentFailure", "first\nsecond", failure("ExitCode", "ValueError: x\n  at y")))
+def test_multiline_message_is_shown_without_escapes() -> None:
+    text = explain_as_text(over("PermanentFailure", "first\nsecond", failure("ExitCode", "ValueError: x\n  at y")))
     assert "first second" in text
     assert "ValueError: x at y" in text
 
 
-def test_a_status_full_of_nonsense_is_read_as_far_as_it_can_be() -> None:
+def test_invalid_status_fields_are_ignored() -> None:
     found = run("Running")
     found["status"] |= {
         "attempt": "x",
@@ -132,24 +132,26 @@ def test_a_status_full_of_nonsense_is_read_as_far_as_it_can_be() -> None:
     }
     seen = run_snapshot(found, pods=[{"metadata": {"name": "p"}}], now=NOW)
     assert (seen.attempt, seen.progress.total_steps, seen.message) == (0, 100, "\\x1b[2J")
-    assert told(found)
+    assert explain_as_text(found)
 
 
 @pytest.mark.parametrize("nonsense", [5, {"fields": 5}, {}])
-def test_defaults_that_an_attempt_took_are_told_besides(nonsense: Any) -> None:
+def test_why_shows_namespace_defaults_of_attempt(nonsense: Any) -> None:
     found = run("Running")
     found["status"]["defaults"] = {
         "configMap": "sys/team",
         "mark": "0",
         "fields": ["trainer.image", "tracking.mlflow.uri"],
     }
-    assert "defaults of the namespace: trainer.image, tracking.mlflow.uri from ConfigMap sys/team" in told(found)
+    assert "defaults of the namespace: trainer.image, tracking.mlflow.uri from ConfigMap sys/team" in explain_as_text(
+        found
+    )
     found["status"]["defaults"] = nonsense
-    assert "defaults of the namespace" not in told(found)
+    assert "defaults of the namespace" not in explain_as_text(found)
 
 
-def test_where_the_time_of_a_restart_went_is_told_longest_first() -> None:
-    """Only of a run that goes on: of one that is over nobody waits for it."""
+def test_why_lists_restart_time_longest_first() -> None:
+    """A finished run shows no restart time, because no user waits for it."""
     record = {"since": "x", "attempt": 3, "seconds": {"other": 4, "containers": 240, "model": 60, "group": 0}}
     slow = "model took 60 s of 30 s: the volume is slow"
     running = run("Running", lastRestart=record | {"totalSeconds": 304, "slow": slow})

@@ -1,4 +1,4 @@
-"""The page of ten broken runs: `rlrun why` says what is printed there, and its words alone name cause and fix."""
+"""The page of ten broken runs matches the output of `rlrun why`, which names cause and fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def page(here: Path) -> str:
     return "\n".join(parts)
 
 
-def test_the_page_has_the_words_of_the_command(here: Path) -> None:
+def test_page_of_broken_runs_matches_why_output(here: Path) -> None:
     text = page(here)
     if os.environ.get("RLRUN_WRITE_GOLDEN"):
         PAGE.write_text(text)
@@ -44,12 +44,12 @@ def test_the_page_has_the_words_of_the_command(here: Path) -> None:
 
 
 @pytest.mark.parametrize("title", CASES)
-def test_cause_and_fix_are_found_from_the_words_alone(title: str, here: Path) -> None:
+def test_why_output_names_cause_and_fix(title: str, here: Path) -> None:
     case = CASES[title]
     text = " ".join(told(case, here / "runs" / "a").split())
     assert case.cause in text
     assert case.remedy in text.partition("what to do")[2], "it is among what is to be done"
 
 
-def test_there_are_ten() -> None:
+def test_page_has_ten_cases() -> None:
     assert len(CASES) == 10

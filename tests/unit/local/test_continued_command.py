@@ -1,4 +1,4 @@
-"""The command that continues a run on this machine, as `rlrun local` recommends it."""
+"""The command that continues a local run, as `rlrun local` recommends it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ spec: {model: {tiny: {}}, environments: [{id: arithmetic}]}
         (["run.yaml", "--resume", "--take-over", "--trainer-gpu-ids", "2,3"], ["run.yaml", "--trainer-gpu-ids", "2,3"]),
     ],
 )
-def test_only_the_words_of_the_folder_are_left_out(words: list[str], kept: list[str]) -> None:
+def test_without_folder_removes_only_folder_words(words: list[str], kept: list[str]) -> None:
     assert without_folder(words) == kept
 
 
-def test_the_command_of_a_run_keeps_the_options_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run on recorded batches would sample new ones if its command to continue lost `--replay`."""
+def test_continue_command_keeps_start_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--replay`, a run on recorded batches would sample new ones."""
     started: list[str] = []
 
     def record(*_: Any, command: str, **__: Any) -> int:
@@ -52,7 +52,7 @@ def test_the_command_of_a_run_keeps_the_options_of_its_start(tmp_path: Path, mon
     assert started == [f"rlrun local {file} --replay old/rollouts --max-steps 5"]
 
 
-def test_more_steps_are_set_where_the_steps_are() -> None:
+def test_continue_advice_raises_steps_at_their_source() -> None:
     root = Path("/runs/my run")
     ends = "--output-dir '/runs/my run' --resume`"
     assert (

@@ -1,4 +1,4 @@
-"""A package that this machine lacks makes no correct manifest wrong: the check is reported as not made."""
+"""Missing packages on this machine do not make a manifest invalid: the check is reported as skipped."""
 
 from __future__ import annotations
 

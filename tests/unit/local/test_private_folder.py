@@ -1,4 +1,4 @@
-"""The folder of a run on this machine is closed to other users."""
+"""Access mode of the folder of a local run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.local.preflight import check_folder
 
 
 @pytest.mark.parametrize("mode", [None, 0o755])
-def test_new_folder_is_private_and_an_old_one_keeps_its_mode(mode: int | None, tmp_path: Path) -> None:
+def test_new_run_folder_is_private_and_existing_keeps_mode(mode: int | None, tmp_path: Path) -> None:
     root = tmp_path / "runs" / "demo"
     if mode is not None:
         root.mkdir(parents=True)

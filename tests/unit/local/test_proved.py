@@ -1,4 +1,4 @@
-"""When a launcher spares itself the proof of a model: same files, same packages, same code, and a proof that was made."""
+"""Cached proofs that a model is trainable: valid for the same files, packages and code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_weights(path: Path, names: dict[str, Any], values: bytes) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model folder, and a cache of its own."""
+    """Create a model folder and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = tmp_path / "model"
     model.mkdir()
@@ -73,13 +73,13 @@ def test_other_packages_code_or_lengths_are_another_proof(folder: Path, monkeypa
     assert len(names | {name_of(folder)}) == 4
 
 
-def test_the_values_of_weights_and_the_place_of_the_folder_are_not_in_it(folder: Path) -> None:
+def test_proof_name_ignores_weight_values_and_folder(folder: Path) -> None:
     before = name_of(folder)
     write_weights(folder / "model.safetensors", {"a": {"shape": [2]}}, b"87654321")
     assert name_of(folder.rename(folder.with_name("elsewhere"))) == before
 
 
-def test_weights_that_cannot_be_looked_into_are_proved_each_time(folder: Path) -> None:
+def test_unreadable_weights_have_no_cached_proof(folder: Path) -> None:
     (folder / "pytorch_model.bin").touch()
     assert proved_models.proof_name(folder, seq_len=64) is None
     (folder / "pytorch_model.bin").unlink()
@@ -87,7 +87,7 @@ def test_weights_that_cannot_be_looked_into_are_proved_each_time(folder: Path) -
     assert proved_models.proof_name(folder, seq_len=64) is None
 
 
-def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successful_proof_is_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, asked = spec_of(folder), []
     refused: list[Finding] = [Finding(KEY, "cannot be trained")]
 
@@ -108,14 +108,14 @@ def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [1, 1, 1, 0], "one that was refused, or not looked at, is made again"
 
 
-def test_models_with_code_of_their_own_are_proved_each_time(folder: Path) -> None:
+def test_models_with_custom_code_are_never_cached(folder: Path) -> None:
     model = ModelConfig(path=str(folder), trust_remote_code=True)
     [proof] = proved_models.list_proofs({KEY: model}, (), seq_len=64)
     proved_models.keep_proofs([proof], ())
     assert len(proved_models.list_proofs({KEY: model}, (), seq_len=64)) == 1
 
 
-def test_a_cache_that_cannot_be_written_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "config.json"))
     proved_models.keep_proof("name")
     assert not proved_models.is_proved("name")

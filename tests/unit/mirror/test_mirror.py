@@ -1,4 +1,4 @@
-"""Copies of complete artifacts, in a file system of fsspec that lives in memory."""
+"""Mirroring of complete artifacts to an in-memory fsspec file system."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture(autouse=True)
 def store() -> Iterator[Any]:
-    """The object storage, empty."""
+    """Return the empty object storage."""
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     yield fs
@@ -67,7 +67,7 @@ def mirror(paths: RunPaths, **options: bool) -> Mirror:
     return Mirror(paths, MirrorConfig(url=URL, **options), "run")
 
 
-def test_what_is_complete_is_copied_with_its_marker_last(
+def test_complete_artifacts_are_copied_with_marker_last(
     paths: RunPaths, store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole = checkpoint(paths, 2)
@@ -104,7 +104,7 @@ def test_what_is_complete_is_copied_with_its_marker_last(
     assert "traces/step_00000002.jsonl" in copied(store)
 
 
-def test_a_copy_that_was_cut_off_goes_on_where_it_was(
+def test_interrupted_copy_continues_with_missing_files(
     paths: RunPaths, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(paths, 2)
@@ -129,7 +129,7 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_was(
     assert any(path.endswith(MANIFEST) for path in copied(store))
 
 
-def test_what_retention_deletes_meanwhile_is_no_copy(
+def test_artifact_deleted_during_copy_is_not_mirrored(
     paths: RunPaths, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint(paths, 2)
@@ -146,9 +146,7 @@ def test_what_retention_deletes_meanwhile_is_no_copy(
     assert {path.split("/")[1] for path in copied(store)} == {"step_00000004.a0001"}
 
 
-def test_a_storage_that_refuses_is_asked_again_and_holds_nobody(
-    paths: RunPaths, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_copy_is_retried_with_backoff(paths: RunPaths, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(paths, 2)
     put = store.put_file
     waits: list[float] = []
@@ -178,7 +176,7 @@ def test_a_storage_that_refuses_is_asked_again_and_holds_nobody(
         ("nowhere://bucket/x", "Protocol not known: nowhere"),
     ],
 )
-def test_an_address_that_cannot_be_used_says_what_to_do(url: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_address_is_refused_with_fix(url: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if url.startswith("s3"):
 
         def missing(*args: object, **options: object) -> None:
@@ -190,6 +188,6 @@ def test_an_address_that_cannot_be_used_says_what_to_do(url: str, error: str, mo
 
 
 @pytest.mark.parametrize("url", ["bucket/x", "s3://key:secret@bucket/x", "s3://b/x?token=1", "S3://b"])
-def test_an_address_holds_no_credentials(url: str) -> None:
+def test_address_with_credentials_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="without credentials"):
         MirrorConfig(url=url)

@@ -1,4 +1,4 @@
-"""Decisions of tests: built from and read as lists of writes of one type."""
+"""Typed test decisions, built from and read as lists of writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class TypedDecision(Decision):
-    """A decision whose writes are read by type."""
+    """Decision whose writes can be read by type."""
 
     def _writes_of(self, kind: type[W]) -> tuple[W, ...]:
         return tuple(write for write in self.writes if isinstance(write, kind))
@@ -90,7 +90,7 @@ def scripted_decision(
     disown: Disown | None = None,
     **fields: Any,
 ) -> Decision:
-    """Return a decision with these writes, in order; `fields` are those of a decision."""
+    """Return a decision with these writes, in order; `fields` are fields of the decision."""
     writes = [
         *annotate,
         *scale,

@@ -1,4 +1,4 @@
-"""Seconds between tries."""
+"""Exponential backoff: doubling, bound and jitter."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from rlrun.backoff import backoff, jittered
 
 
-def test_a_wait_doubles_after_each_failure_up_to_its_bound() -> None:
+def test_backoff_doubles_up_to_its_limit() -> None:
     waits = [backoff(failures, first=5.0, longest=60.0) for failures in (0, 1, 2, 3, 4, 5, 6)]
     assert waits == [5.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
 
 
 @pytest.mark.parametrize("failures", [1025, 10**6])
-def test_no_number_of_failures_is_too_large(failures: int) -> None:
+def test_backoff_accepts_any_number_of_failures(failures: int) -> None:
     assert backoff(failures, first=0.5, longest=30.0) == 30.0
 
 

@@ -1,4 +1,4 @@
-"""The page of reasons agrees with the code, and the code uses only reasons that the page explains."""
+"""The page of reasons agrees with the code, and the code uses only documented reasons."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda file: file.name)
-def test_a_generated_file_is_up_to_date(file: Path) -> None:
+def test_generated_reasons_page_is_up_to_date(file: Path) -> None:
     assert file.read_text() == files()[file], "python -m tools.operator_docs --write"
 
 
-def test_every_constant_is_explained() -> None:
+def test_reason_constants_are_documented() -> None:
     both = {**vars(reasons), **vars(failure_reasons)}
     constants = {name: value for name, value in both.items() if name.isupper() and isinstance(value, str)}
     assert [name for name, value in constants.items() if value not in EXPLAINED] == []
 
 
-def test_no_reason_is_spelled_outside_the_constants() -> None:
+def test_reasons_are_used_only_through_their_constants() -> None:
     spelled = []
     for file in sorted(PACKAGE.rglob("*.py")):
         if file.name in ("reasons.py", "failure_reasons.py"):

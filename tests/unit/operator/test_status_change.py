@@ -1,4 +1,4 @@
-"""Change of a run's status."""
+"""Changes of a run's status and their combination."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rlrun.api.run_status import RLRunStatus, StorageStatus
 from rlrun_operator.status.conditions import NO_CHANGE, UNSET, StatusChange, Unset
 
 
-def test_a_change_has_every_field_of_the_status_with_its_type() -> None:
+def test_status_change_has_every_status_field() -> None:
     of_change, of_status = typing.get_type_hints(StatusChange), typing.get_type_hints(RLRunStatus)
     assert [field.name for field in fields(StatusChange)] == list(RLRunStatus.model_fields)
     for name in RLRunStatus.model_fields:
         assert of_change[name] == of_status[name] | Unset, name
 
 
-def test_a_field_that_is_not_set_stays_and_none_removes() -> None:
+def test_unset_field_is_kept_and_none_removes_it() -> None:
     past = RLRunStatus(attempt=2, storage=StorageStatus(claim_name="a", path="/data/a"), next_retry_time="then")
     new = StatusChange(attempt=3, next_retry_time=None).applied_to(past)
     assert (new.attempt, new.storage, new.next_retry_time) == (3, past.storage, None)
     assert NO_CHANGE.applied_to(past) == past
 
 
-def test_of_two_changes_the_later_one_counts() -> None:
+def test_later_status_change_wins() -> None:
     both = StatusChange(attempt=1, restarts=4, start_time="then") | StatusChange(attempt=2, start_time=None)
     assert both == StatusChange(attempt=2, restarts=4, start_time=None)
     assert both.phase is UNSET
 
 
-def test_a_misspelt_field_is_refused() -> None:
+def test_misspelled_status_field_is_refused() -> None:
     with pytest.raises(TypeError, match="atempt"):
         StatusChange(atempt=1)  # type: ignore[call-arg]

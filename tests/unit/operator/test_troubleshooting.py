@@ -1,4 +1,4 @@
-"""The page of symptoms has an entry for every reason that is no good news: what you see, why, what the operator does, what you may do."""
+"""Every reason that reports a problem has a row on the troubleshooting page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOOD_NEWS = {
     reasons.HOST_READY,
     reasons.ADMITTED,
     reasons.ROOM_FOUND,
-    reasons.NOT_QUEUED,  # of a run that is suspended, which says why
+    reasons.NOT_QUEUED,  # a suspended run, which has its own reason
     reasons.CLAIM_BOUND,
     reasons.ALL_SCHEDULED,
     reasons.ALL_READY,
@@ -26,7 +26,7 @@ GOOD_NEWS = {
     reasons.CHECKPOINTS_COMPLETE,
     reasons.BUDGET_LEFT,
     reasons.NOT_RESTARTING,
-    reasons.RESTARTING,  # of Progressing, while Restarting itself says why
+    reasons.RESTARTING,  # a reason of Progressing; Restarting has its own row
     reasons.NOT_SUSPENDED,
     reasons.COMPLETED,
     reasons.NOT_FAILED,
@@ -44,43 +44,43 @@ GOOD_NEWS = {
 HEAD = ["symptom", "cause", "operator", "fix"]
 
 
-def cells(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split(" | ")]
 
 
-def entries() -> list[list[str]]:
-    """Rows of the tables of four parts."""
+def read_entries() -> list[list[str]]:
+    """Rows of the tables with four columns."""
     rows, inside = [], False
     for line in PAGE.read_text().splitlines():
         if not line.startswith("|"):
             inside = False
-        elif cells(line) == HEAD:
+        elif split_cells(line) == HEAD:
             inside = True
         elif inside and not line.startswith("|---"):
-            rows.append(cells(line))
+            rows.append(split_cells(line))
     return rows
 
 
-SEEN = {word for row in entries() for word in re.findall(r"`([A-Za-z]+)`", row[0])}
+SEEN = {word for row in read_entries() for word in re.findall(r"`([A-Za-z]+)`", row[0])}
 WORDS = {*reasons.CONDITION_REASONS, *reasons.EVENT_REASONS, *failure_reasons.FAILURE_REASONS, *get_args(FailureReason)}
 
 
 @pytest.mark.parametrize("reason", sorted(WORDS - GOOD_NEWS))
-def test_a_reason_has_an_entry(reason: str) -> None:
+def test_problem_reason_has_a_troubleshooting_row(reason: str) -> None:
     assert reason in SEEN, (
         f"{PAGE.name} has no row about `{reason}`; reasons that ask nothing of a reader are in GOOD_NEWS"
     )
 
 
-def test_good_news_are_reasons() -> None:
+def test_good_news_reasons_exist() -> None:
     assert GOOD_NEWS <= WORDS
 
 
-def test_an_entry_has_its_four_parts() -> None:
-    assert [row for row in entries() if len(row) != len(HEAD) or not all(row)] == []
+def test_troubleshooting_row_has_four_cells() -> None:
+    assert [row for row in read_entries() if len(row) != len(HEAD) or not all(row)] == []
 
 
-def test_the_page_links_to_headings_that_it_has() -> None:
+def test_troubleshooting_links_point_to_existing_headings() -> None:
     text = PAGE.read_text()
     headings = [
         re.sub(r"[^a-z0-9 _-]", "", line.lstrip("# ").lower()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""Fixtures that the orchestrator's tests of all tiers share."""
+"""Fixtures of the orchestrator tests of all tiers."""
 
 from __future__ import annotations
 

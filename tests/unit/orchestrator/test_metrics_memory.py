@@ -1,4 +1,4 @@
-"""Memory of the writer of `metrics.jsonl`: it does not grow with the steps."""
+"""Memory use of the `metrics.jsonl` writer over many steps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlrun.orchestrator.progress.metrics_file import MetricsFile
 
 STEPS = 1000
 BYTES_PER_STEP = 100
-"""Less than half of a set for each step (216 bytes with its place in a dictionary); other threads of the process allocated up to 25."""
+"""Limit of the growth. A set for each step needs 216 bytes with its dictionary entry; other threads allocated up to 25 bytes per step."""
 
 
-def test_metrics_file_keeps_nothing_of_written_steps(tmp_path: Path) -> None:
+def test_metrics_file_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
     writer = BestEffortWriter()
     file = MetricsFile(
         tmp_path / "metrics.jsonl", attempt=1, base_step=0, unwritten=[], evaluated=lambda step: False, writer=writer
@@ -42,8 +42,8 @@ def test_metrics_file_keeps_nothing_of_written_steps(tmp_path: Path) -> None:
     assert growth / STEPS < BYTES_PER_STEP
 
 
-def test_evaluation_of_a_written_step_makes_a_line_at_once(tmp_path: Path) -> None:
-    """It blocks no later line, although the step's other parts are forgotten."""
+def test_late_evaluation_of_written_step_is_written_immediately(tmp_path: Path) -> None:
+    """The late evaluation must not block later lines, although the other parts of the step are no longer in memory."""
     writer = BestEffortWriter()
     file = MetricsFile(
         tmp_path / "metrics.jsonl", attempt=1, base_step=0, unwritten=[], evaluated=lambda step: False, writer=writer

@@ -1,4 +1,4 @@
-"""Order of an attempt's start and end, which all tasks have in common."""
+"""Order of events at the start and the end of an orchestrator attempt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def waits(since: Since) -> Waiting:
 
 
 class Lease:
-    """A Lease that notes its renewals."""
+    """Lease that records its renewals."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -48,14 +48,14 @@ class Lease:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Events, in order."""
+    """Return the recorded events, in order."""
     noted: list[str] = []
     monkeypatch.setattr(attempt_module, "lease_from_environment", lambda **_: Lease(noted))
     return noted
 
 
 async def served(config: OrchestratorConfig) -> dict[str, Any]:
-    """The progress that the attempt serves."""
+    """Return the progress document that the attempt serves."""
     headers = {"Authorization": f"Bearer {API_KEY}"}
     async with (
         aiohttp.ClientSession(f"http://127.0.0.1:{config.metrics_port}", headers=headers) as session,
@@ -66,7 +66,7 @@ async def served(config: OrchestratorConfig) -> dict[str, Any]:
 
 
 class Work:
-    """Flow, trainer and connection in one."""
+    """Stand-in for the flow, the trainer and the connection."""
 
     def __init__(
         self, config: OrchestratorConfig, volume: Volume, events: list[str], stop: Stop, *, done: bool
@@ -99,7 +99,7 @@ class Work:
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_the_last_renewal_comes_after_the_work_and_before_the_trainers_end(
+async def test_lease_renewal_ends_after_work_and_before_trainer_shutdown(
     tmp_path: Path, events: list[str], done: bool
 ) -> None:
     config, stop = make_config(tmp_path, tmp_path), Stop()
@@ -118,7 +118,7 @@ async def test_the_last_renewal_comes_after_the_work_and_before_the_trainers_end
         await served(config)
 
 
-async def test_an_error_beside_the_work_ends_the_attempt(tmp_path: Path, events: list[str]) -> None:
+async def test_background_error_ends_attempt_without_final_lease_renewal(tmp_path: Path, events: list[str]) -> None:
     async def fail() -> None:
         raise ValueError("beside")
 

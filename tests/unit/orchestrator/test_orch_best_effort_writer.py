@@ -1,4 +1,4 @@
-"""Writes that are still to be done when a role ends."""
+"""Best-effort writes that are pending when a role ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlrun.orchestrator.aio import volume_access as module
 from rlrun.orchestrator.aio.volume_access import BestEffortWriter
 
 
-def test_what_was_refused_is_tried_once_more_at_the_end() -> None:
+def test_refused_write_is_retried_on_close() -> None:
     writer, tried, written = BestEffortWriter(), threading.Event(), list[str]()
     refuses = [True]
 
@@ -28,7 +28,7 @@ def test_what_was_refused_is_tried_once_more_at_the_end() -> None:
 
 
 class Slow:
-    """The writer's thread, seen from its end: each wait is over before the volume has taken more than one file."""
+    """Writer thread of a slow volume: each `join` times out after at most one written file."""
 
     def __init__(self, writer: BestEffortWriter, files: int) -> None:
         self.writer, self.files, self.waits = writer, files, 0
@@ -42,14 +42,14 @@ class Slow:
             self.writer._done += 1
 
 
-def test_its_end_waits_as_long_as_the_volume_takes_one_file_after_the_other() -> None:
+def test_close_waits_while_pending_files_are_written() -> None:
     writer = BestEffortWriter()
     writer._thread = slow = Slow(writer, 9)  # type: ignore[assignment]
     writer.close()
     assert slow.waits == 3 + 1
 
 
-def test_once_the_end_takes_too_long_only_what_is_kept_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_timeout_skips_writes_without_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, may, written = BestEffortWriter(), threading.Event(), list[str]()
 
     def first() -> None:
@@ -60,7 +60,7 @@ def test_once_the_end_takes_too_long_only_what_is_kept_is_written(monkeypatch: p
     writer.write("trace", lambda: written.append("trace"))
     writer.write("metrics.jsonl", lambda: written.append("line"), keep=True)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "CLOSE_SECONDS", -1.0)  # over as soon as it begins
+        patched.setattr(module, "CLOSE_SECONDS", -1.0)  # the deadline has already passed
         patched.setattr(writer._thread, "join", lambda seconds: may.set())
         writer.close()
     writer._thread.join(60)

@@ -1,4 +1,4 @@
-"""The limit of an engine, steered by the metrics of one that is played step by step: long-tailed groups, places, blocks of a KV cache."""
+"""Concurrency limit of an engine, controlled with the metrics of a simulated engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_SECONDS = 2.0
 
 @dataclass(eq=False)
 class Sequence:
-    """One continuation."""
+    """One completion of a request."""
 
     request: int
     length: int
@@ -26,20 +26,23 @@ class Sequence:
 
     @property
     def needed(self) -> int:
-        """Blocks, for what it has and its next token."""
+        """Number of KV cache blocks that the sequence needs for its next token."""
         return math.ceil((self.done + 12) / BLOCK_TOKENS)
 
 
 @dataclass
 class PlayedEngine:
-    """As vLLM: first come, first served; what finds no block for its next token puts off what came last, which is computed again."""
+    """Simulated vLLM engine with a first-come-first-served queue.
+
+    If a sequence finds no free block for its next token, the newest sequence is preempted and recomputed later.
+    """
 
     blocks: int
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     queue: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     asked: dict[int, list[Sequence]] = field(default_factory=dict)
-    """Requests that are not answered."""
+    """Unfinished requests."""
     begun: int = 0
     seconds: float = 0.0
     tokens: int = 0
@@ -91,16 +94,16 @@ class PlayedEngine:
 
 @dataclass(frozen=True)
 class Found:
-    """Of the time after the engine has settled."""
+    """Averages over the time after the engine has settled."""
 
     per_second: float
     running: float
     preemptions: float
-    """Per second."""
+    """Preemptions per second."""
 
 
 def play(engine: PlayedEngine, limit: Concurrency | int, *, settle: float = 30.0, seconds: float = 90.0) -> Found:
-    """Ask for as much as the limit allows."""
+    """Keep the engine at the limit and return its averages."""
     control = limit if isinstance(limit, Concurrency) else None
     look, before, running = LOOK_SECONDS, (0.0, 0, 0), list[int]()
     while engine.seconds < settle + seconds:
@@ -121,7 +124,7 @@ def play(engine: PlayedEngine, limit: Concurrency | int, *, settle: float = 30.0
     )
 
 
-def test_continuations_that_wait_for_the_longest_of_their_request_do_not_keep_the_engine_empty() -> None:
+def test_long_tailed_groups_do_not_leave_engine_idle() -> None:
     engine, control = PlayedEngine(blocks=10_000), Concurrency(160)
     found = play(engine, control)
     assert found.running >= 0.92 * PLACES
@@ -129,11 +132,11 @@ def test_continuations_that_wait_for_the_longest_of_their_request_do_not_keep_th
     assert control.limit < 160
 
 
-def test_a_cache_that_is_too_small_is_kept_busy_without_thrashing() -> None:
+def test_small_kv_cache_stays_busy_without_thrashing() -> None:
     best = max(play(PlayedEngine(blocks=64), limit).per_second for limit in (32, 48, 160))
     thrashing = play(PlayedEngine(blocks=64), 160)
     control = Concurrency(256)
-    control.observe(EngineMetrics(0, 0, 0.0, preemptions=0), 256)  # nothing of what was sent is counted yet
+    control.observe(EngineMetrics(0, 0, 0.0, preemptions=0), 256)  # the engine has not counted the sent requests yet
     steered = play(PlayedEngine(blocks=64), control)
     assert steered.preemptions < 0.15 * thrashing.preemptions
     assert steered.per_second >= 0.85 * best

@@ -1,4 +1,4 @@
-"""Curricula: pools, the difficulty filter, warm-up, and that a restart goes on in the same order of samples."""
+"""Curricula: task pools, the difficulty filter, warm-up and the sample order after a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def curriculum(**changes: Any) -> CurriculumConfig:
 POOLS: dict[str, Any] = {"easy": {"threshold": 0.75, "fraction": 0.25}, "hard": {"threshold": 0.25, "fraction": 0.25}}
 
 
-def test_a_task_belongs_where_its_last_group_put_it() -> None:
+def test_task_moves_to_pool_of_its_latest_group_reward() -> None:
     config = curriculum(**POOLS)
     assert [pool_of(mean, config) for mean in (0.0, 0.25, 0.5, 0.75, 1.0)] == ["hard", "hard", None, "easy", "easy"]
     pools = TaskPools(config, 10, "key")
@@ -45,7 +45,7 @@ def test_a_task_belongs_where_its_last_group_put_it() -> None:
     assert pools.sizes() == {"easy": 0, "normal": 9, "hard": 1}
 
 
-def test_pools_get_their_fraction_of_the_draws_and_the_walk_the_rest() -> None:
+def test_pool_fractions_set_share_of_draws() -> None:
     pools = TaskPools(curriculum(**POOLS), 20, "key")
     for task in (1, 2, 3):
         pools.observe(task, 1.0)
@@ -59,7 +59,7 @@ def test_pools_get_their_fraction_of_the_draws_and_the_walk_the_rest() -> None:
     assert len(walked) == 32
 
 
-def test_without_a_fraction_a_pool_rests_until_nothing_else_is_left() -> None:
+def test_pool_without_fraction_is_drawn_only_after_normal_tasks() -> None:
     pools = TaskPools(curriculum(easy={"threshold": 1}, hard={"threshold": 0}), 4, "key")
     pools.observe(0, 1.0)
     pools.observe(1, 0.0)
@@ -72,28 +72,28 @@ def test_without_a_fraction_a_pool_rests_until_nothing_else_is_left() -> None:
     assert [pools.draw(1)[0] for _ in range(4)] == [0, 3, 1, 2]
 
 
-def test_a_long_way_through_a_pool_ends_in_the_pool() -> None:
+def test_draw_uses_excluded_pool_after_thousand_skipped_tasks() -> None:
     pools = TaskPools(curriculum(shuffle=False, hard={"threshold": 0}), 5000, "key")
     for task in range(4000):
         pools.observe(task, 0.0)
     found = [pools.draw(1)[0] for _ in range(5)]
-    assert found == [0, 1, 2, 3, 4000]  # 1,000 tasks are passed over per draw
+    assert found == [0, 1, 2, 3, 4000]  # each draw skips at most 1,000 tasks
 
 
-def test_a_listed_order_is_the_environments() -> None:
+def test_unshuffled_curriculum_keeps_task_order() -> None:
     pools = TaskPools(curriculum(shuffle=False), 3, "key")
     assert [pools.draw(1) for _ in range(7)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_tasks_are_opened_from_the_first_on_over_the_warm_up(shuffle: bool) -> None:
+def test_warmup_opens_tasks_in_order(shuffle: bool) -> None:
     pools = TaskPools(curriculum(warmup_steps=4, shuffle=shuffle), 10, "key")
     for step, window in ((1, 3), (2, 5), (3, 8), (4, 10), (9, 10)):
         assert {pools.draw(step)[0] for _ in range(2 * window)} == set(range(window))
         assert pools.sizes()["normal"] == window
 
 
-def test_a_walk_that_begins_anew_in_its_middle_draws_nothing_twice_in_an_epoch() -> None:
+def test_warmup_restart_of_walk_repeats_no_task_in_epoch() -> None:
     pools = TaskPools(curriculum(warmup_steps=4, shuffle=True), 10, "key")
     drawn = [pools.draw(step) for step in (1, 1, 2, 2, 2, 3, 3, *[4] * 25)]
     epochs = [epoch for _, epoch in drawn]
@@ -101,14 +101,14 @@ def test_a_walk_that_begins_anew_in_its_middle_draws_nothing_twice_in_an_epoch()
     assert len(set(drawn)) == len(drawn)
 
 
-def test_a_curriculum_without_rewards_to_know_of_draws_as_without_one() -> None:
+def test_curriculum_without_observed_rewards_keeps_plain_sample_order() -> None:
     plain = Sampler(5, [Source("a", 7), Source("b", 5, 2.0)])
     pooled = Sampler(5, [Source("a", 7, curriculum=curriculum(**POOLS)), Source("b", 5, 2.0)])
     assert [pooled.draw(group) for group in range(60)] == [plain.draw(group) for group in range(60)]
     assert plain.state() == {}
 
 
-def test_a_group_sees_the_batches_that_are_made_for_certain_and_no_later_one() -> None:
+def test_group_draw_uses_only_batches_certain_to_be_complete() -> None:
     config = curriculum(shuffle=False, easy={"threshold": 1})
     sampler = Sampler(0, [Source("a", 4, group_size=2, curriculum=config)], batch_size=4, max_async_level=1)
     assert [sampler.draw(group).task for group in range(4)] == [0, 1, 2, 3]  # for steps 1 and 2
@@ -119,7 +119,7 @@ def test_a_group_sees_the_batches_that_are_made_for_certain_and_no_later_one() -
     assert sampler.metrics() == {"pools/a/easy": 3.0, "pools/a/normal": 1.0, "pools/a/hard": 0.0}
 
 
-def test_which_group_ended_first_changes_nothing() -> None:
+def test_order_of_finished_groups_does_not_change_draws() -> None:
     config = curriculum(hard={"threshold": 0, "fraction": 0.5})
     found = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
@@ -130,7 +130,7 @@ def test_which_group_ended_first_changes_nothing() -> None:
     assert found[0] == found[1]
 
 
-def test_what_replaces_a_dropped_group_is_meant_for_the_same_step() -> None:
+def test_replacement_of_dropped_group_targets_the_same_step() -> None:
     config = curriculum(shuffle=False, warmup_steps=2)
     sampler = Sampler(0, [Source("a", 4, curriculum=config)], batch_size=4)
     assert [sampler.draw(group).task for group in range(4)] == [0, 1, 0, 1]
@@ -139,7 +139,7 @@ def test_what_replaces_a_dropped_group_is_meant_for_the_same_step() -> None:
     assert [sampler.draw(group).task for group in (6, 7)] == [2, 3]
 
 
-def test_rewards_of_a_batch_of_other_tasks_tell_nothing() -> None:
+def test_rewards_of_batches_with_other_tasks_are_ignored() -> None:
     config = curriculum(shuffle=False, hard={"threshold": 0})
     found = []
     for tasks in (((2, 2), (3, 3)), ((2, 2), (3, 0))):
@@ -151,13 +151,13 @@ def test_rewards_of_a_batch_of_other_tasks_tell_nothing() -> None:
     assert found == [2.0, 1.0]
 
 
-def test_pools_start_empty_where_the_environments_have_changed() -> None:
+def test_changed_environments_start_with_empty_pools() -> None:
     config = curriculum(easy={"threshold": 1})
     old = Sampler(0, [Source("a", 4, curriculum=config)], batch_size=2)
     old.draw(5)
     new = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=2)
     assert not new.restore(old.state(), step=2, next_group=6)
-    assert 0 <= new.draw(3).task < 9  # an open group of before
+    assert 0 <= new.draw(3).task < 9  # an open group of the previous attempt
     assert len({new.draw(group).task for group in range(6, 14)}) == 8
     assert new.restore({}, step=0, next_group=0)
     assert Sampler(0, [Source("a", 9)]).restore({}, step=3, next_group=7)
@@ -170,9 +170,7 @@ def group(*rewards: float) -> FinishedGroup:
 @pytest.mark.parametrize(
     ("rewards", "reason"), [((1, 0.9), "too_easy"), ((0, 0), "too_hard"), ((1, 0), None), ((0.5, 0.5), "zero_variance")]
 )
-def test_the_difficulty_filter_drops_what_is_in_a_pool_that_is_not_trained_on(
-    rewards: tuple[float, ...], reason: str | None
-) -> None:
+def test_difficulty_filter_drops_groups_of_untrained_pools(rewards: tuple[float, ...], reason: str | None) -> None:
     config = curriculum(easy={"threshold": 0.9, "train": False}, hard={"threshold": 0, "train": False})
     rules = Rules(AdvantageConfig(name="grpo"), FilterConfig(zero_variance=True), 10, 100, config)
     trained = Rules(AdvantageConfig(name="grpo"), FilterConfig(zero_variance=True), 10, 100, curriculum(**POOLS))
@@ -188,13 +186,13 @@ def test_pools_that_overlap_are_refused() -> None:
 
 @dataclass
 class World:
-    """Ledger and sampler as the pipeline drives them, in simulated time; `kill` goes back to the last batch."""
+    """Ledger and sampler driven as the pipeline drives them, in simulated time. `kill` restores the state of the last batch."""
 
     sources: list[Source]
     k: int
     rng: random.Random
     in_order: bool
-    """Groups end in the order of their numbers."""
+    """Whether groups finish in the order of their numbers."""
     drawn: dict[int, Draw] = field(default_factory=dict)
     batches: list[list[int]] = field(default_factory=list)
     batch_size: int = 6
@@ -216,7 +214,7 @@ class World:
         return self.sources[self.drawn[group].environment].group_size
 
     def mean(self, group: int) -> float:
-        """What the policy earns: a function of the task and of how far the run is."""
+        """Return the mean reward of the policy for a task at a step."""
         draw = self.drawn[group]
         return random.Random(f"{draw}/{group // 9}").choice([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -229,7 +227,7 @@ class World:
         self.running, self.buffer, self.version = [], [], len(self.batches)
 
     def advance(self) -> None:
-        """Dispatch what may be dispatched, and let the next group end."""
+        """Dispatch all groups that may be dispatched, then finish the next group."""
         while self.room() > 0:
             number = self.ledger.take()
             draw = self.sampler.draw(number)
@@ -280,10 +278,10 @@ fractions = st.sampled_from([0.0, 0.1, 0.5])
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 3), st.booleans(), st.integers(0, 8), fractions, fractions, st.booleans(), st.integers(0, 2**32))
-def test_runs_that_are_killed_at_random_draw_the_same_tasks_as_one_that_is_not(
+def test_randomly_killed_runs_draw_the_same_tasks(
     k: int, shuffle: bool, warmup: int, easy: float, hard: float, train: bool, seed: int
 ) -> None:
-    # What ends first decides what is in a batch, and what is dropped when, wherever several steps are under way at once.
+    # With several steps in flight, the finish order decides which groups a batch contains and when groups are dropped.
     train = train or k > 0
     config = curriculum(
         shuffle=shuffle,

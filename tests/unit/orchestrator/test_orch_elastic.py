@@ -1,4 +1,4 @@
-"""The load of the engines as it is measured, and engines that are drained before they go."""
+"""Load measurement of engines and draining of engines before their removal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun.protocol.messages.lease_annotations import SpotWish
 
 @dataclass
 class Clock:
-    """Time that passes when it is told to."""
+    """Clock that advances only on request."""
 
     now: float = 0.0
 
@@ -32,7 +32,7 @@ class Clock:
 
 @dataclass
 class World:
-    """Engines, and who measures and drains them."""
+    """Engine pool with its load meter and drain."""
 
     engines: int = 2
     ahead: bool = False
@@ -54,7 +54,7 @@ class World:
         return replica
 
     def step(self, *, loads: list[int], waited: float = 0.0, seconds: float = 10.0) -> None:
-        """A step in which the engines have so many requests, for all of its time."""
+        """Simulate one step with a constant number of requests per engine."""
         for replica, load in zip(self.pool.in_use, loads, strict=True):
             replica.load = load
         for _ in range(10):
@@ -63,9 +63,9 @@ class World:
         self.meter.trained({"time/wait_for_batch": waited})
 
 
-def test_a_report_has_the_shares_of_whole_steps() -> None:
+def test_load_report_covers_only_complete_steps() -> None:
     world = World()
-    world.step(loads=[9, 9])  # it was under way when the measurement began
+    world.step(loads=[9, 9])  # this step was in progress when the measurement started
     assert world.meter.report() is None
     world.pool.waiting = 4
     world.step(loads=[6, 2], waited=5.0)
@@ -81,7 +81,7 @@ def test_a_report_has_the_shares_of_whole_steps() -> None:
     assert report.waiting == pytest.approx(1.0, abs=0.2)
 
 
-def test_another_number_of_engines_begins_anew() -> None:
+def test_changed_engine_count_restarts_load_measurement() -> None:
     world = World()
     for _ in range(3):
         world.step(loads=[1, 1])
@@ -97,7 +97,7 @@ def test_another_number_of_engines_begins_anew() -> None:
     assert world.meter.report() is None
 
 
-def test_a_window_is_of_the_last_steps_and_as_long_as_it_is_asked_for() -> None:
+def test_load_window_covers_last_steps_of_requested_length() -> None:
     world = World(engines=1, window=25.0)
     for step in range(8):
         world.step(loads=[1], waited=float(step))
@@ -110,7 +110,7 @@ def test_a_window_is_of_the_last_steps_and_as_long_as_it_is_asked_for() -> None:
     assert report.steps == 2, "never of one step alone"
 
 
-def test_the_engine_with_the_fewest_requests_goes_and_gets_no_more() -> None:
+def test_drain_selects_engine_with_fewest_requests() -> None:
     world = World(engines=3, wanted=2)
     for replica, load in zip(world.pool.replicas, (5, 1, 3), strict=True):
         replica.load = load
@@ -126,7 +126,7 @@ def test_the_engine_with_the_fewest_requests_goes_and_gets_no_more() -> None:
     assert (world.drain.drained(), any(replica.draining for replica in world.pool.replicas)) == ((), False)
 
 
-def test_of_equals_the_newest_goes_and_one_out_of_rotation_before_all() -> None:
+def test_drain_prefers_unused_engines_then_newest() -> None:
     world = World(engines=3, wanted=2)
     world.drain.look()
     assert world.drain.drained() == ("10.0.0.2",)
@@ -138,7 +138,7 @@ def test_of_equals_the_newest_goes_and_one_out_of_rotation_before_all() -> None:
     assert world.drain.drained() == ("10.0.0.8",)
 
 
-def test_engines_on_spot_nodes_and_others_are_drained_each_to_their_own_number() -> None:
+def test_spot_and_other_engines_drain_to_separate_targets() -> None:
     world = World(engines=5, wanted=3, spot=SpotWish.read("2 10.0.0.0 10.0.0.1 10.0.0.9"))
     for replica, load in zip(world.pool.replicas, (0, 0, 7, 5, 6), strict=True):
         replica.load = load
@@ -147,12 +147,12 @@ def test_engines_on_spot_nodes_and_others_are_drained_each_to_their_own_number()
     world.wanted, world.spot = 3, SpotWish.read("0 10.0.0.0 10.0.0.1")
     world.drain.look()
     assert [replica.draining for replica in world.pool.replicas] == [True, True, False, False, False]
-    world.wanted, world.spot = 1, SpotWish.read("1 10.0.0.9")  # none of them is there
+    world.wanted, world.spot = 1, SpotWish.read("1 10.0.0.9")  # these engines do not exist
     world.drain.look()
     assert [replica.draining for replica in world.pool.replicas].count(False) == 1, "the last one stays in use"
 
 
-def test_an_engine_stays_after_all_where_another_pod_was_removed() -> None:
+def test_drain_stops_if_another_pod_was_removed() -> None:
     world = World(engines=3, wanted=2)
     world.drain.look()
     world.pool.remove(world.pool.replicas[0], "the Deployment took another one")
@@ -167,7 +167,7 @@ def test_an_engine_stays_after_all_where_another_pod_was_removed() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["engine", "starting"]), min_size=1, max_size=8), st.integers(-1, 10))
-def test_one_that_takes_requests_is_always_left(kinds: list[str], wanted: int) -> None:
+def test_drain_leaves_at_least_one_usable_engine(kinds: list[str], wanted: int) -> None:
     world = World(engines=0, wanted=wanted)
     for number, kind in enumerate(kinds):
         world.add(number, version=3 if kind == "engine" else None)
@@ -177,7 +177,7 @@ def test_one_that_takes_requests_is_always_left(kinds: list[str], wanted: int) -
     assert bool(world.pool.in_use) == ("engine" in kinds)
 
 
-async def test_requests_that_do_not_end_are_asked_elsewhere_and_none_is_lost() -> None:
+async def test_unfinished_requests_of_drained_engine_move_to_another() -> None:
     world = World(engines=2, wanted=None)
     slow, quick = world.pool.replicas
     slow.client = FakeEngine(lambda: 3600.0, version=3)

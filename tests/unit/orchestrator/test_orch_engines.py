@@ -1,4 +1,4 @@
-"""Which engine gets a request, how many it gets, and which answers are refused."""
+"""Engine selection, concurrency limits and refused completions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlrun.orchestrator.rollouts.engine_session import Session, derived_seed
 
 
 class Scripted(FakeEngine):
-    """Answers each request with the next of these: versions of the tokens, or an error."""
+    """Engine that answers each request with the next scripted token versions or error."""
 
     def script(self, *answers: list[int] | EngineError) -> Scripted:
         self.answers = list(answers)
@@ -59,7 +59,7 @@ async def test_work_is_shared_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow.slowness(0.1) == 1.0, "one that was not asked for a minute may have recovered"
 
 
-async def test_what_shares_a_prefix_stays_until_its_replica_is_overloaded() -> None:
+async def test_shared_prefix_stays_on_engine_until_overload() -> None:
     first, second = in_rotation(name="first"), in_rotation(name="second")
     pool = EnginePool([first, second], Signal())
     got = [await pool.acquire(first, None, 1) for _ in range(STICKY_SLACK + 2)]
@@ -69,8 +69,8 @@ async def test_what_shares_a_prefix_stays_until_its_replica_is_overloaded() -> N
     assert await pool.acquire(first, None, 1) is second
 
 
-async def test_a_replica_gets_no_request_during_a_hand_over() -> None:
-    """The first tokens would be computed by neither version."""
+async def test_engine_gets_no_request_during_weight_update() -> None:
+    """Neither version would compute the first tokens completely."""
     first, second = in_rotation(name="first"), in_rotation(name="second")
     pool = EnginePool([first, second], Signal())
     first.updating = True
@@ -79,7 +79,7 @@ async def test_a_replica_gets_no_request_during_a_hand_over() -> None:
     assert await pool.acquire(first, None, 1) is first
 
 
-async def test_a_replica_gets_no_more_than_its_limit_and_episodes_that_go_on_come_first() -> None:
+async def test_concurrency_limit_admits_continued_episodes_before_new_ones() -> None:
     replica = in_rotation()
     pool = EnginePool([replica], Signal(), max_concurrency=2)
     assert [await pool.acquire(None, None, 1) for _ in range(2)] == [replica] * 2
@@ -108,7 +108,7 @@ async def test_a_replica_gets_no_more_than_its_limit_and_episodes_that_go_on_com
     assert (pool.waiting, replica.load) == (0, 2)
 
 
-async def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_is() -> None:
+async def test_oversized_request_is_sent_to_idle_engine() -> None:
     replica = in_rotation()
     pool = EnginePool([replica], Signal(), max_concurrency=4)
     assert await pool.acquire(None, None, 16) is replica
@@ -116,7 +116,7 @@ async def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_is() ->
 
 
 @pytest.mark.parametrize("versions", [[2, 3], [3, 4], [0, 0]])
-async def test_tokens_of_other_weights_than_it_was_given_are_asked_for_elsewhere(versions: list[int]) -> None:
+async def test_tokens_of_unexpected_version_are_requested_from_another_engine(versions: list[int]) -> None:
     liar = in_rotation(3, Scripted().script(versions), "liar")
     other = in_rotation(3, Scripted().script([3, 3]), "other")
     other.load = 1
@@ -128,7 +128,7 @@ async def test_tokens_of_other_weights_than_it_was_given_are_asked_for_elsewhere
 
 
 class Babbling(Scripted):
-    """Answers with these ids, all of the version that it holds."""
+    """Engine that answers with fixed token ids of its current version."""
 
     ids: tuple[int, ...] = ()
 
@@ -137,7 +137,7 @@ class Babbling(Scripted):
 
 
 @pytest.mark.parametrize(("wrong", "limit"), [(100, 100), (2**31 - 1, 100), (-1, 100), (-1, None)])
-async def test_token_ids_that_the_model_does_not_have_are_asked_for_elsewhere(wrong: int, limit: int | None) -> None:
+async def test_unknown_token_ids_are_requested_from_another_engine(wrong: int, limit: int | None) -> None:
     bad, good = Babbling(), Babbling()
     bad.ids, good.ids = (7, wrong, 8), (7, 99, 0)
     first, second = in_rotation(3, bad, "first"), in_rotation(3, good, "second")
@@ -149,14 +149,14 @@ async def test_token_ids_that_the_model_does_not_have_are_asked_for_elsewhere(wr
     assert f"token id {wrong}" in first.failure
 
 
-async def test_tokens_after_a_hand_over_in_the_middle_are_its_own() -> None:
+async def test_version_change_during_request_is_accepted() -> None:
     replica = in_rotation(3, Scripted().script([3, 4]))
     replica.handed = 4
     (completion,) = await Session(EnginePool([replica], Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)
     assert completion.versions == [3, 4]
 
 
-async def test_only_a_refusal_of_the_request_itself_ends_the_rollout() -> None:
+async def test_rollout_ends_only_if_engine_rejects_the_request() -> None:
     errors = [EngineError("no route", 404), EngineError("wrong key", 401), EngineError("broken", 500)]
     for error in errors:
         bad, good = in_rotation(3, Scripted().script(error), "bad"), in_rotation(3, Scripted().script([3]), "good")
@@ -169,7 +169,7 @@ async def test_only_a_refusal_of_the_request_itself_ends_the_rollout() -> None:
     assert bad.version == 3
 
 
-async def test_each_turn_has_a_seed_of_its_own_whichever_replica_answers() -> None:
+async def test_each_turn_gets_own_seed_on_any_engine() -> None:
     asked: list[object] = []
 
     class Seeded(Scripted):
@@ -186,13 +186,13 @@ async def test_each_turn_has_a_seed_of_its_own_whichever_replica_answers() -> No
     assert asked == [{"stop": ["."], "seed": seed} for seed in (7, 7, derived_seed(7, 1))]
 
 
-async def test_one_that_failed_twice_gets_a_single_request_until_it_has_answered() -> None:
+async def test_engine_with_two_failures_gets_one_trial_request() -> None:
     replica = in_rotation()
     pool = EnginePool([replica], Signal())
     for rotation, pause in enumerate((0.2, 0.4, 0.8)):
         before = time.monotonic()
         pool.fail_request(replica, rotation, "broken")
-        pool.fail_request(replica, rotation, "broken")  # of the same rotation: told once
+        pool.fail_request(replica, rotation, "broken")  # same rotation: counted once
         assert before + pause <= replica.rest_until <= time.monotonic() + pause
         replica.version, replica.rotation = 3, rotation + 1
     assert replica.room(1)
@@ -202,8 +202,8 @@ async def test_one_that_failed_twice_gets_a_single_request_until_it_has_answered
     assert replica.room(1)
 
 
-async def test_one_that_fails_for_days_is_still_asked_again() -> None:
-    """Two to the number of its failures is no float any more."""
+async def test_retry_delay_stays_bounded_after_many_failures() -> None:
+    """2.0**failures would overflow a float."""
     replica = in_rotation()
     replica.failures = 2000
     before = time.monotonic()
@@ -211,7 +211,7 @@ async def test_one_that_fails_for_days_is_still_asked_again() -> None:
     assert before + 15.0 <= replica.rest_until <= time.monotonic() + 15.0
 
 
-async def test_one_that_does_not_answer_is_given_up_and_its_requests_move() -> None:
+async def test_unresponsive_engine_is_removed_and_its_requests_move() -> None:
     stuck, other = FakeEngine(lambda: 3600.0, version=3), Scripted(version=3).script([3])
     hung, good = in_rotation(3, stuck, "hung"), in_rotation(3, other, "good")
     good.load = 1
@@ -221,7 +221,7 @@ async def test_one_that_does_not_answer_is_given_up_and_its_requests_move() -> N
     session = Session(pool, SamplingConfig(), [])
     asking = asyncio.create_task(session.sample([1], max_tokens=4, n=1))
     await eventually(lambda: stuck.running == 1)
-    stuck.down = True  # for questions about its health
+    stuck.down = True  # for health checks
     monitor, misses = Monitor(pool, signal, Pace(answer=60)), 0
     for miss in range(1, MISSES):
         misses = await monitor.look(hung, misses)
@@ -233,7 +233,7 @@ async def test_one_that_does_not_answer_is_given_up_and_its_requests_move() -> N
     assert "health" in hung.failure
 
 
-async def test_the_requests_of_one_that_hangs_in_a_hand_over_move() -> None:
+async def test_requests_move_from_engine_with_stuck_weight_update() -> None:
     stuck = FakeEngine(lambda: 3600.0, version=3, update_seconds=3600.0)
     hung, good = in_rotation(3, stuck, "hung"), in_rotation(3, Scripted(version=3).script([4]), "good")
     good.load = 1
@@ -252,7 +252,7 @@ async def test_the_requests_of_one_that_hangs_in_a_hand_over_move() -> None:
 
 
 class Receiving(FakeEngine):
-    """Takes versions from the trainer's memory; it no longer has those in `gone`."""
+    """Engine that receives weights from the trainer's memory, except the versions in `gone`."""
 
     gone: frozenset[int] = frozenset()
 
@@ -263,7 +263,7 @@ class Receiving(FakeEngine):
         return await self.update_weights("sent", version, force=force)
 
 
-async def test_a_version_that_the_trainer_has_no_more_is_not_waited_for_not_even_for_an_evaluation() -> None:
+async def test_version_deleted_by_trainer_is_skipped_even_for_evaluation() -> None:
     engine = Receiving()
     engine.gone = frozenset({1})
     signal = Signal()
@@ -278,7 +278,7 @@ async def test_a_version_that_the_trainer_has_no_more_is_not_waited_for_not_even
     await asyncio.gather(handing, return_exceptions=True)
 
 
-async def test_one_that_was_restarted_is_given_up_before_its_next_request() -> None:
+async def test_restarted_engine_is_removed_before_its_next_request() -> None:
     replica = in_rotation(3, FakeEngine(version=1))
     pool = EnginePool([replica], Signal())
     await Monitor(pool, Signal()).look(replica)
@@ -286,7 +286,7 @@ async def test_one_that_was_restarted_is_given_up_before_its_next_request() -> N
     assert replica.failure == "it holds version 1 instead of 3"
 
 
-async def test_without_metrics_nothing_is_limited() -> None:
+async def test_engine_without_metrics_has_no_adaptive_limit() -> None:
     replica = in_rotation(3, FakeEngine(version=3))
     pool = EnginePool([replica], Signal(), max_concurrency=64)
     replica.concurrency.observe(EngineMetrics(8, 20, 0.5), 28)
@@ -298,7 +298,7 @@ async def test_without_metrics_nothing_is_limited() -> None:
 # ---- the controller
 
 
-def test_preemptions_lower_the_limit_once_and_then_it_rests() -> None:
+def test_preemptions_lower_limit_once_per_rest_period() -> None:
     control = Concurrency(256)
     control.observe(EngineMetrics(100, 0, 1.0, preemptions=10), 100)
     assert control.limit == 256, "what was before the first look is not news"
@@ -320,7 +320,7 @@ def test_few_preemptions_lower_it_less() -> None:
     assert control.limit == 88, "5 % at least"
 
 
-def test_a_long_queue_lowers_the_limit_to_what_runs() -> None:
+def test_long_queue_lowers_limit_to_running_requests() -> None:
     control = Concurrency(256)
     control.observe(EngineMetrics(64, 192, 0.5, preemptions=0), 256)
     assert control.limit == 64 + 8
@@ -329,7 +329,7 @@ def test_a_long_queue_lowers_the_limit_to_what_runs() -> None:
     assert control.limit == 60, "nobody waits for a place in the cache"
 
 
-def test_it_comes_back_quickly_to_where_it_was_too_high_and_then_slowly() -> None:
+def test_limit_recovers_quickly_then_grows_slowly() -> None:
     control = Concurrency(256)
     control.observe(EngineMetrics(100, 0, 0.8, preemptions=0), 100)
     control.observe(EngineMetrics(100, 0, 0.8, preemptions=99), 100)
@@ -343,7 +343,7 @@ def test_it_comes_back_quickly_to_where_it_was_too_high_and_then_slowly() -> Non
     assert grown[-1] == 256, "what was too high no longer is"
 
 
-def test_requests_that_others_sent_are_no_reason() -> None:
+def test_foreign_requests_do_not_lower_limit() -> None:
     control = Concurrency(256)
     control.observe(EngineMetrics(64, 100, 0.5), 10)
     assert control.limit == 256
@@ -351,8 +351,8 @@ def test_requests_that_others_sent_are_no_reason() -> None:
 
 @settings(deadline=None)
 @given(slots=st.integers(1, 300), kv=st.integers(1, 300), demand=st.integers(1, 600))
-def test_the_limit_finds_what_an_engine_bears_and_what_it_bears_later(slots: int, kv: int, demand: int) -> None:
-    """An engine with so many slots, whose cache holds so many sequences: it preempts the others."""
+def test_limit_follows_changing_engine_capacity(slots: int, kv: int, demand: int) -> None:
+    """The simulated engine has `slots` places and a cache for `kv` sequences, and preempts all others."""
     control, preemptions, flights = Concurrency(256), 0, []
     bears = min(slots, kv)
     for _ in range(120):
@@ -371,7 +371,7 @@ def test_the_limit_finds_what_an_engine_bears_and_what_it_bears_later(slots: int
     assert control.limit == 256
 
 
-async def test_a_turn_that_is_given_and_taken_away_at_once_is_passed_on() -> None:
+async def test_turn_of_cancelled_task_passes_to_next_task() -> None:
     turns, order = Turns(), []
 
     async def take(name: str) -> None:
@@ -387,7 +387,7 @@ async def test_a_turn_that_is_given_and_taken_away_at_once_is_passed_on() -> Non
     assert not turns.busy
 
 
-async def test_a_rollout_gives_up_after_several_replicas() -> None:
+async def test_rollout_fails_after_several_engines() -> None:
     replicas = [in_rotation(3, Scripted().script(EngineError("broken", 500)), f"{i}") for i in range(5)]
     with pytest.raises(EngineUnavailableError, match="5 tries failed"):
         await Session(EnginePool(replicas, Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)

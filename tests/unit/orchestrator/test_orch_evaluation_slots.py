@@ -1,4 +1,4 @@
-"""The deadline of an evaluation runs only while its questions have what they need, or hold it themselves."""
+"""Evaluation deadline, which runs only while the questions have the resources they need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERSION = 3
 
 
 class Answering(Evaluator):
-    """Answers each question after a while, in a place of the player and with a request to the engines."""
+    """Evaluator that answers each question after a delay, with one player slot and one engine request."""
 
     def __init__(self, slots: int, engine_slots: int = 64, seconds: float = 0.01) -> None:
         replica = Replica("http://e", FakeEngine(), version=VERSION)
@@ -41,7 +41,7 @@ class Answering(Evaluator):
         return Answer("e", str(task), sample, None)
 
     async def late(self, questions: int, seconds: float) -> int:
-        """Number of questions that the deadline cut off."""
+        """Return the number of questions that the deadline cut off."""
         arena: Any = SimpleNamespace(environment=SimpleNamespace(compares=False), config=SimpleNamespace(label="e"))
         task: Any = "t"
         answers = await self.collect_answers(
@@ -51,7 +51,7 @@ class Answering(Evaluator):
 
 
 async def train(evaluator: Answering, seconds: float) -> None:
-    """Play a rollout of the training."""
+    """Play one training rollout."""
     async with evaluator._player.slots.take(evaluates=False):
         replica = await evaluator._pool.acquire(None, None, 1)
         await asyncio.sleep(seconds)
@@ -59,9 +59,7 @@ async def train(evaluator: Answering, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("slots", "engine_slots"), [(2, 64), (8, 2)])
-async def test_the_deadline_stands_while_questions_wait_for_rollouts_of_the_training(
-    slots: int, engine_slots: int
-) -> None:
+async def test_evaluation_deadline_pauses_while_training_rollouts_hold_slots(slots: int, engine_slots: int) -> None:
     evaluator = Answering(slots, engine_slots)
     training = [asyncio.create_task(train(evaluator, 0.5)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -71,13 +69,13 @@ async def test_the_deadline_stands_while_questions_wait_for_rollouts_of_the_trai
     assert (evaluator._pool.waiting_for_version, evaluator._player.slots.training) == (0, 0)
 
 
-async def test_the_deadline_runs_while_questions_wait_for_each_other() -> None:
+async def test_evaluation_deadline_runs_while_questions_wait_for_each_other() -> None:
     evaluator = Answering(slots=1, seconds=3600.0)
     assert await evaluator.late(3, seconds=0.15) == 3
     assert evaluator.waited_seconds == 0
 
 
-async def test_the_deadline_runs_beside_a_training_that_takes_nothing_from_the_questions() -> None:
+async def test_evaluation_deadline_runs_during_training_without_contention() -> None:
     evaluator = Answering(slots=8, seconds=3600.0)
     training = asyncio.create_task(train(evaluator, 3600.0))
     await asyncio.sleep(0)
@@ -86,7 +84,7 @@ async def test_the_deadline_runs_beside_a_training_that_takes_nothing_from_the_q
     await asyncio.gather(training, return_exceptions=True)
 
 
-async def test_a_block_without_a_limit_is_not_ended() -> None:
+async def test_pausable_timeout_without_limit_does_not_expire() -> None:
     async with pausable_timeout(None, lambda: False):
         await asyncio.sleep(0.01)
     with pytest.raises(TimeoutError):
@@ -95,7 +93,7 @@ async def test_a_block_without_a_limit_is_not_ended() -> None:
 
 
 class Refusing(Player):
-    """Refuses each episode, and counts them."""
+    """Player that refuses each episode and counts the calls."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.played = error, 0
@@ -114,7 +112,7 @@ class Refusing(Player):
         (RolloutError("no token"), MAX_TRIES),
     ],
 )
-async def test_a_question_that_can_never_be_played_is_tried_once(error: Exception, tries: int) -> None:
+async def test_unplayable_question_is_tried_once(error: Exception, tries: int) -> None:
     player = Refusing(error)
     config: Any = SimpleNamespace(evaluation=EvaluationConfig(), sampling=SamplingConfig(max_tokens=8))
     chat: Any = SimpleNamespace(called_with=lambda _: SimpleNamespace(stop_token_ids=(2,)))

@@ -1,4 +1,4 @@
-"""Filters: which rollouts are trained on, what long answers cost, and what each environment has of its own."""
+"""Rollout filters, length penalties and algorithm options of each environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCABULARY = 1000
 def rollout(
     reward: float, mask: str = ".xxx", *, logprob: float = -0.5, truncated: bool = False, token: int = 7
 ) -> Rollout:
-    """One rollout; `x` marks the tokens that the policy sampled."""
+    """Build one rollout; `x` marks tokens that the policy sampled."""
     sampled = np.array([letter == "x" for letter in mask])
     recorded = Recorded(
         np.full(len(mask), token, np.int32),
@@ -52,11 +52,11 @@ def group(number: int, *rollouts: Rollout, environment: str = "a") -> FinishedGr
 @pytest.mark.parametrize(
     ("tokens", "penalty"), [(0, 0.0), (60, 0.0), (80, 0.0), (85, -0.5), (90, -1.0), (100, -2.0), (110, -3.0)]
 )
-def test_the_overlong_penalty_rises_within_the_buffer(tokens: int, penalty: float) -> None:
+def test_overlong_penalty_rises_within_buffer(tokens: int, penalty: float) -> None:
     assert overlong_penalty(tokens, max_tokens=100, buffer=0.2, factor=2.0) == pytest.approx(penalty)
 
 
-def test_the_longest_reply_pays_and_the_recorded_reward_stays() -> None:
+def test_overlong_penalty_uses_longest_reply_and_keeps_recorded_reward() -> None:
     own = rules(max_tokens=4, overlong_penalty=1.0, overlong_buffer=0.5)
     long, turns = rollout(1.0, ".xxxx"), rollout(1.0, ".xx.xx.xx")
     assert shaped_reward(long, own) == 0.0
@@ -67,7 +67,7 @@ def test_the_longest_reply_pays_and_the_recorded_reward_stays() -> None:
     assert [float(sample.advantages[1]) for sample in batch.samples] == [-0.5, 0.5]
 
 
-def test_a_masked_rollout_counts_for_its_group_and_carries_no_loss() -> None:
+def test_masked_rollout_counts_in_group_baseline_without_loss() -> None:
     groups = [group(0, rollout(1.0), rollout(0.0, truncated=True))]
     kept, cut = assemble_batch(groups, step=1, attempt=1, rules={"a": rules(overlong_mask=True)}).samples
     assert float(kept.advantages[1]) == 0.5
@@ -84,10 +84,12 @@ def test_repetition_is_a_run_of_sure_tokens() -> None:
     assert repeats_itself(sure, window=5)
     assert not repeats_itself(sure, window=6)
     assert not repeats_itself(rollout(1.0, ".xxxxx", logprob=-0.02), window=2)
-    assert not repeats_itself(rollout(1.0, ".xxx.xx", logprob=-0.001), window=4)  # a turn of somebody else ends the run
+    assert not repeats_itself(
+        rollout(1.0, ".xxx.xx", logprob=-0.001), window=4
+    )  # a turn of another speaker ends the run
 
 
-def test_gibberish_is_a_rare_token_that_was_nearly_impossible() -> None:
+def test_gibberish_is_a_rare_token_of_very_low_probability() -> None:
     assert is_gibberish(rollout(1.0, token=100_001, logprob=-9.0), vocabulary=VOCABULARY)  # log 1000 + 2 = 8.9
     assert not is_gibberish(rollout(1.0, token=100_001, logprob=-8.8), vocabulary=VOCABULARY)
     assert not is_gibberish(rollout(1.0, token=100_000, logprob=-9.0), vocabulary=VOCABULARY)
@@ -101,7 +103,7 @@ def test_gibberish_is_a_rare_token_that_was_nearly_impossible() -> None:
         ({"gibberish_mask": True}, rollout(0.0, token=200_000, logprob=-20.0)),
     ],
 )
-def test_a_group_without_a_token_to_train_on_is_replaced(filters: dict[str, object], bad: Rollout) -> None:
+def test_group_without_trainable_tokens_is_replaced(filters: dict[str, object], bad: Rollout) -> None:
     own = rules(**filters)
     good = rollout(1.0)
     assert reason_to_drop(group(0, bad, replace(bad, reward=1.0)), own) == "masked"
@@ -110,20 +112,20 @@ def test_a_group_without_a_token_to_train_on_is_replaced(filters: dict[str, obje
     assert filter_metrics([group(0, bad, good), group(1, good, good)], {"a": own})["batch/masked"] == 0.25
 
 
-def test_groups_of_equal_rewards_are_replaced_when_asked_for() -> None:
+def test_zero_variance_groups_are_replaced_if_filter_is_set() -> None:
     equal = group(0, rollout(1.0), rollout(1.0))
     assert reason_to_drop(equal, rules(zero_variance=True)) == "zero_variance"
     assert reason_to_drop(equal, rules()) is None
 
 
-def test_monitors_tell_without_masking() -> None:
+def test_monitors_report_without_masking() -> None:
     rare = rollout(0.0, token=200_000, logprob=-20.0)
     sure = rollout(1.0, "." + 512 * "x", logprob=-0.001)
     found = filter_metrics([group(0, rare, sure), group(1, rollout(1.0), rollout(1.0))], {"a": rules()})
     assert found == {"batch/repetition": 0.25, "batch/gibberish": 0.25, "batch/masked": 0.0}
 
 
-def test_each_environment_has_its_own_advantage() -> None:
+def test_each_environment_uses_its_own_advantage() -> None:
     settings = {"a": rules("reinforce_pp"), "b": rules("rloo"), "c": rules("reinforce_pp")}
     groups = [
         group(0, rollout(1.0), rollout(0.0), environment="a"),
@@ -135,7 +137,7 @@ def test_each_environment_has_its_own_advantage() -> None:
     assert values == pytest.approx([half, -half, 4.0, -4.0, half, -half], abs=1e-4)
 
 
-def test_the_critics_rewards_travel_in_place_of_advantages() -> None:
+def test_gae_batch_stores_rewards_as_advantages() -> None:
     own = rules("gae", max_tokens=4, overlong_penalty=1.0, overlong_buffer=0.5)
     groups = [group(0, rollout(1.0, ".xxxx"), rollout(0.5, ".xx"))]
     first, second = assemble_batch(groups, step=1, attempt=1, rules={"a": own}).samples
@@ -162,8 +164,8 @@ def test_rules_follow_preset_run_and_environment() -> None:
     assert found["arithmetic"] == Rules(AdvantageConfig(name="opo"), FilterConfig(overlong_mask=True), 9, VOCABULARY)
 
 
-def test_a_batch_holds_advantages_before_kl_in_the_reward() -> None:
-    """The trainer adds the KL and normalizes after it; an environment without KL is normalized here."""
+def test_kl_in_reward_leaves_batch_advantages_unnormalized() -> None:
+    """The trainer adds the KL penalty and normalizes afterwards; an environment without KL is normalized here."""
     own = EnvironmentAlgorithm(regularizers=RegularizerConfig())
     environments = [EnvironmentConfig(id="reverse-text"), EnvironmentConfig(id="arithmetic", algorithm=own)]
     algorithm = AlgorithmConfig.model_validate(

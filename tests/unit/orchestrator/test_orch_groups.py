@@ -1,4 +1,4 @@
-"""States of groups: whatever happens in whatever order, every group is in one of them, and only a withdrawn one is cancelled."""
+"""State machine of groups: each group has exactly one state, and only withdrawn groups are cancelled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def finished(flight: Flight, *, equal: bool = False) -> FinishedGroup:
 
 
 class Life:
-    """The two loops by hand. In between, each group has to be in exactly one state."""
+    """Both pipeline loops, driven by hand. After each action, each group must have exactly one state."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self.groups = make_groups(config)
@@ -65,7 +65,7 @@ class Life:
         self.dropped: list[int] = []
 
     def act(self, action: Action) -> None:
-        """Let it happen, where it can."""
+        """Run the action if it is possible in the current state."""
         groups, (what, choice) = self.groups, action
         if what == "take":
             groups.take(groups.made)
@@ -90,7 +90,7 @@ class Life:
                 groups.end(flight, "engine" if what == "engine" else "error")
 
     def check(self) -> None:
-        """No group is in two states, nor in none."""
+        """Check that each group has exactly one state."""
         groups = self.groups
         now = groups.ledger.state()
         out = [*groups.in_flight, *(group.number for group in groups.finished)]
@@ -106,7 +106,7 @@ class Life:
 
 @settings(max_examples=60, deadline=None)
 @given(actions=st.lists(ACTIONS, min_size=20, max_size=120), surplus=st.booleans())
-def test_every_group_is_in_one_state(actions: list[Action], surplus: bool) -> None:
+def test_group_has_exactly_one_state(actions: list[Action], surplus: bool) -> None:
     life = Life(WITH_SURPLUS if surplus else CONFIG)
     for action in actions:
         life.act(action)
@@ -116,7 +116,7 @@ def test_every_group_is_in_one_state(actions: list[Action], surplus: bool) -> No
         assert marked <= withdrawn, "the dispatcher cancels what is marked"
 
 
-async def test_members_that_are_kept_are_not_played_again_when_engines_are_lost() -> None:
+async def test_finished_members_survive_engine_loss() -> None:
     groups = make_groups()
     flight = groups.take(0)
     await groups.keep(flight, 1, a_rollout([0], 1.0), temperature=1.0)
@@ -126,19 +126,19 @@ async def test_members_that_are_kept_are_not_played_again_when_engines_are_lost(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-async def test_members_that_have_grown_too_old_meanwhile_are_played_again(version: int) -> None:
+async def test_stale_members_are_replayed_after_engine_loss(version: int) -> None:
     groups = make_groups()
     flight = groups.take(version)
     await groups.keep(flight, 1, a_rollout([version], 1.0), temperature=1.0)
     groups.end(flight, "engine")
-    groups.advance(3)  # step 4 trains on what was dispatched at version 1 or later
+    groups.advance(3)  # step 4 trains on groups that were dispatched at version 1 or later
     again = groups.take(3)
     assert again.number == flight.number
     assert (again.version, list(again.members)) == ((1, [1]) if version else (3, []))
     assert groups.ledger.counters["discarded/age"] == (0 if version else 1)
 
 
-def test_a_group_that_is_passed_over_for_its_age_is_waited_for_the_next_time() -> None:
+def test_group_replayed_for_age_is_awaited_by_next_step() -> None:
     groups = make_groups()
     slow, *quick = [groups.take(0) for _ in range(7)]
     for flight in quick:
@@ -154,7 +154,7 @@ def test_a_group_that_is_passed_over_for_its_age_is_waited_for_the_next_time() -
     assert [groups.waits_for(step) for step in (4, 5, 6)] == [False, False, True]
 
 
-def test_a_group_that_is_finished_in_time_counts_although_its_batch_is_made_without_it() -> None:
+def test_late_group_counts_until_its_batch_is_trained() -> None:
     groups = make_groups(WITH_SURPLUS)
     flights = [groups.take(0) for _ in range(3)]
     for flight in flights[:2]:

@@ -1,4 +1,4 @@
-"""The journal's files, byte by byte, and the event loop's side of them."""
+"""Journal of rollouts: file format, and flushes from the event loop."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def same(a: Entry, b: Entry) -> bool:
     return rest[0] == rest[1] and own[0] == own[1]
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_journal_returns_written_entries(tmp_path: Path) -> None:
     writer, written = writer_of(tmp_path), [entry(1), DROPPED, entry(1 << 40, 7)]
     writer.write(written[:1])
     writer.write(written[1:])
@@ -79,7 +79,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert groups_of(segment.path) == {1, 9, 1 << 40}
 
 
-def test_a_file_that_ends_anywhere_gives_its_whole_records(tmp_path: Path) -> None:
+def test_truncated_journal_returns_its_complete_records(tmp_path: Path) -> None:
     writer, sizes = writer_of(tmp_path), []
     path = RunPaths(tmp_path).journal_segment(1, 1)
     written: list[Entry] = [entry(1), entry(2), DROPPED]
@@ -95,11 +95,11 @@ def test_a_file_that_ends_anywhere_gives_its_whole_records(tmp_path: Path) -> No
         assert len(content.entries) == sum(size <= end for size in sizes)
         assert all(map(same, content.entries, written))
         assert groups_of(path) <= {1, 2, 9}
-        path.write_bytes(whole[:end] + bytes(40))  # the file grew, and its content did not come in time
+        path.write_bytes(whole[:end] + bytes(40))  # the file grew, but its content is not written yet
         assert len(read_segment(path).entries) <= sum(size <= end + 40 for size in sizes)
 
 
-def test_a_damaged_record_hides_what_follows_and_nothing_before(tmp_path: Path) -> None:
+def test_damaged_record_hides_only_later_records(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     path = RunPaths(tmp_path).journal_segment(1, 1)
     writer.write([entry(1)])
@@ -113,17 +113,17 @@ def test_a_damaged_record_hides_what_follows_and_nothing_before(tmp_path: Path) 
         assert content.torn > 0
 
 
-def test_each_attempt_writes_files_of_its_own_and_a_full_one_is_followed_by_the_next(tmp_path: Path) -> None:
+def test_full_segment_is_followed_by_new_one_per_attempt(tmp_path: Path) -> None:
     old, new = writer_of(tmp_path, 1), writer_of(tmp_path, 2, segment_bytes=1)
     old.write([entry(0)])
     new.write([entry(1)])
     new.write([entry(2)])
-    old.write([entry(3)])  # a late writer of an attempt that is over
+    old.write([entry(3)])  # a late writer of an ended attempt
     found = RunPaths(tmp_path).journal_on_disk()
     assert [(s.attempt, s.number, groups_of(s.path)) for s in found] == [(1, 1, {0, 3}), (2, 1, {1}), (2, 2, {2})]
 
 
-def test_only_files_of_settled_groups_are_deleted(tmp_path: Path) -> None:
+def test_cleanup_deletes_only_segments_of_settled_groups(tmp_path: Path) -> None:
     old, new = writer_of(tmp_path, 1), writer_of(tmp_path, 2, segment_bytes=1)
     old.write([entry(0), entry(4)])
     for group in (1, 2, 3):
@@ -137,7 +137,7 @@ def test_only_files_of_settled_groups_are_deleted(tmp_path: Path) -> None:
 
 
 class Held(SegmentWriter):
-    """Its writes wait until they are let through."""
+    """Journal writer that blocks until the test releases it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(RunPaths(folder), attempt=1, fingerprint="f")
@@ -148,7 +148,7 @@ class Held(SegmentWriter):
         super().write(entries)  # type: ignore[arg-type]
 
 
-async def test_rollouts_that_finish_during_a_flush_share_the_next_one_and_none_returns_before_it_is_durable(
+async def test_rollouts_during_flush_share_the_next_durable_flush(
     tmp_path: Path,
 ) -> None:
     writer = Held(tmp_path)
@@ -159,7 +159,7 @@ async def test_rollouts_that_finish_during_a_flush_share_the_next_one_and_none_r
     await asyncio.sleep(0)  # the first flush has its entries
     tasks += [asyncio.create_task(journal.add(entry(group))) for group in range(1, 50)]
     await asyncio.sleep(0)
-    tasks[7].cancel()  # its rollout is too old by now; what is finished is written all the same
+    tasks[7].cancel()  # this rollout is already too old, but finished rollouts are written in any case
     await asyncio.sleep(0)
     assert not any(task.done() for task in tasks if task is not tasks[7])
     writer.go.release()
@@ -173,7 +173,7 @@ async def test_rollouts_that_finish_during_a_flush_share_the_next_one_and_none_r
     await journal.close()
 
 
-async def test_closing_writes_what_nobody_waits_for(tmp_path: Path) -> None:
+async def test_journal_close_writes_pending_notes(tmp_path: Path) -> None:
     journal = Journal(writer_of(tmp_path), Volume(tmp_path))
     journal.note(DROPPED)
     await journal.close()
@@ -181,7 +181,7 @@ async def test_closing_writes_what_nobody_waits_for(tmp_path: Path) -> None:
 
 
 class Full:
-    """A volume that refuses one kind of call until it is let go; a write leaves half of its bytes."""
+    """Volume that refuses one kind of call until it is released; a refused write leaves half of its bytes."""
 
     def __init__(self, patch: pytest.MonkeyPatch, failing: str) -> None:
         self.full, self.refused = True, threading.Semaphore(0)
@@ -202,13 +202,13 @@ FAILING = ["open", "fdatasync", "fsync", "write"]
 
 
 @pytest.mark.parametrize("failing", FAILING)
-async def test_on_a_full_volume_rollouts_wait_and_each_counts_once_when_there_is_space_again(
+async def test_full_volume_delays_rollouts_without_loss_or_duplicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     paths, volume = RunPaths(tmp_path), Volume(tmp_path)
     journal = Journal(writer_of(tmp_path), volume)
     await journal.add(entry(0))
-    await journal.collect(lambda group: False)  # the next record begins a file
+    await journal.collect(lambda group: False)  # the next record starts a new file
     full = Full(monkeypatch, failing)
     tasks = [asyncio.create_task(journal.add(entry(g))) for g in range(1, 4)]
     for _ in range(2):
@@ -230,7 +230,7 @@ async def test_on_a_full_volume_rollouts_wait_and_each_counts_once_when_there_is
 
 
 @pytest.mark.parametrize("failing", FAILING)
-async def test_the_end_does_not_wait_for_a_full_volume(
+async def test_journal_close_does_not_wait_for_full_volume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     journal = Journal(writer_of(tmp_path), Volume(tmp_path))
@@ -247,7 +247,7 @@ async def test_the_end_does_not_wait_for_a_full_volume(
         journal.note(DROPPED)
 
 
-async def test_the_end_does_not_wait_for_a_volume_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_close_does_not_wait_for_hanging_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_writer, "CLOSE_SECONDS", 0.1)
     writer = Held(tmp_path)
     now = [0.0]
@@ -290,7 +290,7 @@ NO_PART_OF_AN_ENVIRONMENT = {
 }
 
 
-def test_of_every_field_it_is_decided_whether_a_rollout_depends_on_it() -> None:
+def test_fingerprint_classifies_every_configuration_field() -> None:
     for fields, counted, others in (
         (OrchestratorConfig.model_fields, set(OF_A_ROLLOUT), NO_PART_IN_A_ROLLOUT),
         (EnvironmentConfig.model_fields, OF_AN_ENVIRONMENT, NO_PART_OF_AN_ENVIRONMENT),
@@ -299,23 +299,28 @@ def test_of_every_field_it_is_decided_whether_a_rollout_depends_on_it() -> None:
         assert not counted & others
 
 
-def test_the_fingerprint_is_of_what_a_rollout_is_made_with(tmp_path: Path) -> None:
-    def of(**changes: object) -> str:
+def test_fingerprint_changes_with_each_rollout_option(tmp_path: Path) -> None:
+    def make_fingerprint(**changes: object) -> str:
         return rollout_fingerprint(make_config(tmp_path, tmp_path, **changes))
 
     def with_environment(**changes: object) -> str:
-        return of(environments=[{"id": "reverse-text", "group_size": 2} | changes])
+        return make_fingerprint(environments=[{"id": "reverse-text", "group_size": 2} | changes])
 
-    assert of() == of(max_steps=99) == with_environment(ratio=3) == with_environment(timeout_seconds=7)
+    assert (
+        make_fingerprint()
+        == make_fingerprint(max_steps=99)
+        == with_environment(ratio=3)
+        == with_environment(timeout_seconds=7)
+    )
     others = [
-        of(seed=2),
-        of(seq_len=65),
-        of(model={"name": "org/model"}),
-        of(sampling={"max_tokens": 9}),
-        of(trajectory_strategy="branching"),
-        of(engine_parsers=["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]),
-        of(engine_parsers=["--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"]),
-        of(engine_parsers=["--reasoning-parser=qwen3"]),
+        make_fingerprint(seed=2),
+        make_fingerprint(seq_len=65),
+        make_fingerprint(model={"name": "org/model"}),
+        make_fingerprint(sampling={"max_tokens": 9}),
+        make_fingerprint(trajectory_strategy="branching"),
+        make_fingerprint(engine_parsers=["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]),
+        make_fingerprint(engine_parsers=["--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"]),
+        make_fingerprint(engine_parsers=["--reasoning-parser=qwen3"]),
         with_environment(args={"num_tasks": 9}),
         with_environment(group_size=4),
         with_environment(python="/venv/bin/python"),
@@ -323,11 +328,11 @@ def test_the_fingerprint_is_of_what_a_rollout_is_made_with(tmp_path: Path) -> No
         with_environment(name="other"),
         with_environment(sampling={"temperature": 0.5}),
     ]
-    assert len({of(), *others}) == 1 + len(others)
+    assert len({make_fingerprint(), *others}) == 1 + len(others)
 
 
 def rewritten(path: Path, change: Callable[[int, Any], bytes | None]) -> None:
-    """Let another version have written a file: `change` gets each record's number and document, and gives other bytes for it."""
+    """Rewrite a journal as another version would: `change` receives each record's number and document and returns the new bytes."""
     data, place, frames = path.read_bytes(), 0, b""
     for number in itertools.count():
         if place == len(data):
@@ -367,7 +372,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("number", "change", "says"), ODD)
-def test_a_record_of_another_version_is_told_and_the_others_are_read(
+def test_journal_record_of_another_version_is_reported_and_skipped(
     tmp_path: Path, number: int, change: Callable[[Any], bytes], says: str
 ) -> None:
     writer, path = writer_of(tmp_path), RunPaths(tmp_path).journal_segment(1, 1)
@@ -392,7 +397,7 @@ def test_a_record_of_another_version_is_told_and_the_others_are_read(
         (having(uid="u"), "the unknown key 'uid'"),
     ],
 )
-def test_rollouts_of_a_file_of_another_version_are_generated_again_and_that_is_said(
+def test_rollouts_of_another_journal_version_are_regenerated_with_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], bytes], says: str
 ) -> None:
     writer, paths = writer_of(tmp_path), RunPaths(tmp_path)

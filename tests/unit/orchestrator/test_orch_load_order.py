@@ -1,4 +1,4 @@
-"""The order of the engines by version and load: the same choices as a look at all of them, at a cost that does not grow with them."""
+"""Index of engines by version and load: the same choices as a full scan, at constant cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pool_of(engines: int, ceiling: int = CEILING) -> EnginePool:
 
 
 def opcodes(act: Callable[[], object]) -> int:
-    """Return the number of bytecode instructions of Python that `act` executes: unlike time, it is the same at each run."""
+    """Return the number of Python bytecode instructions that `act` executes. Unlike time, it is the same in each run."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -51,7 +51,7 @@ def opcodes(act: Callable[[], object]) -> int:
 
 
 def requests(pool: EnginePool, number: int) -> None:
-    """Start and end requests while most engines are at their limit, as under load control."""
+    """Start and end requests while most engines are at their limit."""
 
     async def run() -> None:
         for count in (1, 8) * number:
@@ -66,7 +66,7 @@ def requests(pool: EnginePool, number: int) -> None:
 
 
 def busy(engines: int) -> EnginePool:
-    """Engines of two speeds; all but a few of them are full or hold a low limit."""
+    """Build engines of two speeds, almost all of which are full or have a low limit."""
     pool = pool_of(engines)
     for number, replica in enumerate(pool.replicas):
         replica.succeed(1.0 if number % 3 else 3.0, [10])
@@ -80,12 +80,12 @@ def busy(engines: int) -> EnginePool:
 
 @pytest.fixture
 def one_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slowness of all engines is computed once, and not again because this machine is slow."""
+    """Compute the slowness of all engines only once, so that the speed of this machine does not matter."""
     monkeypatch.setattr("rlrun.orchestrator.engines.load_order.REFRESH_SECONDS", math.inf)
 
 
 @pytest.mark.usefixtures("one_refresh")
-def test_a_request_costs_the_same_with_512_engines_as_with_64() -> None:
+def test_request_cost_is_independent_of_engine_count() -> None:
     cost = {}
     for engines in (64, 512):
         pool = busy(engines)
@@ -95,7 +95,7 @@ def test_a_request_costs_the_same_with_512_engines_as_with_64() -> None:
 
 
 @pytest.mark.usefixtures("one_refresh")
-async def test_a_request_that_finds_no_room_costs_the_same_with_512_engines_as_with_64() -> None:
+async def test_queued_request_cost_is_independent_of_engine_count() -> None:
     cost = {}
     for engines in (64, 512):
         pool = pool_of(engines)
@@ -108,7 +108,7 @@ async def test_a_request_that_finds_no_room_costs_the_same_with_512_engines_as_w
     assert cost[512] <= 1.25 * cost[64], cost
 
 
-async def test_a_change_of_the_run_does_not_wake_the_hand_over_of_each_engine() -> None:
+async def test_unrelated_signal_does_not_wake_every_weight_update() -> None:
     looks = 0
 
     class Counting(WeightSync):
@@ -134,7 +134,7 @@ async def test_a_change_of_the_run_does_not_wake_the_hand_over_of_each_engine() 
     await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def test_a_replica_that_was_removed_stays_out_of_the_order() -> None:
+async def test_removed_engine_stays_out_of_load_order() -> None:
     pool = pool_of(2)
     gone, left = pool.replicas
     assert await pool.acquire(gone, None, 4) is gone
@@ -146,7 +146,7 @@ async def test_a_replica_that_was_removed_stays_out_of_the_order() -> None:
 
 
 class Oracle:
-    """The rule of the pool, by a look at all replicas."""
+    """Reference implementation of the pool's rule: a scan of all engines."""
 
     def __init__(self, pool: EnginePool) -> None:
         self.pool = pool
@@ -172,7 +172,7 @@ class Oracle:
             return
         assert chosen in free
         best = min(self.cost(replica, count) for replica in free)
-        # A class of slowness is sorted by load alone.
+        # Engines of the same slowness are sorted by load only.
         slack = SLOWNESS_STEP if any(self.cost(r, 1) > r.load + 1 for r in free) else 1.0
         if prefer in free and chosen is prefer:
             assert (
@@ -234,7 +234,7 @@ def histories(changes: list[tuple[str, int, int]]) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(CHANGES, max_size=60))
-def test_choices_and_sums_are_those_of_a_look_at_all_replicas(changes: list[tuple[str, int, int]]) -> None:
+def test_load_order_matches_full_scan(changes: list[tuple[str, int, int]]) -> None:
     histories(changes)
 
 

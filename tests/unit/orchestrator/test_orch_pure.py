@@ -1,4 +1,4 @@
-"""The pure parts: staleness, sampler, ledger, batches, error budget, metrics, records."""
+"""Pure functions: staleness, sampler, ledger, batches, error budget, metrics and records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def group(
 
 
 def rules(advantage: AdvantageConfig) -> dict[str, Rules]:
-    """For every environment of these tests."""
+    """Return the same rules for every environment."""
     own = Rules(advantage, FilterConfig(), max_tokens=16, vocabulary=100)
     return dict.fromkeys(("e", "a", "b"), own)
 
@@ -77,7 +77,7 @@ def test_capacity_has_the_check_values(running: int, version: int, accepted: int
     assert found == expected
 
 
-def test_a_group_is_too_old_from_the_version_before_the_oldest_allowed_one() -> None:
+def test_too_old_follows_oldest_allowed_version() -> None:
     assert oldest_version(12, 8) == 3
     assert not too_old(3, step=12, max_off_policy_steps=8)
     assert too_old(2, step=12, max_off_policy_steps=8)
@@ -87,14 +87,14 @@ def test_a_group_is_too_old_from_the_version_before_the_oldest_allowed_one() -> 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5000), st.text(max_size=5))
-def test_an_epoch_visits_every_task_once(size: int, key: str) -> None:
+def test_epoch_visits_every_task_once(size: int, key: str) -> None:
     positions = range(min(size, 200))
     found = [permute_position(position, size, key) for position in positions]
     assert len(set(found)) == len(found)
     assert all(0 <= value < size for value in found)
 
 
-def test_the_sampler_covers_its_tasks_in_another_order_each_epoch_and_seed() -> None:
+def test_sampler_order_differs_by_epoch_and_seed() -> None:
     sampler = Sampler(3, [Source("a", 50)])
     epochs = [[sampler.draw(50 * epoch + i).task for i in range(50)] for epoch in range(3)]
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
@@ -103,21 +103,21 @@ def test_the_sampler_covers_its_tasks_in_another_order_each_epoch_and_seed() -> 
     assert [Sampler(4, [Source("a", 50)]).draw(i).task for i in range(50)] != epochs[0]
 
 
-def test_a_huge_task_list_costs_nothing() -> None:
+def test_sampler_supports_huge_task_list() -> None:
     sampler = Sampler(3, [Source("a", 10**12), Source("b", 7, 2.0)])
     assert 0 <= sampler.draw(10**9).task < 10**12
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(1, 200))
-def test_environments_take_turns_by_their_ratios(ratios: list[float], groups: int) -> None:
+def test_environments_alternate_by_their_ratios(ratios: list[float], groups: int) -> None:
     sampler = Sampler(0, [Source(str(i), 1000, ratio) for i, ratio in enumerate(ratios)])
     counts = Counter(sampler.draw(g).environment for g in range(groups))
     for index, ratio in enumerate(ratios):
         assert abs(counts[index] - groups * ratio / sum(ratios)) <= len(ratios)
 
 
-def test_the_index_within_an_environment_counts_its_groups() -> None:
+def test_share_out_counts_groups_within_environment() -> None:
     from fractions import Fraction
 
     weights = [Fraction(1), Fraction(3), Fraction(2)]
@@ -128,7 +128,7 @@ def test_the_index_within_an_environment_counts_its_groups() -> None:
         seen[environment] += 1
 
 
-def test_every_group_is_dispatched_until_it_is_in_a_batch_or_dropped() -> None:
+def test_ledger_keeps_group_open_until_batch_or_drop() -> None:
     ledger = Ledger()
     assert [ledger.take() for _ in range(4)] == [0, 1, 2, 3]
     ledger.dispatch_again(2, "age")
@@ -141,14 +141,14 @@ def test_every_group_is_dispatched_until_it_is_in_a_batch_or_dropped() -> None:
     assert dict(ledger.counters) == {"cancelled/age": 1, "cancelled/engine": 1, "dropped/error": 1, "accepted": 1}
 
 
-def test_a_restored_ledger_dispatches_open_groups_first_and_skips_readmitted_ones() -> None:
+def test_restored_ledger_dispatches_open_groups_before_new_ones() -> None:
     ledger = Ledger()
     for _ in range(6):
         ledger.take()
     ledger.accept([0, 3])
     state = json.loads(json.dumps(ledger.state().__dict__))
     restored = Ledger.restore(type(ledger.state())(state["next_group"], tuple(state["open_groups"]), state["counters"]))
-    restored.readmit([2, 7])  # 7 was dispatched after the checkpoint; 6 was then too, and is dispatched again
+    restored.readmit([2, 7])  # 6 and 7 were dispatched after the checkpoint; 6 is dispatched again
     assert [restored.take() for _ in range(5)] == [1, 4, 5, 6, 8]
     with pytest.raises(LedgerError, match=r"\[0\]"):
         restored.readmit([0])
@@ -156,7 +156,7 @@ def test_a_restored_ledger_dispatches_open_groups_first_and_skips_readmitted_one
         restored.readmit([2])
 
 
-def test_what_an_earlier_attempt_dropped_is_not_sampled_again() -> None:
+def test_groups_dropped_by_previous_attempt_are_not_sampled_again() -> None:
     ledger = Ledger()
     for _ in range(3):
         ledger.take()
@@ -167,7 +167,7 @@ def test_what_an_earlier_attempt_dropped_is_not_sampled_again() -> None:
     assert dict(restored.counters) == {"accepted": 3, "dropped/too_easy": 1, "dropped/error": 1}
 
 
-def test_a_batch_is_exact_with_one_group_size_and_takes_those_that_finished_first() -> None:
+def test_batch_of_equal_groups_takes_first_finished_ones() -> None:
     groups = [group(number, [0.0, 1.0]) for number in (5, 2, 9, 1)]
     assert choose_groups(groups[:3], 8) is None
     chosen = choose_groups([*groups, group(7, [0.0, 1.0])], 8)
@@ -175,7 +175,7 @@ def test_a_batch_is_exact_with_one_group_size_and_takes_those_that_finished_firs
     assert [g.number for g in chosen] == [5, 2, 9, 1]
 
 
-def test_with_mixed_sizes_what_does_not_fit_waits_unless_nothing_fits() -> None:
+def test_mixed_group_sizes_fill_batch_exactly_if_possible() -> None:
     four, six = [0.0, 1.0] * 2, [0.0, 1.0] * 3
     exact = choose_groups([group(0, four), group(1, six), group(2, four), group(3, four)], 12)
     assert exact is not None
@@ -187,7 +187,7 @@ def test_with_mixed_sizes_what_does_not_fit_waits_unless_nothing_fits() -> None:
 
 
 @given(st.lists(st.integers(1, 6), max_size=9), st.integers(1, 20))
-def test_a_batch_of_mixed_sizes_is_exact_as_soon_as_some_groups_add_up_to_it(sizes: list[int], batch: int) -> None:
+def test_mixed_group_sizes_make_smallest_sufficient_batch(sizes: list[int], batch: int) -> None:
     groups = [group(number, [0.0] * size) for number, size in enumerate(sizes)]
     chosen = choose_groups(groups, batch)
     if sum(sizes) < batch:
@@ -210,7 +210,7 @@ def test_a_batch_of_mixed_sizes_is_exact_as_soon_as_some_groups_add_up_to_it(siz
         assert sum(sizes[: len(numbers) - 1]) < batch <= sum(sizes[: len(numbers)])
 
 
-def test_what_no_later_step_may_train_comes_first() -> None:
+def test_choose_first_prefers_groups_that_expire_next() -> None:
     groups = [group(0, [0.0, 1.0], version=5), group(1, [0.0] * 6, version=4), group(2, [0.0, 1.0], version=3)]
 
     def chosen(size: int) -> list[int] | None:
@@ -223,7 +223,7 @@ def test_what_no_later_step_may_train_comes_first() -> None:
     assert chosen(12) is None
 
 
-def test_groups_are_split_by_the_age_they_would_have_in_the_step() -> None:
+def test_split_by_age_uses_age_at_training_step() -> None:
     groups = [group(0, [1.0], version=2), group(1, [1.0], version=3)]
     usable, expired = split_by_age(groups, step=6, max_off_policy_steps=2)
     assert [g.number for g in usable] == [1]
@@ -240,8 +240,8 @@ def test_advantages_are_per_group_and_only_on_sampled_tokens() -> None:
         sample.check()
 
 
-def test_a_batch_has_its_groups_in_order_of_their_numbers() -> None:
-    """When a group finishes depends on the engines: the bits of a step must not."""
+def test_batch_orders_groups_by_number() -> None:
+    """The finish order depends on the engines; the bits of a step must not."""
     groups = [group(9, [0.0, 1.0]), group(4, [1.0, 0.0])]
     first, second = (
         assemble_batch(order, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
@@ -251,7 +251,7 @@ def test_a_batch_has_its_groups_in_order_of_their_numbers() -> None:
     assert [(s.group, s.reward) for s in first.samples] == [(s.group, s.reward) for s in second.samples]
 
 
-def test_lengths_are_those_of_the_sampled_tokens() -> None:
+def test_length_baseline_uses_sampled_token_counts() -> None:
     lengths, rewards = [10, 20, 30], [1.0, 0.0, 0.5]
     rollouts = tuple(rollout(r, n) for r, n in zip(rewards, lengths, strict=True))
     groups = [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)]
@@ -260,7 +260,7 @@ def test_lengths_are_those_of_the_sampled_tokens() -> None:
     np.testing.assert_allclose(values, [0.58333, -0.41667, 0.08333], atol=1e-4)
 
 
-def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
+def test_branching_rollout_gives_samples_with_equal_advantage() -> None:
     rollouts = (rollout(1.0, sequences=3), rollout(0.0))
     batch = assemble_batch(
         [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)], step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo"))
@@ -269,7 +269,7 @@ def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
     assert batch_metrics(batch, {})["reward/mean"] == 0.5
 
 
-def test_the_last_sequence_of_a_cut_rollout_is_marked() -> None:
+def test_truncated_rollout_marks_only_its_last_sequence() -> None:
     cut = replace(rollout(1.0, sequences=3), finish_reason="length", truncated=True)
     resumed = replace(rollout(1.0), truncated=True)  # an earlier reply was cut, the last one was not
     groups = [FinishedGroup(0, "e", "t", 0, 1.0, (cut, rollout(0.0), resumed))]
@@ -284,9 +284,9 @@ def test_the_last_sequence_of_a_cut_rollout_is_marked() -> None:
 
 
 def test_whitening_counts_loss_tokens_of_several_turns_and_sequences() -> None:
-    """Rewards [1, 0] of 100 and 10 loss tokens: 0.315 and -3.148, however they are cut into turns and sequences.
+    """Rewards 1 and 0 with 100 and 10 loss tokens give 0.315 and -3.148 for any split into turns and sequences.
 
-    Neither tool results count, nor the tokens of a rollout that a filter masks.
+    Tool results and tokens of masked rollouts do not count.
     """
     mask = np.array([False, *[True] * 4, *[False] * 70, *[True] * 6])
     recorded = Recorded(np.zeros(81, np.int32), mask, np.zeros(81, np.float32), np.where(mask, 0, -1).astype(np.int32))
@@ -300,7 +300,7 @@ def test_whitening_counts_loss_tokens_of_several_turns_and_sequences() -> None:
     assert not any(s.advantages[~s.loss_mask].any() for s in batch.samples)
 
 
-def test_a_discount_runs_from_the_end_of_a_rollout_over_all_its_sequences() -> None:
+def test_discount_starts_at_rollout_end_across_sequences() -> None:
     config = AdvantageConfig(name="reinforce_pp", options={"gamma": 0.5, "adv_mean": "none", "adv_std": "none"})
     batch = assemble_batch(
         [FinishedGroup(0, "e", "t", 0, 1.0, (rollout(1.0, 2, sequences=2), rollout(3.0, 1)))],
@@ -311,7 +311,7 @@ def test_a_discount_runs_from_the_end_of_a_rollout_over_all_its_sequences() -> N
     assert [s.advantages[s.loss_mask].tolist() for s in batch.samples] == [[0.125, 0.25], [0.5, 1.0], [3.0]]
 
 
-def test_errors_stop_the_run_once_they_dominate_whatever_is_still_to_come() -> None:
+def test_error_budget_stops_run_when_errors_dominate() -> None:
     budget = ErrorBudget(0.5, batch_size=8)
     verdicts = []
     for i in range(60):
@@ -332,7 +332,7 @@ def test_errors_are_counted_over_the_last_rollouts_only() -> None:
     assert budget.record("e", "boom") is not None
 
 
-def test_the_end_of_an_environments_process_is_one_fault_however_many_rollouts_it_takes_along() -> None:
+def test_environment_process_death_counts_as_one_error() -> None:
     budget = ErrorBudget(0.5, batch_size=8)
     for death in range(1, 6):  # each counts for a tenth of the window of 100
         assert all(budget.record("e", "boom", death=death) is None for _ in range(500))
@@ -364,7 +364,7 @@ def test_step_metrics_have_the_ecosystems_names_and_meanings() -> None:
     assert counter_metrics({"errors": 5}, {"errors": 3})["errors"] == 2
 
 
-def test_names_that_an_environment_makes_up_for_ever_have_a_bound() -> None:
+def test_number_of_environment_metrics_is_bounded() -> None:
     own = OwnMetrics()
     assert own.means("a", [{"x": 1.0}, {"x": 2.0, "y": 4.0}]) == {"x": 1.5, "y": 4.0}
     seen: set[str] = set()
@@ -378,14 +378,14 @@ def test_names_that_an_environment_makes_up_for_ever_have_a_bound() -> None:
 
 
 @pytest.mark.parametrize(("version", "expected"), [(0, True), (1, False), (3, True), (10, True), (9, True), (8, False)])
-def test_the_first_every_interval_and_the_last_version_are_evaluated(version: int, expected: bool) -> None:
+def test_evaluation_is_due_at_first_interval_and_last_version(version: int, expected: bool) -> None:
     from rlrun.config.models.rollout import EvaluationConfig
 
     assert is_due(version, EvaluationConfig(interval=3), max_steps=10) is expected
     assert not is_due(version, None, max_steps=10)
 
 
-def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -> None:
+def test_evaluation_averages_samples_then_tasks_without_failures() -> None:
     answers = [
         Answer("e", "t1", 0, rollout(1.0)),
         Answer("e", "t1", 1, rollout(0.0)),
@@ -419,7 +419,7 @@ WRITER = BestEffortWriter()
 
 
 def wait_for_writer() -> None:
-    """It writes in the order in which it was asked."""
+    """Wait until the writer has executed all earlier writes."""
     written = threading.Event()
     WRITER.write("nothing", written.set, keep=True)
     assert written.wait(60)
@@ -463,7 +463,7 @@ def test_damaged_lines_are_kept_apart_and_end_no_attempt(tmp_path: Path) -> None
         assert (kept.read_bytes().splitlines() if kept.exists() else []) == b"\n".join(unread).splitlines(), name
 
 
-def test_what_is_trained_again_is_marked_and_counted_once(tmp_path: Path) -> None:
+def test_retrained_steps_are_marked_and_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     counts = {"batch/tokens": 100.0, "batch/samples": 4.0}
     path.write_text("".join(json.dumps({"step": s, "attempt": 1} | counts) + "\n" for s in range(1, 6)))
@@ -484,7 +484,7 @@ def test_what_is_trained_again_is_marked_and_counted_once(tmp_path: Path) -> Non
     assert read_metrics(path)[0][-1][FURTHEST] == 6, "also what the last but one has reached"
 
 
-def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path) -> None:
+def test_lines_of_lost_steps_are_removed_and_others_restored(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": s, "attempt": 1}) + "\n" for s in range(6)) + '{"step": 6, "att')
     file = metrics_file(path, 3)
@@ -499,7 +499,7 @@ def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path)
     assert read_metrics(path)[0][-1]["loss"] == 1.0
 
 
-def test_an_attempt_that_lives_on_writes_no_line_once_another_has_begun(tmp_path: Path) -> None:
+def test_superseded_attempt_writes_no_metrics_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = metrics_file(path, 0, [{"step": 0, "loss": 1.0}])
     file.add(0, "evaluation", {})
@@ -517,7 +517,7 @@ def test_an_attempt_that_lives_on_writes_no_line_once_another_has_begun(tmp_path
         file.add(3, "trained", {})
 
 
-def test_versions_are_told_as_spans_over_token_positions() -> None:
+def test_version_spans_cover_token_positions() -> None:
     assert version_spans([-1, -1, 3, 3, 4, -1, 5]) == [
         {"version": 3, "start": 2, "end": 4},
         {"version": 4, "start": 4, "end": 5},
@@ -525,7 +525,7 @@ def test_versions_are_told_as_spans_over_token_positions() -> None:
     ]
 
 
-def test_starting_with_many_lines_needs_the_memory_of_one(tmp_path: Path) -> None:
+def test_metrics_file_start_needs_memory_of_one_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     line = {f"metric/{number}": float(number) for number in range(100)}
     with path.open("w") as file:

@@ -1,4 +1,4 @@
-"""Records of earlier attempts that count again, and those that do not: age, another task, a group that was given up or played again."""
+"""Journal records of earlier attempts: which ones are accepted, and which ones are refused for age, task or a dropped group."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ SIZE = 2
 
 
 class GroupsAsTasks:
-    """A sampler whose group N has the task N of the first environment."""
+    """Sampler that draws task N of the first environment for group N."""
 
     def draw(self, group: int) -> Draw:
         return Draw(0, group, 0)
 
     def draw_before(self, group: int) -> None:
-        """All draws are known."""
+        """Accept the call: all draws are known."""
 
 
 @dataclass
 class Recovery:
-    """Result of a recovery."""
+    """Result of one recovery."""
 
     made: Readmitted = field(default_factory=Readmitted)
     finished: list[FinishedGroup] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
-    """Groups that are dispatched again."""
+    """Groups to dispatch again."""
 
 
 def rollout(group: int, member: int, *, version: int = 3, reward: float = 1.0, task: int | None = None) -> RolloutEntry:
@@ -71,44 +71,44 @@ def recover(*entries: Entry, oldest: int = 0, changed: Collection[str] = ()) -> 
     return result
 
 
-def test_a_group_of_fresh_members_counts() -> None:
+def test_group_of_fresh_members_is_accepted() -> None:
     result = recover(rollout(0, 1), rollout(0, 0))
     assert [group.number for group in result.finished] == [0]
     assert [made.reward for made in result.finished[0].rollouts] == [1.0, 1.0]
     assert (result.made.rollouts, result.made.refused, result.again) == (2, {}, [])
 
 
-def test_a_member_that_is_too_old_is_played_again() -> None:
+def test_stale_member_is_played_again() -> None:
     result = recover(rollout(0, 0, version=1), rollout(0, 1, version=3), oldest=2)
     assert result.finished == []
     assert list(result.made.unfinished[0].members) == [1]
     assert (result.made.refused, result.again) == ({"age": 1}, [0])
 
 
-def test_the_fresh_record_of_a_member_replaces_its_old_one() -> None:
+def test_fresh_record_replaces_stale_record_of_member() -> None:
     result = recover(rollout(0, 0, version=1), rollout(0, 1), rollout(0, 0, version=3, reward=0.5), oldest=2)
     assert [made.reward for made in result.finished[0].rollouts] == [0.5, 1.0]
     assert result.made.refused == {}
 
 
-def test_a_group_that_was_given_up_is_not_played_again() -> None:
+def test_dropped_group_is_not_played_again() -> None:
     result = recover(rollout(0, 0), given_up(0))
     assert (result.dropped, result.finished, result.again) == ([0], [], [])
     assert result.made.refused == {}
 
 
-def test_a_group_that_was_given_up_and_then_played_again_counts() -> None:
-    """The attempt that gave it up was of a lost branch."""
+def test_group_replayed_after_drop_is_accepted() -> None:
+    """The attempt that dropped the group belonged to a lost branch."""
     result = recover(given_up(0), rollout(0, 0), rollout(0, 1))
     assert (result.dropped, [group.number for group in result.finished]) == ([], [0])
 
 
 @pytest.mark.parametrize(("task", "changed"), [(5, ()), (None, ("e",))], ids=["another task", "another data set"])
-def test_a_rollout_of_another_task_is_generated_again(task: int | None, changed: tuple[str, ...]) -> None:
+def test_rollout_of_another_task_is_generated_again(task: int | None, changed: tuple[str, ...]) -> None:
     result = recover(rollout(0, 0, task=task), rollout(0, 1, task=task), changed=changed)
     assert (result.finished, dict(result.made.refused), result.again) == ([], {"task": 2}, [0])
 
 
-def test_a_member_beyond_a_smaller_group_does_not_count() -> None:
+def test_member_beyond_smaller_group_size_is_refused() -> None:
     result = recover(rollout(0, 0), rollout(0, SIZE))
     assert (result.made.refused, list(result.made.unfinished[0].members)) == ({"task": 1}, [0])

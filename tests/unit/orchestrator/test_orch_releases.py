@@ -1,4 +1,4 @@
-"""Engines of another release: they get no weights, and where there are no others the attempt ends and says why."""
+"""Engines of another release: they get no weights, and the attempt fails if no other engine exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = {"protocol": PROTOCOL + 1, "release": "9.9.9"}
 
 
 class Of(FakeEngine):
-    """An engine whose status says of which release it is."""
+    """Engine whose status reports its release."""
 
     told: dict[str, Any] = OTHER
 
@@ -31,7 +31,7 @@ class Of(FakeEngine):
 
 
 class Refusing(FakeEngine):
-    """Knows of releases that its orchestrator does not know of."""
+    """Engine that rejects this orchestrator's release."""
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
         raise EngineError("protocol 2 is not protocol 1", REFUSED)
@@ -66,7 +66,7 @@ async def stopped(handing: asyncio.Task[None]) -> None:
     await asyncio.gather(handing, return_exceptions=True)
 
 
-async def test_only_engines_of_another_release_end_the_run_for_good() -> None:
+async def test_run_fails_if_all_engines_have_another_release() -> None:
     engine = Of()
     _, _, handing = pool_of(engine)
     error = await ended(handing)
@@ -77,12 +77,12 @@ async def test_only_engines_of_another_release_end_the_run_for_good() -> None:
     assert engine.held == [], "it got no weights"
 
 
-async def test_an_engine_that_refuses_this_release_is_such_a_one() -> None:
+async def test_engine_that_rejects_this_release_fails_run() -> None:
     _, _, handing = pool_of(Refusing())
     assert (await ended(handing)).code == exit_codes.CONFIGURATION
 
 
-async def test_one_of_another_release_beside_a_good_one_is_left_out() -> None:
+async def test_engine_of_another_release_is_left_out() -> None:
     other, good = Of(), FakeEngine()
     pool, sync, handing = pool_of(other, good)
     await eventually(lambda: pool.version == 1)
@@ -94,7 +94,7 @@ async def test_one_of_another_release_beside_a_good_one_is_left_out() -> None:
     await stopped(handing)
 
 
-async def test_one_that_has_taken_the_place_of_a_good_one_ends_the_attempt_alone() -> None:
+async def test_replacement_engine_of_another_release_ends_only_the_attempt() -> None:
     good = FakeEngine()
     pool, _, handing = pool_of(good)
     await eventually(lambda: pool.version == 1)
@@ -103,7 +103,7 @@ async def test_one_that_has_taken_the_place_of_a_good_one_ends_the_attempt_alone
     assert (await ended(handing)).code == exit_codes.FAILURE, "the next attempt renews all roles"
 
 
-async def test_one_that_is_renewed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_orchestrator_waits_for_engine_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "FOREIGN_SECONDS", 3600.0)
     engine = Of()
     pool, _, handing = pool_of(engine)
@@ -114,7 +114,7 @@ async def test_one_that_is_renewed_is_waited_for(monkeypatch: pytest.MonkeyPatch
     await stopped(handing)
 
 
-def test_a_side_that_says_nothing_speaks_the_first_version() -> None:
+def test_missing_release_header_means_protocol_one() -> None:
     assert of_header(None).protocol == of_header("").protocol == of_header("x").protocol == 1
     assert of_header("2 9.9.9") == (2, "9.9.9")
     assert of_header(OWN.header) == OWN

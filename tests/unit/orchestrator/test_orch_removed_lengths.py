@@ -1,4 +1,4 @@
-"""Lengths of the rollouts that are removed for their age, as surplus or after an error: long ones are removed more often."""
+"""Lengths of rollouts that are removed for age, as surplus or after an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACE = 0.01
 
 
 class Halting(FakeEngine):
-    """Answers the first request with five tokens, and no other."""
+    """Engine that answers only the first request, with five tokens."""
 
     asks = 0
 
@@ -47,7 +47,7 @@ class Halting(FakeEngine):
         (False, False, "engine", None),
     ],
 )
-def test_rollouts_of_a_removed_group_are_counted_with_their_lengths(
+def test_removed_group_reports_lengths_of_its_rollouts(
     expired: bool, surplus: bool, outcome: Outcome, reason: str | None
 ) -> None:
     rules = rules_of(CONFIG, vocabulary=100)
@@ -71,7 +71,7 @@ async def waiting(session: Session, engine: Halting, asks: int) -> asyncio.Task[
     return asking
 
 
-async def test_the_tokens_of_a_running_request_are_estimated_from_its_time() -> None:
+async def test_running_request_tokens_are_estimated_from_elapsed_time() -> None:
     engine = Halting()
     replica = Replica("http://e", engine, version=3, handed=3)
     session = Session(EnginePool([replica], Signal()), SamplingConfig(), [])
@@ -82,13 +82,13 @@ async def test_the_tokens_of_a_running_request_are_estimated_from_its_time() -> 
     asking = await waiting(session, engine, 2)
     assert 5 <= session.tokens_so_far() <= 25
     await eventually(lambda: session.tokens_so_far() >= 10)
-    await eventually(lambda: session.tokens_so_far() == 25)  # no more than it was asked for
+    await eventually(lambda: session.tokens_so_far() == 25)  # at most the requested number
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert session.tokens_so_far() == 25
 
 
-async def test_members_that_share_the_first_request_have_the_same_estimate() -> None:
+async def test_members_sharing_first_request_have_equal_token_estimates() -> None:
     engine = Halting()
     engine.asks = 1
     replica = Replica("http://e", engine, version=3, handed=3)
@@ -104,7 +104,7 @@ async def test_members_that_share_the_first_request_have_the_same_estimate() -> 
     await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_a_request_that_waits_for_an_engine_has_no_tokens() -> None:
+async def test_queued_request_has_zero_tokens() -> None:
     pool = EnginePool([], Signal())
     session = Session(pool, SamplingConfig(), [])
     asking = asyncio.create_task(session([1], max_tokens=20))

@@ -1,4 +1,4 @@
-"""Which batches of earlier attempts a new one trains as they are."""
+"""Batches of earlier attempts that a new attempt trains without changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def leave_batch(paths: RunPaths, step: int, attempt: int, *, versions: list[int]
 
 
 def lineage(paths: RunPaths) -> Attempt:
-    """Attempt 1 trained its own versions 1 to 6; attempt 2 began from the model and saved step 4; attempt 3 goes on from there."""
+    """Write a lineage. Attempt 1 trained versions 1 to 6; attempt 2 started from the model and saved step 4; attempt 3 continues it."""
     first = first_attempt(world_size=1, config_hash="h")
     second = first_attempt(world_size=1, config_hash="h", attempt=2)
     third = next_attempt(second, 4, attempt=3, world_size=1, config_hash="h")
@@ -68,7 +68,7 @@ def taken_over(paths: RunPaths, attempt: Attempt, *, limit: int = 8, first_group
     return [batch.step for batch in batches]
 
 
-def test_batches_go_on_from_the_base_without_a_gap(tmp_path: Path) -> None:
+def test_reused_batches_follow_base_without_gap(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     attempt = lineage(paths)
     for step in (4, 5, 6, 8):
@@ -84,10 +84,10 @@ def test_batches_go_on_from_the_base_without_a_gap(tmp_path: Path) -> None:
         (1, [3, 4], 3, []),  # attempt 1's version 4 is another one
         (1, [0, 0], 0, [5]),  # the model itself is the same for all
         (2, [3, 4], 1, []),  # too old for step 5 with a limit of 2
-        (4, [3, 4], 3, []),  # nobody of this run
+        (4, [3, 4], 3, []),  # not an attempt of this run
     ],
 )
-def test_a_batch_is_taken_over_only_if_its_tokens_are_of_this_lineage_and_fresh(
+def test_batch_is_reused_only_if_fresh_and_of_lineage(
     tmp_path: Path, writer: int, versions: list[int], dispatched: int, expected: list[int]
 ) -> None:
     paths = RunPaths(tmp_path)
@@ -96,14 +96,14 @@ def test_a_batch_is_taken_over_only_if_its_tokens_are_of_this_lineage_and_fresh(
     assert taken_over(paths, attempt, limit=2 if dispatched else 8) == expected
 
 
-def test_a_batch_of_groups_that_are_trained_already_is_refused(tmp_path: Path) -> None:
+def test_batch_of_trained_groups_is_refused(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     attempt = lineage(paths)
     leave_batch(paths, 5, 2, versions=[4], group=9, dispatched=4)
     assert taken_over(paths, attempt, first_group=10) == []
 
 
-def test_the_state_comes_back_from_the_base_checkpoint(tmp_path: Path) -> None:
+def test_base_checkpoint_restores_orchestrator_state(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     attempt = lineage(paths)
     state = LedgerState(40, (31, 35), {"errors": 3})
@@ -139,7 +139,7 @@ def test_another_data_set_on_resume_is_reported_by_environment(tmp_path: Path) -
     assert "instead of 10 tasks (digest cc)" in lines[1]
 
 
-def test_rollouts_of_other_tasks_do_not_count_again() -> None:
+def test_rollouts_of_changed_tasks_are_refused() -> None:
     sampler = Sampler(0, [Source("old", 4), Source("changed", 4)])
     entries: list[Entry] = [
         RolloutEntry(group, 0, sampler.sources[draw.environment].label, draw.task, 0, 1.0, Rollout((), 1.0))
@@ -167,7 +167,7 @@ def test_rollouts_of_other_tasks_do_not_count_again() -> None:
     assert back.refused == {"task": 4}
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_covers_nothing(tmp_path: Path) -> None:
+def test_checkpoint_deleted_during_scan_is_ignored(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     attempt = lineage(paths)
     state = LedgerState(40, (31, 35), {})
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_covers_nothing(tmp_p
     assert newest_complete(paths, attempt) is None
 
 
-def test_a_checkpoint_without_its_part_is_named(tmp_path: Path) -> None:
+def test_checkpoint_without_orchestrator_state_is_refused_with_path(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match=r"step_00000004\.a0002.*state\.json") as caught:
         read_snapshot(RunPaths(tmp_path).checkpoint(4, 2))
     assert caught.value.code == exit_codes.DATA

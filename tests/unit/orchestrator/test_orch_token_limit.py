@@ -1,4 +1,4 @@
-"""Number of token ids of the run's model, which bounds what engines may answer."""
+"""Vocabulary size of the run's model, which limits the token ids of engines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from rlrun.orchestrator.rollouts.chat_tokens import read_vocabulary_size
         ([], None),
     ],
 )
-def test_the_size_of_the_vocabulary_is_read_from_the_models_configuration(
-    tmp_path: Path, document: Any, size: int | None
-) -> None:
+def test_vocabulary_size_is_read_from_model_configuration(tmp_path: Path, document: Any, size: int | None) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
     assert read_vocabulary_size(tmp_path) == size

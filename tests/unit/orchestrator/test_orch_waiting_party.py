@@ -1,4 +1,4 @@
-"""The party that the next step waits for: the one that works, not the one that has no work."""
+"""Role and phase that the next step waits for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state(phase: str, step: int) -> TrainerState:
 
 
 def standing(trainer: TrainerState | None, *, step: int, made: int, **changed: Any) -> Standing:
-    """Progress of a run whose parts are values."""
+    """Build the progress of a run from plain values."""
     sync = SimpleNamespace(newest=changed.get("newest", 4), resting=changed.get("resting", False))
     pool = SimpleNamespace(version=changed.get("version", 4), problems=lambda: "")
     counters = dict.fromkeys(("readmitted", "errors"), 0)
@@ -62,14 +62,14 @@ IDLE = "waiting_for_batch"
         (state(IDLE, 10), 10, 10, {}, ("trainer", "last checkpoint")),
     ],
 )
-def test_the_party(
+def test_next_step_names_awaited_role_and_phase(
     trainer: TrainerState | None, step: int, made: int, more: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     found = standing(trainer, step=step, made=made, **more)._waiting()
     assert (found.role, found.phase) == expected
 
 
-def test_supervised_fine_tuning_waits_for_data_while_the_trainer_is_idle() -> None:
+def test_sft_waits_for_data_while_trainer_is_idle() -> None:
     pipeline = object.__new__(DataPipeline)
     pipeline._trained, pipeline._made, pipeline._last_step, pipeline._since = 3, 4, None, Since()
     for phase, expected in ((IDLE, ("orchestrator", "data for step 5")), ("training", ("trainer", "training, step 4"))):
@@ -86,7 +86,7 @@ def test_supervised_fine_tuning_waits_for_data_while_the_trainer_is_idle() -> No
         (None, None, "the next step waits"),
     ],
 )
-def test_why_names_what_is_missing(role: str | None, phase: str | None, expected: str) -> None:
+def test_why_names_awaited_phase(role: str | None, phase: str | None, expected: str) -> None:
     run = Snapshot(
         place="folder", name="a", where="runs/a", task="RL", phase="Running", reason=None, message=None, attempt=1,
         restarts=0, restarts_counted=0, max_restarts=None, progress=Progress(), wait=Wait("x", role, phase),

@@ -1,4 +1,4 @@
-"""Tasks that can never be played: decided once, outside of the budget of errors, with a bound of their own."""
+"""Unplayable tasks: counted once, outside of the error budget, with their own limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Model:
 
 
 class Rows(Sequence[Task]):
-    """Rows of which the second one cannot be read."""
+    """Sequence of two rows; the second row cannot be read."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -58,14 +58,14 @@ class Scored(SingleTurnEnvironment):
         (ValueError("a bug"), "reward"),
     ],
 )
-async def test_error_of_a_score_is_the_tasks_fault_only_if_it_says_so(error: Exception, kind: str) -> None:
+async def test_score_error_is_task_error_only_if_declared_unplayable(error: Exception, kind: str) -> None:
     environment = Scored(error)
     with pytest.raises(EpisodeError) as caught:
         await run_episode(environment, environment.tasks("train")[0], Model(), **DEADLINES)
     assert caught.value.kind == kind
 
 
-async def test_error_behind_another_one_is_the_tasks_fault_too() -> None:
+async def test_unplayable_cause_of_score_error_is_task_error() -> None:
     error = RewardFunctionError("reward mine:score: raised")
     error.__cause__ = UnplayableTaskError("no such answer")
     environment = Scored(error)
@@ -75,7 +75,7 @@ async def test_error_behind_another_one_is_the_tasks_fault_too() -> None:
 
 
 @pytest.mark.parametrize(("error", "kind"), [(ValueError("line 2"), "task"), (OSError("network"), "environment")])
-async def test_row_that_cannot_be_read_is_the_tasks_fault(error: Exception, kind: str) -> None:
+async def test_unreadable_row_is_task_error(error: Exception, kind: str) -> None:
     stage = InProcessStage(Scored(ValueError(), rows=error))
     with pytest.raises(EpisodeError, match="reading the task raised") as caught:
         await stage.play(TaskRef("train", 1), Model(), **DEADLINES)
@@ -102,7 +102,7 @@ def test_reward_function_in_its_process_refuses_a_row(
     assert found is is_unplayable
 
 
-def test_task_is_decided_once() -> None:
+def test_unplayable_task_is_recorded_once() -> None:
     tasks = UnplayableTasks({"a": 1000, "b": 1000})
     assert tasks.reason("a", 7) is None
     assert [tasks.add("a", 7, "too_long") for _ in range(3)] == [True, False, False]
@@ -110,13 +110,13 @@ def test_task_is_decided_once() -> None:
     assert tasks.reason("b", 7) is None
 
 
-def test_a_twentieth_of_the_rows_never_ends_a_run() -> None:
+def test_five_percent_unplayable_groups_never_end_run() -> None:
     tasks = UnplayableTasks({"a": 1000})
     assert [tasks.record("a", "too_long" if i % 20 == 0 else None) for i in range(5000)] == [None] * 5000
 
 
 @pytest.mark.parametrize(("size", "groups"), [(1000, 51), (10, 6), (1, 1)])
-def test_bound_follows_the_number_of_tasks(size: int, groups: int) -> None:
+def test_unplayable_limit_follows_number_of_tasks(size: int, groups: int) -> None:
     tasks = UnplayableTasks({"a": size, "b": 10})
     verdicts = [tasks.record("a", "template", "task 3: the template refuses it") for _ in range(groups)]
     assert verdicts[:-1] == [None] * (groups - 1)

@@ -1,4 +1,4 @@
-"""Keys: the run's own, those of its guests, and everything else that a header may hold."""
+"""API keys of runs and guests in request headers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ KEY, OWN = "the-key-of-the-host", "the-key-of-the-guest"
 
 
 def confirmed(guest: str, own: str = OWN, *, by: str = KEY) -> str:
-    """What a guest sends after the host of this key has confirmed its own."""
+    """Return the key that a guest sends after the host has confirmed it."""
     return guest_key(guest, own, guest_proof(by, guest, key_digest(own)))
 
 
-def test_a_guests_key_names_the_guest_and_is_not_the_runs_own() -> None:
+def test_guest_key_names_guest_and_differs_from_run_key() -> None:
     key = confirmed("a-guest")
     assert calling_guest([f"Bearer {key}"], KEY) == calling_guest([f"bearer  {key} ".encode()], KEY) == "a-guest"
     assert calling_guest([f"Bearer {KEY}"], KEY) == ""
@@ -24,7 +24,7 @@ def test_a_guests_key_names_the_guest_and_is_not_the_runs_own() -> None:
     assert KEY not in key
 
 
-def test_proof_and_digest_alone_open_nothing() -> None:
+def test_proof_or_digest_is_not_a_valid_key() -> None:
     digest = key_digest(OWN)
     proof = guest_proof(KEY, "a-guest", digest)
     for other in (digest, proof, "", "x", OWN + "x"):
@@ -48,11 +48,11 @@ def test_proof_and_digest_alone_open_nothing() -> None:
         "",
     ],
 )
-def test_what_looks_like_a_guests_key_opens_nothing(given: str) -> None:
+def test_malformed_guest_key_is_refused(given: str) -> None:
     assert calling_guest([f"Bearer {given}"], KEY) is None
 
 
-def test_two_headers_none_and_another_scheme_are_no_key() -> None:
+def test_missing_duplicate_or_non_bearer_header_is_refused() -> None:
     key = confirmed("a-guest")
     assert calling_guest([], KEY) is None
     assert calling_guest([f"Bearer {key}", f"Bearer {key}"], KEY) is None
@@ -63,12 +63,12 @@ NAMES = st.text("abc-xyz.019", min_size=1, max_size=40)
 
 
 @given(name=NAMES, other=NAMES)
-def test_a_proof_is_of_one_name(name: str, other: str) -> None:
+def test_guest_proof_is_valid_for_one_name(name: str, other: str) -> None:
     assert calling_guest([f"Bearer {confirmed(name)}"], KEY) == name
     stolen = guest_key(other, OWN, guest_proof(KEY, name, key_digest(OWN)))
     assert calling_guest([f"Bearer {stolen}"], KEY) == (name if other == name else None)
 
 
 @given(value=st.one_of(st.text(), st.binary(), st.binary().map(lambda rest: b"Bearer guest." + rest)))
-def test_no_header_is_taken_for_a_key_or_ends_in_an_error(value: str | bytes) -> None:
+def test_arbitrary_header_is_refused_without_error(value: str | bytes) -> None:
     assert calling_guest([value], KEY) is None

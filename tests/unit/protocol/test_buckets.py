@@ -1,4 +1,4 @@
-"""Buckets of a version, and the arithmetic of a large one."""
+"""Transfer buckets of a version, and transfer times of a large version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def info(name: str, *shape: int, dtype: str = "bfloat16") -> TensorInfo:
 
 
 def mixture_of_30_billion() -> list[TensorInfo]:
-    """Qwen3-30B-A3B's tensors as its files have them."""
+    """Return the tensors of Qwen3-30B-A3B as in its files."""
     hidden, layers, experts, width, heads, kv_heads, head = 2048, 48, 128, 768, 32, 4, 128
     found = [info("model.embed_tokens.weight", 151_936, hidden)]
     for layer in range(layers):
@@ -57,7 +57,7 @@ def test_buckets_hold_all_in_order_up_to_their_bound() -> None:
     assert [(slot.offset, slot.end) for slot in buckets[0].slots] == [(0, 8), (8, 16)]
 
 
-def test_a_bucket_is_the_body_of_a_safetensors_file() -> None:
+def test_bucket_is_body_of_a_safetensors_file() -> None:
     (bucket,) = plan_buckets([info("a", 2, 1, dtype="int32"), info("b", dtype="int32")])
     header = bucket.header()
     assert len(header) % 8 == 0
@@ -65,7 +65,7 @@ def test_a_bucket_is_the_body_of_a_safetensors_file() -> None:
     assert {name: values.tolist() for name, values in read.items()} == {"a": [[5], [6]], "b": 7}
 
 
-def test_a_number_format_that_no_file_holds_is_named() -> None:
+def test_unsupported_number_format_is_refused_with_name() -> None:
     with pytest.raises(ValueError, match="w is of type complex64"):
         plan_buckets([info("w", 1, dtype="complex64")])
 
@@ -76,12 +76,12 @@ def test_roots_are_spread_over_the_ranks() -> None:
     assert root_ranks(512) == [64 * number for number in range(MAX_ROOTS)]
 
 
-def test_the_order_of_buckets_is_in_the_checksum() -> None:
+def test_version_checksum_depends_on_bucket_order() -> None:
     assert version_checksum([1, 2]) != version_checksum([2, 1])
 
 
-def test_a_version_of_30_billion_parameters() -> None:
-    """61 GB: 1.2 s over one link of 50 GB/s; over eight of both sides an eighth."""
+def test_transfer_time_of_30_billion_parameters() -> None:
+    """61 GB take 1.2 s over one link of 50 GB/s, and an eighth of that over eight links on both sides."""
     tensors = mixture_of_30_billion()
     assert len(tensors) == 18_867
     assert sum(tensor.size for tensor in tensors) == 61_064_245_248

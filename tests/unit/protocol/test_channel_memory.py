@@ -1,4 +1,4 @@
-"""Memory of the orchestrator's side of the trainer's channel."""
+"""Memory use of the orchestrator's side of the trainer channel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlrun.protocol.messages.trainer_channel import EventList
 
 STEPS = 2000
 BYTES_PER_STEP = 8
-"""Far below the path of one version (80 bytes)."""
+"""Far less than the path of one version (80 bytes)."""
 
 
 def test_read_events_keep_no_path_of_a_version() -> None:
     def read_events(first: int) -> int:
-        """Return the traced memory after `STEPS` answers, in bytes."""
+        """Return the traced memory after `STEPS` events, in bytes."""
         for step in range(first, first + STEPS):
             event = {"seq": step, "kind": "published", "step": step, "path": f"/data/run/weights/step_{step:08d}"}
             EventList.model_validate_json(json.dumps({"attempt": 1, "events": [event]}))

@@ -1,4 +1,4 @@
-"""Files that a run reads back, with any one damage: refused by name, or the same value as before; never another value."""
+"""Damaged files that a run reads back: either refused by name, or read with the same value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def batch_columns(paths: RunPaths) -> tuple[Path, Read, type[Exception]]:
 
 
 @pytest.mark.parametrize("make", [attempt_file, manifest, batch_document, batch_columns])
-def test_damaged_file_is_refused_by_name_or_reads_the_same(
+def test_damaged_file_is_refused_or_reads_the_same(
     tmp_path: Path, make: Callable[[RunPaths], tuple[Path, Read, type[Exception]]]
 ) -> None:
     path, read, error = make(RunPaths(tmp_path))
@@ -66,7 +66,7 @@ def test_damaged_file_is_refused_by_name_or_reads_the_same(
     assert [what for what, message in refused if path.parent.name not in message] == []
 
 
-def test_files_of_earlier_releases_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+def test_files_of_earlier_releases_without_checksum_are_read(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     for file, read, _ in (attempt_file(paths), batch_document(paths)):
         before, document = repr(read()), json.loads(file.read_text())
@@ -76,7 +76,7 @@ def test_files_of_earlier_releases_have_no_checksum_and_are_read(tmp_path: Path)
         assert repr(read()) == before
 
 
-def test_damaged_file_of_an_earlier_attempt_ends_no_later_one(tmp_path: Path) -> None:
+def test_damaged_file_of_previous_attempt_is_skipped(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     attempts = [first_attempt(world_size=1, config_hash="h")]
     for number in (2, 3):

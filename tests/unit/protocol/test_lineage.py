@@ -1,4 +1,4 @@
-"""A damaged file of the newest attempt: the run continues from its complete checkpoints, or the error names the file; nothing is lost."""
+"""Damaged attempt files: the run continues from its complete checkpoints, or the error names the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORIGIN = Origin("/other/checkpoints/step_00000009.a0001", 9, 1)
 
 
 class History:
-    """A folder of attempts and their checkpoints."""
+    """Folder of attempts and their checkpoints."""
 
     def __init__(self, root: Path) -> None:
         self.paths = RunPaths(root)
@@ -32,7 +32,7 @@ class History:
         self.attempts: list[Attempt] = []
 
     def begin(self, base_step: int | None = None) -> Attempt:
-        """Start the next attempt from a checkpoint of the one before, or the first one."""
+        """Start the next attempt from a checkpoint of the previous attempt, or the first attempt."""
         number = len(self.attempts) + 1
         if base_step is None:
             attempt = first_attempt(world_size=2, config_hash="h", attempt=number, origin=ORIGIN)
@@ -43,7 +43,7 @@ class History:
         return attempt
 
     def save(self, attempt: Attempt, step: int, *, recorded: bool = True) -> Path:
-        """Complete a checkpoint; `recorded`: as this release does it, with the lineage."""
+        """Complete a checkpoint. `recorded`: with the lineage, as the current release does."""
         folder = self.paths.checkpoint(step, attempt.attempt)
         (folder / "trainer").mkdir(parents=True)
         (folder / "trainer" / "a").write_text(f"step {step}")
@@ -58,12 +58,12 @@ class History:
         self.paths.attempt_file(number).write_bytes(b"\x00" * 40)
 
     def newest(self) -> Attempt | None:
-        """As a role finds it."""
+        """Return the newest attempt as a role finds it."""
         self.log.clear()
         return newest_attempt(self.paths, self.log.append)
 
     def owned(self) -> list[tuple[int, int]]:
-        """Step and attempt of the run's complete checkpoints."""
+        """Return step and attempt of the run's complete checkpoints."""
         attempt = self.newest()
         assert attempt is not None
         return [(one.step, one.attempt) for one in attempt.owned(complete_checkpoints(self.paths))]
@@ -71,7 +71,7 @@ class History:
 
 @pytest.fixture
 def history(tmp_path: Path) -> History:
-    """Attempt 1 with checkpoints of steps 2 and 4, attempt 2 from step 2 with one of step 3: step 4 of attempt 1 is not the run's."""
+    """Write attempt 1 with steps 2 and 4, and attempt 2 from step 2 with step 3. Step 4 of attempt 1 is not part of the run."""
     made = History(tmp_path)
     first = made.begin()
     made.save(first, 2)
@@ -109,7 +109,7 @@ def test_attempt_without_checkpoint_is_treated_as_unfinished(history: History) -
     assert ["0003.json is damaged: attempt 3 has no complete checkpoint" in line for line in history.log] == [True]
 
 
-def test_all_files_damaged_without_checkpoint_is_a_new_start(tmp_path: Path) -> None:
+def test_damaged_files_without_checkpoint_cause_new_start(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.begin()
     history.damage(1)
@@ -127,9 +127,7 @@ def test_checkpoints_of_an_earlier_release_are_never_dropped(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("spoil", [lambda file: file.write_bytes(b"{"), lambda file: file.unlink()])
-def test_an_older_manifest_of_the_attempt_is_used_if_the_newest_is_damaged(
-    history: History, spoil: Callable[[Path], object]
-) -> None:
+def test_older_manifest_replaces_damaged_newest_manifest(history: History, spoil: Callable[[Path], object]) -> None:
     newest = history.save(history.attempts[1], 5)
     spoil(newest / "manifest.json")
     history.damage(2)

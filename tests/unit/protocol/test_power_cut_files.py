@@ -1,4 +1,4 @@
-"""What a power cut leaves of single files, batches, attempts and the journal; and that the disk of the tests forgets."""
+"""Files, batches, attempts and journals after a power cut, on a simulated disk that loses unflushed data."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def test_files_in_folders_that_were_not_there_are_kept(disk: Disk) -> None:
         assert disk.keeps(disk.root / path), path
 
 
-def test_a_file_that_is_replaced_is_kept(disk: Disk) -> None:
+def test_replaced_file_survives_power_cut(disk: Disk) -> None:
     for content in (b"one", b"two"):
         write_bytes(disk.root / "file", content)
         assert disk.keeps(disk.root / "file")
     assert not disk.broken
 
 
-def test_an_attempt_is_kept(disk: Disk) -> None:
+def test_attempt_file_survives_power_cut(disk: Disk) -> None:
     paths = RunPaths(disk.root)
     write_attempt(paths, first_attempt(world_size=1, config_hash="h"))
     assert not disk.broken
     assert disk.keeps(paths.attempt_file(1))
 
 
-def test_the_disk_forgets_what_was_not_flushed(disk: Disk) -> None:
+def test_simulated_disk_loses_unflushed_data(disk: Disk) -> None:
     version = disk.root / "version"
     version.mkdir()
     (version / "config.json").write_text("{}")

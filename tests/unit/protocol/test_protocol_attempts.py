@@ -1,4 +1,4 @@
-"""Lineage: of everything that any attempt ever wrote, exactly one artifact per step may be read."""
+"""Lineage: ownership of the artifacts of all attempts, with exactly one artifact per step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def then(base: Attempt, step: int, attempt: int) -> Attempt:
 
 
 def history() -> Attempt:
-    """1 trains 1..10 (and goes on as a zombie), 2 branches at 10 and dies without a checkpoint, 3 at 10, 4 at 20 of 3."""
+    """Attempt 1 trains steps 1 to 10 and stays alive, 2 starts at 10 without a checkpoint, 3 starts at 10, and 4 at step 20 of 3."""
     one = first()
     two = then(one, 10, 2)
     assert two.base_attempt == 1
@@ -39,7 +39,7 @@ def history() -> Attempt:
         (21, 5, False), (0, 0, False),
     ],
 )  # fmt: skip
-def test_which_artifacts_belong(step: int, attempt: int, owned: bool) -> None:
+def test_lineage_owns_artifacts_of_its_branch(step: int, attempt: int, owned: bool) -> None:
     assert history().owns(step, attempt) is owned
 
 
@@ -51,7 +51,7 @@ def test_falling_back_behind_an_ancestor_leaves_it_out() -> None:
     assert not late.owns(11, 2)
 
 
-def test_starting_again_from_the_model_inherits_nothing() -> None:
+def test_restart_from_model_inherits_no_artifacts() -> None:
     fresh = then(then(first(), 10, 2), 0, 3)
     assert (fresh.base_step, fresh.base_attempt, len(fresh.lineage)) == (0, None, 1)
     assert not fresh.owns(0, 1)
@@ -63,9 +63,9 @@ def test_owned_keeps_the_order() -> None:
 
 
 @given(st.integers(1, 8), st.data())
-def test_a_zombie_is_never_owned_and_every_step_has_one_writer(count: int, data: st.DataObject) -> None:
+def test_zombie_attempt_is_never_owned(count: int, data: st.DataObject) -> None:
     attempts = [first()]
-    writers = {1: dict.fromkeys(range(1, 31), 1)}  # of each attempt: who wrote the steps that it builds on
+    writers = {1: dict.fromkeys(range(1, 31), 1)}  # for each attempt: the writers of its base steps
     for number in range(2, count + 2):
         base = data.draw(st.sampled_from(attempts))
         step = data.draw(st.integers(0, max(writers[base.attempt])))
@@ -79,13 +79,13 @@ def test_a_zombie_is_never_owned_and_every_step_has_one_writer(count: int, data:
             assert current.owns(step, attempt.attempt) == (truth[step] == attempt.attempt or published_again)
 
 
-def test_an_attempt_survives_the_disk(tmp_path: Path) -> None:
+def test_attempt_file_round_trip(tmp_path: Path) -> None:
     paths, attempt = RunPaths(tmp_path), history()
     write_attempt(paths, attempt)
     assert read_attempt(paths.attempt_file(4)) == attempt
 
 
-def test_an_attempt_begins_once(tmp_path: Path) -> None:
+def test_attempt_file_is_created_only_once(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     write_attempt(paths, first())
     with pytest.raises(FileExistsError):
@@ -93,7 +93,7 @@ def test_an_attempt_begins_once(tmp_path: Path) -> None:
     assert [path.name for path in paths.attempts.iterdir()] == ["0001.json"]
 
 
-def test_the_next_number_is_above_everything_on_disk(tmp_path: Path) -> None:
+def test_next_attempt_number_exceeds_all_on_disk(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     assert next_number(paths) == 1
     write_attempt(paths, then(first(), 3, 7))

@@ -1,4 +1,4 @@
-"""Batches on disk: bit for bit what was written, and nothing that breaks an invariant."""
+"""Batch files: exact round trips, and refusal of invalid batches."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_round_trip(tmp_path: Path) -> None:
     assert (read.tokens, read.loss_tokens, read.max_version) == (15, 2 + 7 + 0, 3)
 
 
-def test_a_truncated_sample_is_marked(tmp_path: Path) -> None:
+def test_truncated_sample_is_marked(tmp_path: Path) -> None:
     write_batch(tmp_path / "b", batch(sample(), sample(truncated=True)))
     assert [s.truncated for s in read_batch(tmp_path / "b").samples] == [False, True]
     entries = json.loads((tmp_path / "b" / "batch.json").read_text())["samples"]
     assert ["truncated" in entry for entry in entries] == [False, True]  # as older releases wrote it
 
 
-def test_what_is_known_of_the_end_of_the_data_and_of_validation_goes_along(tmp_path: Path) -> None:
+def test_end_of_data_and_validation_are_stored(tmp_path: Path) -> None:
     write_batch(tmp_path / "plain", batch())
     plain = read_batch(tmp_path / "plain")
     assert (plain.total_steps, plain.last, plain.validation) == (None, False, None)
@@ -69,14 +69,14 @@ def test_what_is_known_of_the_end_of_the_data_and_of_validation_goes_along(tmp_p
     assert (read.total_steps, read.last, read.validation) == (7, True, around)
 
 
-def test_groups_that_were_given_up_go_along(tmp_path: Path) -> None:
+def test_dropped_groups_are_stored(tmp_path: Path) -> None:
     dropped = (Dropped(3, "too_easy", 1.0, 9), Dropped(8, "error", None, 10))
     write_batch(tmp_path / "b", replace(batch(), dropped=dropped, tasks=((4, 17), (5, 0))))
     read = read_batch(tmp_path / "b")
     assert (read.dropped, read.tasks) == (dropped, ((4, 17), (5, 0)))
 
 
-def test_some_samples_only(tmp_path: Path) -> None:
+def test_selected_samples_are_read(tmp_path: Path) -> None:
     write_batch(tmp_path / "b", batch())
     read = read_batch(tmp_path / "b", indices=[2, 1])
     assert [len(s) for s in read.samples] == [2, 9]
@@ -102,13 +102,13 @@ def test_numbers_of_numpy_are_plain_on_disk(tmp_path: Path) -> None:
         ({"temperature": 0.0}, "temperature is 0.0"),
     ],
 )
-def test_a_sample_that_breaks_an_invariant(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_invalid_sample_is_refused_with_position(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BatchError, match=rf"sample 1 of step 7 \(reverse-text täsk 1\): {message}"):
         write_batch(tmp_path / "b", batch(sample(), sample(**changes)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_single_token_is_no_sample() -> None:
+def test_single_token_sample_is_refused() -> None:
     one = sample(2)
     short = replace(
         one, **{n: getattr(one, n)[:1] for n in ("input_ids", "loss_mask", "logprobs", "versions", "advantages")}
@@ -117,19 +117,19 @@ def test_a_single_token_is_no_sample() -> None:
         short.check()
 
 
-def test_an_empty_batch(tmp_path: Path) -> None:
+def test_empty_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BatchError, match="at least one sample"):
         write_batch(tmp_path / "b", Batch(1, 1, ()))
 
 
-def test_a_batch_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BatchError, match="cannot read the batch"):
         read_batch(tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["batch.json", "samples.safetensors"])
 @pytest.mark.parametrize("keep", [0, 20, -3])
-def test_a_truncated_file(tmp_path: Path, name: str, keep: int) -> None:
+def test_truncated_batch_file_is_refused(tmp_path: Path, name: str, keep: int) -> None:
     write_batch(tmp_path / "b", batch())
     file = tmp_path / "b" / name
     file.write_bytes(file.read_bytes()[:keep])

@@ -1,4 +1,4 @@
-"""Durable writes: whatever dies, a reader sees the old content or the new."""
+"""Durable writes: after a crash, a reader finds the old or the new content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(folder: Path) -> list[str]:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulated end of the process."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_content_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_crash_before_the_rename_leaves_the_old_content(tmp_path: Path, dies: Any, step: str) -> None:
+def test_crash_before_rename_keeps_old_content(tmp_path: Path, dies: Any, step: str) -> None:
     path = tmp_path / "a"
     write_bytes(path, b"old")
     dies(os if step == "fsync" else Path, step, Killed())
@@ -51,7 +51,7 @@ def test_a_crash_before_the_rename_leaves_the_old_content(tmp_path: Path, dies: 
     assert path.read_bytes() == b"old"
 
 
-def test_a_full_disk_leaves_the_old_content_and_no_rubbish(tmp_path: Path, dies: Any) -> None:
+def test_full_disk_keeps_old_content_without_leftovers(tmp_path: Path, dies: Any) -> None:
     path = tmp_path / "a"
     write_bytes(path, b"old")
     dies(os, "fsync", OSError(errno.ENOSPC, "No space left on device"))
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_rubbish(tmp_path: Path, dies:
     assert path.read_bytes() == b"old"
 
 
-def test_the_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_flushed_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -81,7 +81,7 @@ def test_the_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch:
     assert done == ["file", "rename", "directory"]
 
 
-def test_one_of_many_creators_wins_with_whole_content(tmp_path: Path) -> None:
+def test_concurrent_creators_produce_one_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "0001.json"
 
     def create(number: int) -> bool:
@@ -98,7 +98,7 @@ def test_one_of_many_creators_wins_with_whole_content(tmp_path: Path) -> None:
     assert names(tmp_path) == ["0001.json"]
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_new_folder_appears_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "v1"
 
     def write_half() -> None:
@@ -115,7 +115,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert names(tmp_path) == ["v1"]
 
 
-def test_what_a_killed_writer_left_does_not_get_into_the_next_folder(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writer_are_removed(tmp_path: Path) -> None:
     (tmp_path / "v1.tmp").mkdir()
     (tmp_path / "v1.tmp" / "left").touch()
     with new_folder(tmp_path / "v1") as folder:
@@ -123,7 +123,7 @@ def test_what_a_killed_writer_left_does_not_get_into_the_next_folder(tmp_path: P
     assert names(tmp_path / "v1") == ["a"]
 
 
-def test_a_folder_that_fails_leaves_the_one_before(tmp_path: Path, dies: Any) -> None:
+def test_failed_folder_write_keeps_previous_folder(tmp_path: Path, dies: Any) -> None:
     with new_folder(tmp_path / "v1") as folder:
         (folder / "a").write_text("old")
     dies(os, "fsync", OSError(errno.ENOSPC, "No space left on device"))
@@ -133,7 +133,7 @@ def test_a_folder_that_fails_leaves_the_one_before(tmp_path: Path, dies: Any) ->
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
-def test_private_folder_is_closed_to_others_under_any_mask(mask: int, tmp_path: Path) -> None:
+def test_private_folder_has_mode_700_under_any_umask(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
         assert make_private_folder(tmp_path / "runs" / "demo")

@@ -1,4 +1,4 @@
-"""The checkpoint manifest: it says what is complete, and finds every kind of damage."""
+"""Checkpoint manifests: completeness, and detection of damage."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_whole_checkpoint_is_verified(checkpoint: Path) -> None:
+def test_complete_checkpoint_passes_verification(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
     verify_files(checkpoint, manifest)
     assert [entry.path for entry in manifest.files] == ["trainer/rank0", "trainer/sub/rank1", "orchestrator/s"]
     assert (manifest.step, manifest.attempt, manifest.world_size, manifest.config_hash) == (20, 1, 2, "hash")
 
 
-def test_a_checkpoint_exists_when_its_manifest_exists(checkpoint: Path) -> None:
+def test_checkpoint_without_manifest_is_incomplete(checkpoint: Path) -> None:
     paths = RunPaths(checkpoint.parents[1])
     paths.checkpoint(40, 1).mkdir()
     assert [a.step for a in complete_checkpoints(paths)] == [20]
@@ -52,14 +52,14 @@ def test_a_checkpoint_exists_when_its_manifest_exists(checkpoint: Path) -> None:
         read_manifest(checkpoint)
 
 
-def test_a_truncated_file(checkpoint: Path) -> None:
+def test_truncated_checkpoint_file_is_detected(checkpoint: Path) -> None:
     file = checkpoint / "trainer/rank0"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ManifestError, match="trainer/rank0 has 1399999 bytes instead of 1400000"):
         verify_files(checkpoint, read_manifest(checkpoint))
 
 
-def test_a_flipped_bit(checkpoint: Path) -> None:
+def test_flipped_bit_is_detected(checkpoint: Path) -> None:
     file = checkpoint / "trainer/rank0"
     content = bytearray(file.read_bytes())
     content[1_300_000] ^= 1
@@ -68,7 +68,7 @@ def test_a_flipped_bit(checkpoint: Path) -> None:
         verify_files(checkpoint, read_manifest(checkpoint))
 
 
-def test_a_missing_file(checkpoint: Path) -> None:
+def test_missing_checkpoint_file_is_detected(checkpoint: Path) -> None:
     (checkpoint / "orchestrator/s").unlink()
     with pytest.raises(ManifestError, match="orchestrator/s is missing"):
         verify_files(checkpoint, read_manifest(checkpoint))
@@ -87,26 +87,26 @@ def test_a_missing_file(checkpoint: Path) -> None:
         '{"format_version": 2, "crc32": 1, "files": 3}',
     ],
 )
-def test_a_damaged_manifest(checkpoint: Path, content: str) -> None:
+def test_damaged_manifest_is_refused(checkpoint: Path, content: str) -> None:
     (checkpoint / MANIFEST).write_text(content)
     with pytest.raises(ManifestError, match="is damaged"):
         read_manifest(checkpoint)
 
 
-def test_a_manifest_that_is_not_text(checkpoint: Path) -> None:
+def test_binary_manifest_is_refused(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).write_bytes(b"\xff\xfe")
     with pytest.raises(ManifestError, match="is damaged"):
         read_manifest(checkpoint)
 
 
-def test_a_later_format_is_not_called_damaged(checkpoint: Path) -> None:
+def test_newer_manifest_format_is_not_reported_as_damage(checkpoint: Path) -> None:
     document = json.loads((checkpoint / MANIFEST).read_text()) | {"format_version": 3, "new_field": 1}
     (checkpoint / MANIFEST).write_text(json.dumps(document))
     with pytest.raises(ManifestError, match="has format 3, but this version reads 2"):
         read_manifest(checkpoint)
 
 
-def test_every_flipped_bit_of_the_manifest_is_found_or_changes_nothing(checkpoint: Path) -> None:
+def test_flipped_manifest_bit_is_detected_or_harmless(checkpoint: Path) -> None:
     file = checkpoint / MANIFEST
     whole, written = file.read_bytes(), read_manifest(checkpoint)
     undetected = 0

@@ -1,4 +1,4 @@
-"""The names on the volume: they are the protocol, so they are written out here."""
+"""File names on the volume. They are part of the protocol, so the tests contain them literally."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX, RunPaths
 
 
-def test_every_name(tmp_path: Path) -> None:
+def test_paths_match_protocol_names(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     names = {
         paths.run_json: "run.json",
@@ -27,7 +27,7 @@ def test_every_name(tmp_path: Path) -> None:
     assert {str(path.relative_to(tmp_path)): name for path, name in names.items()} == {n: n for n in names.values()}
 
 
-def test_listing_reads_back_what_was_named(tmp_path: Path) -> None:
+def test_listing_returns_named_artifacts(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     for step, attempt in ((20, 1), (5, 10001), (20, 2)):
         paths.batch(step, attempt).mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_weights_exist_when_they_are_marked_complete(tmp_path: Path) -> None:
     assert [a.step for a in paths.versions_on_disk()] == [1]
 
 
-def test_what_differs_is_no_version_and_what_a_killed_trainer_left_is_nothing(tmp_path: Path) -> None:
+def test_listings_exclude_deltas_from_versions_and_incomplete_deltas(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     half = paths.delta(2, 1).with_name(paths.delta(2, 1).name + TMP_SUFFIX)
     for folder in (paths.delta(1, 1), half):
@@ -67,7 +67,7 @@ def test_what_differs_is_no_version_and_what_a_killed_trainer_left_is_nothing(tm
     assert paths.versions_on_disk() == []
 
 
-def test_an_empty_volume_holds_nothing(tmp_path: Path) -> None:
+def test_empty_volume_lists_nothing(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "none")
     assert paths.batches_on_disk() == paths.versions_on_disk() == paths.checkpoints_on_disk() == []
     assert paths.attempts_on_disk() == []

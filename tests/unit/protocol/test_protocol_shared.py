@@ -1,4 +1,4 @@
-"""Requests for a slot: whole files, answers to one attempt, nothing of somebody else."""
+"""Request and state files of shared trainers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun.protocol.messages.endpoints import key_digest
 DIGEST = key_digest("the-guests-key")
 
 
-def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
+def test_request_is_read_until_withdrawal(tmp_path: Path) -> None:
     host = shared_trainer_files.host_paths(tmp_path / "guest", "host")
     assert host.root == tmp_path / "host"
     assert shared_trainer_files.read_requests(host) == []
@@ -26,7 +26,7 @@ def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
     assert shared_trainer_files.read_requests(host) == []
 
 
-def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
+def test_invalid_requests_are_ignored(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
     good = Join(run="b", attempt=1, folder="/runs/b", key_digest=DIGEST)
     shared_trainer_files.write_request(host, good)
@@ -40,7 +40,7 @@ def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
     assert shared_trainer_files.read_requests(host) == [good]
 
 
-def test_an_answer_is_to_one_attempt(tmp_path: Path) -> None:
+def test_shared_state_is_read_only_by_its_attempt(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
     assert shared_trainer_files.read_state(host, "guest", 2) is None
     state = SharedState(run="guest", attempt=2, slot=1, state="Joined", step=4)
@@ -51,6 +51,6 @@ def test_an_answer_is_to_one_attempt(tmp_path: Path) -> None:
     assert shared_trainer_files.read_state(host, "guest", 2) is None
 
 
-def test_the_tiny_model_is_the_hosts() -> None:
+def test_tiny_model_folder_belongs_to_host() -> None:
     assert shared_trainer_files.model_folder(Path("/runs/guest"), "host") == Path("/runs/host/model")
     assert shared_trainer_files.model_folder(Path("/runs/guest"), None) == Path("/runs/guest/model")

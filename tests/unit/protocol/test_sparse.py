@@ -1,4 +1,4 @@
-"""Differences of two versions of a bucket: any bits, in any coding, in few bytes."""
+"""Differences between two versions of a bucket: any bits, in few bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         (list(range(400_000)), 400_100),  # whole blocks
     ],
 )
-def test_what_changed_is_rebuilt_from_few_bytes(places: list[int], most: int) -> None:
+def test_difference_rebuilds_changed_values_from_few_bytes(places: list[int], most: int) -> None:
     base = body(400_000)
     new = changed(base, places)
     delta = encode_difference(base, new, most=len(base) + 1000)
@@ -54,7 +54,7 @@ def test_what_changed_is_rebuilt_from_few_bytes(places: list[int], most: int) ->
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 40, 150_001])
-def test_any_number_of_bytes(size: int) -> None:
+def test_difference_supports_any_bucket_size(size: int) -> None:
     base = body(size)
     same = encode_difference(base, base.copy(), most=0)
     assert same is not None
@@ -78,7 +78,7 @@ def test_numbers_are_compared_by_bits() -> None:
 
 @pytest.mark.parametrize("every", [8, 200, 2000])
 def test_damage_is_an_error_or_other_bytes(every: int) -> None:
-    """No read or write outside of the bucket: what is not an error, the checksum of the result shows."""
+    """Damage causes no access outside of the bucket: it raises an error, or the checksum of the result differs."""
     base = body(40_000)
     delta = encode_difference(base, changed(base, list(range(0, 40_000, every))), most=40_000)
     assert delta is not None

@@ -1,4 +1,4 @@
-"""Every call to the file system fails once: whoever looks then sees the old whole thing, the new one, or nothing; never a part."""
+"""Failure of each file system call: a reader then finds the old content, the new content or nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rlrun.protocol.files.volume_faults import FAILING_SECONDS, RefusedError, Vo
 from rlrun.runtime import exit_codes
 
 CALLS = ("open", "fsync", "replace", "rename", "link", "mkdir", "unlink", "rmdir", "scandir")
-"""What Python's files, folders and paths are made of."""
+"""Functions behind Python's files, folders and paths."""
 OLD, NEW = {"step": 1, "text": "old" * 9}, {"step": 2, "text": "new" * 9}
 Seen = dict[str, Any] | None
 
 
 class Faults:
-    """Lets calls number `first` to `last` fail, counted from the moment when it is armed."""
+    """Fault injection: calls number `first` to `last` fail, counted from the call of `arm`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
         self.calls, self.first, self.last, self.armed = 0, 0, 0, False
@@ -45,7 +45,7 @@ class Faults:
             if self.armed:
                 self.calls += 1
                 made = {"mkdir": arguments[:1], "link": arguments[1:2]}.get(real.__name__, ())
-                if any(os.path.lexists(path) for path in made):  # the kernel finds this before it asks the volume
+                if any(os.path.lexists(path) for path in made):  # the kernel checks this before it calls the volume
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(made[0]))
                 if self.first <= self.calls <= self.last:
                     raise OSError(number, os.strerror(number))
@@ -106,7 +106,7 @@ WRITERS: dict[str, tuple[Callable[[Path, Any], None], Callable[[Path], Seen], bo
 @pytest.mark.parametrize("lasts", [False, True], ids=["one call", "that call and all later ones"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_after_any_failing_call_a_reader_sees_something_whole_and_the_next_try_succeeds(
+def test_failed_call_leaves_consistent_content_and_retry_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, number: int, lasts: bool
 ) -> None:
     write, read, replaces = WRITERS[writer]
@@ -145,10 +145,10 @@ def test_after_any_failing_call_a_reader_sees_something_whole_and_the_next_try_s
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_volume_that_refuses_several_tries_from_any_call_on_loses_nothing(
+def test_repeated_refusals_from_any_call_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, number: int
 ) -> None:
-    """A try leaves what it cannot remove, and the next one finds it: that is the volume's refusal, too."""
+    """A failed try may leave files that it cannot remove; the next try meets them and is also refused by the volume."""
     write, read, replaces = WRITERS[writer]
     with monkeypatch.context() as patch:
         faults = Faults(patch, number)
@@ -174,7 +174,7 @@ def test_a_volume_that_refuses_several_tries_from_any_call_on_loses_nothing(
     assert call >= 4, "the faults hit nothing"
 
 
-def test_a_refused_write_is_told_until_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_write_is_reported_until_it_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     volume = Volume(tmp_path, say=said.append)
     with monkeypatch.context() as patch:
@@ -198,7 +198,7 @@ def test_a_refused_write_is_told_until_it_is_taken(tmp_path: Path, monkeypatch: 
     assert len(said) == 2
 
 
-def test_what_the_run_waits_for_is_told_before_what_only_a_checkpoint_waits_for(tmp_path: Path) -> None:
+def test_blocking_trouble_is_reported_before_checkpoint_trouble(tmp_path: Path) -> None:
     now = [0.0]
     volume = Volume(tmp_path, clock=lambda: now[0])
 
@@ -231,9 +231,7 @@ def test_what_the_run_waits_for_is_told_before_what_only_a_checkpoint_waits_for(
     assert told() == ""
 
 
-def test_a_look_tells_of_a_volume_without_space_and_of_one_that_is_read_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_volume_check_reports_full_and_read_only_volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     volume, real = Volume(tmp_path / "not made yet"), os.statvfs(tmp_path)
 
     def like(**changes: int) -> None:
@@ -259,7 +257,7 @@ def test_a_look_tells_of_a_volume_without_space_and_of_one_that_is_read_only(
     assert volume.trouble() is None
 
 
-def test_a_mistake_is_no_trouble_of_the_volume(tmp_path: Path) -> None:
+def test_permission_error_is_not_volume_trouble(tmp_path: Path) -> None:
     volume = Volume(tmp_path)
     with pytest.raises(PermissionError):
         volume.attempt("write", lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
@@ -269,9 +267,7 @@ def test_a_mistake_is_no_trouble_of_the_volume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("blocks", "number", "ends"), [(True, errno.EIO, True), (False, errno.EIO, False), (True, errno.ENOSPC, False)]
 )
-def test_volume_that_fails_for_long_ends_only_a_role_that_waits_for_it(
-    tmp_path: Path, blocks: bool, number: int, ends: bool
-) -> None:
+def test_long_volume_failure_ends_only_waiting_role(tmp_path: Path, blocks: bool, number: int, ends: bool) -> None:
     now = [0.0]
     volume = Volume(tmp_path, clock=lambda: now[0])
 
@@ -302,8 +298,8 @@ def test_storage_trouble_names_reason_and_fix(tmp_path: Path) -> None:
         assert (trouble.reason, trouble.remedy) == (reason, fix)
 
 
-def test_role_that_the_volume_ends_has_the_exit_code_of_storage(tmp_path: Path) -> None:
-    """A restart that the volume causes does not count, and an unreadable file is no error of the data."""
+def test_role_ended_by_volume_has_storage_exit_code(tmp_path: Path) -> None:
+    """Such a restart does not count, and an unreadable file is not reported as a data error."""
 
     def behind(cause: OSError, code: int) -> RoleError:
         try:
@@ -323,7 +319,7 @@ def test_role_that_the_volume_ends_has_the_exit_code_of_storage(tmp_path: Path) 
     assert exit_code_of(ValueError("a bug")) == exit_codes.FAILURE
 
 
-def test_folder_that_cannot_take_its_name_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_folder_rename_keeps_previous_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "thing"
     write_folder(path, OLD)
     real, calls = os.rename, []

@@ -1,4 +1,4 @@
-"""An advantage explained: for every estimator the numbers of the batch, and stages that end there."""
+"""Explanation of advantages for each estimator, with the numbers of the batch."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def recorded(length: int, start: int) -> Recorded:
 
 
 def rollout(reward: float, number: int) -> Rollout:
-    """A rollout of one or two turns, the longer the higher its number; the second of a group was cut off."""
+    """Build a rollout of one or two turns whose length grows with its number; the second one of a group is truncated."""
     sequences = [recorded(5 + number, 2)] + ([recorded(9, 4)] if number % 2 else [])
     return Rollout(tuple(sequences), reward, truncated=number == 1)
 
 
 def batch(advantage: AdvantageConfig, *, finished: int = 1, **filters: object) -> Batch:
-    """The batch of three groups, which finished in the order of their numbers, or in the other (-1)."""
+    """Build a batch of three groups that finished in the order of their numbers, or in reverse order (-1)."""
     own = Rules(advantage, FilterConfig.model_validate(filters), 100, 1000)
     other = Rules(AdvantageConfig(name="reward"), FilterConfig(), 100, 1000)
     groups = [
@@ -66,21 +66,21 @@ def settings(advantage: AdvantageConfig) -> dict[str, AdvantageConfig]:
 
 
 def variants() -> list[AdvantageConfig]:
-    """Every estimator: as it is, with each of its options alone, and with all of them."""
+    """Return each estimator with defaults, with each single option, and with all options."""
     found = []
     for name in ADVANTAGES:
         known = complete_options("advantage", name, {})
         changes = {option: value for option, value in CHANGES.items() if option in known}
         found += [AdvantageConfig(name=name)]
         found += [AdvantageConfig(name=name, options={option: value}) for option, value in changes.items()]
-        changes.pop("global_std", None)  # a second division, which the other refuses
+        changes.pop("global_std", None)  # a second division, which the other option excludes
         changes.pop("std", None)
         found += [AdvantageConfig(name=name, options=changes)]
     return found
 
 
 @pytest.mark.parametrize("advantage", variants(), ids=lambda one: f"{one.name} {one.options}")
-def test_the_numbers_are_those_of_the_batch_and_the_stages_end_there(advantage: AdvantageConfig) -> None:
+def test_explained_stages_end_at_stored_advantage(advantage: AdvantageConfig) -> None:
     made = batch(advantage)
     for index, sample in enumerate(made.samples):
         why = explain_advantage(made, index, settings(advantage))
@@ -92,7 +92,7 @@ def test_the_numbers_are_those_of_the_batch_and_the_stages_end_there(advantage: 
         assert why.rewards == REWARDS[sample.group - 10]
 
 
-def test_a_batch_does_not_depend_on_what_finished_first() -> None:
+def test_batch_is_independent_of_finish_order() -> None:
     one, other = (batch(AdvantageConfig(name="reinforce_pp"), finished=order) for order in (1, -1))
     assert one.outcomes == other.outcomes
     for first, second in zip(one.samples, other.samples, strict=True):
@@ -100,13 +100,13 @@ def test_a_batch_does_not_depend_on_what_finished_first() -> None:
         assert (first.advantages == second.advantages).all()
 
 
-def test_every_estimator_has_words() -> None:
+def test_estimators_and_options_have_explanations() -> None:
     assert {*ESTIMATORS, "gae"} == {*ADVANTAGES}
     options = {name for estimator in ADVANTAGES for name in complete_options("advantage", estimator, {})}
     assert options - {*OFF} == {"mean", "std", "leave_one_out", "lam", "bootstrap"}, "an option that no stage turns off"
 
 
-def test_the_arithmetic_has_the_numbers_put_in() -> None:
+def test_explanation_contains_numbers_of_the_batch() -> None:
     advantage = AdvantageConfig(name="grpo", options={"std": "group"})
     made = batch(advantage)
     why = explain_advantage(made, 0, settings(advantage))
@@ -120,7 +120,7 @@ def test_the_arithmetic_has_the_numbers_put_in() -> None:
     assert "trained tokens: 3 of 5: prompt 0-1, trained 2-4" in said
 
 
-def test_other_settings_than_those_of_the_batch_are_found_out() -> None:
+def test_changed_settings_are_detected() -> None:
     made = batch(AdvantageConfig(name="grpo"))
     why = explain_advantage(made, 0, settings(AdvantageConfig(name="rloo")))
     assert why is not None
@@ -130,7 +130,7 @@ def test_other_settings_than_those_of_the_batch_are_found_out() -> None:
     )
 
 
-def test_a_filter_is_named_and_its_rollout_counts_for_the_others() -> None:
+def test_masked_rollout_names_filter_and_counts_for_group() -> None:
     advantage = AdvantageConfig(name="reinforce_pp_baseline")
     made = batch(advantage, overlong_mask=True)
     masked = next(i for i, sample in enumerate(made.samples) if sample.rollout == 1 and sample.environment == "a")
@@ -144,7 +144,7 @@ def test_a_filter_is_named_and_its_rollout_counts_for_the_others() -> None:
     )
 
 
-def test_a_batch_of_an_older_release_tells_its_outcomes_by_its_samples() -> None:
+def test_batch_of_older_release_gets_outcomes_from_samples() -> None:
     made = batch(AdvantageConfig(name="opo"))
     old = Batch(made.step, made.attempt, made.samples)
     assert outcomes_of(old) == made.outcomes

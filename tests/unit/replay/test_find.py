@@ -1,4 +1,4 @@
-"""What a step is computed from: the nearest start of the lineage, or one line on what is missing and what keeps it."""
+"""Inputs for the replay of a step: the nearest checkpoint of the lineage, or an error with the missing part."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def checkpoint(paths: RunPaths, step: int, attempt: int) -> None:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
-    """Attempt 1 trained 1 to 9 and saved 4 and 8; attempt 2 went on from 4, and has trained 5 to 7. Batches are there from 5 on."""
+    """Attempt 1 trained steps 1 to 9 and saved 4 and 8; attempt 2 continued from 4 and trained 5 to 7. Batches exist from step 5."""
     made = RunPaths(tmp_path / "run")
     made.attempts.mkdir(parents=True)
     made.run_json.write_text(json.dumps({"trainer": config(made.root).model_dump(mode="json")}))
@@ -72,7 +72,7 @@ def paths(tmp_path: Path) -> RunPaths:
     return made
 
 
-def test_the_nearest_start_of_the_lineage(paths: RunPaths) -> None:
+def test_replay_starts_at_nearest_checkpoint_of_lineage(paths: RunPaths) -> None:
     plan = find_step(paths.root, 7)
     assert (plan.start, plan.start_step) == (paths.checkpoint(6, 2), 6)
     assert plan.batches == ((7, paths.batch(7, 2)),)
@@ -83,7 +83,7 @@ def test_the_nearest_start_of_the_lineage(paths: RunPaths) -> None:
     assert plan.batches == ((5, paths.batch(5, 2)), (6, paths.batch(6, 2)))
 
 
-def test_a_missing_batch_is_named_with_what_keeps_it(paths: RunPaths) -> None:
+def test_missing_batch_error_names_option_that_keeps_batches(paths: RunPaths) -> None:
     with pytest.raises(ReplayError, match=r"rollouts/step_00000001\.a0001 is not on the volume") as error:
         find_step(paths.root, 3)
     assert error.value.code == exit_codes.DATA
@@ -91,7 +91,7 @@ def test_a_missing_batch_is_named_with_what_keeps_it(paths: RunPaths) -> None:
     assert "can be replayed: 5 to 7" in str(error.value)
 
 
-def test_a_sample_needs_only_the_batch_of_its_step(paths: RunPaths) -> None:
+def test_explanation_needs_only_batch_of_its_step(paths: RunPaths) -> None:
     shutil.rmtree(paths.checkpoint(6, 2))
     shutil.rmtree(paths.batch(5, 2))
     with pytest.raises(ReplayError, match="cannot be replayed"):
@@ -101,13 +101,13 @@ def test_a_sample_needs_only_the_batch_of_its_step(paths: RunPaths) -> None:
         find_step(paths.root, 5, computes=False)
 
 
-def test_a_damaged_checkpoint_is_named(paths: RunPaths) -> None:
+def test_damaged_checkpoint_is_refused_by_name(paths: RunPaths) -> None:
     (paths.checkpoint(6, 2) / "trainer" / "shard").unlink()
     with pytest.raises(ReplayError, match=r"step_00000006.a0002: trainer/shard is missing"):
         find_step(paths.root, 7)
 
 
-def test_a_step_that_is_not_trained_yet(paths: RunPaths) -> None:
+def test_untrained_step_is_refused(paths: RunPaths) -> None:
     with pytest.raises(ReplayError, match="has not trained step 9 yet; its newest step is 7") as error:
         find_step(paths.root, 9)
     assert error.value.code == exit_codes.USAGE
@@ -120,13 +120,13 @@ def test_a_step_that_is_not_trained_yet(paths: RunPaths) -> None:
         ({"shared_with": "host", "lora": LoRAConfig()}, "is trained by host"),
     ],
 )
-def test_a_run_without_steps_of_its_own_is_refused(paths: RunPaths, changes: dict[str, Any], said: str) -> None:
+def test_run_without_own_steps_is_refused(paths: RunPaths, changes: dict[str, Any], said: str) -> None:
     paths.run_json.write_text(json.dumps({"trainer": config(paths.root, **changes).model_dump(mode="json")}))
     with pytest.raises(ReplayError, match=said):
         read_run(paths.root)
 
 
-def test_no_run_and_no_settings(tmp_path: Path, paths: RunPaths) -> None:
+def test_folder_without_run_or_settings_is_refused(tmp_path: Path, paths: RunPaths) -> None:
     with pytest.raises(ReplayError, match="does not contain a run"):
         read_run(tmp_path)
     paths.run_json.unlink()
@@ -134,7 +134,7 @@ def test_no_run_and_no_settings(tmp_path: Path, paths: RunPaths) -> None:
         read_run(paths.root)
 
 
-def test_a_sample_has_three_names() -> None:
+def test_sample_is_found_by_index_group_or_task() -> None:
     batch = Batch(3, 1, (sample("t", 0), sample("t", 1), sample("u", 2)))
     assert [index_of(batch, word) for word in ("1", "4/1", "u")] == [1, 1, 2]
     for word, said in (("t", r"matches 2 samples: 0 \(4/0\), 1 \(4/1\)"), ("7", "use an index from 0 to 2")):
@@ -142,7 +142,7 @@ def test_a_sample_has_three_names() -> None:
             index_of(batch, word)
 
 
-def test_bits_are_compared_where_they_can_be_equal() -> None:
+def test_replay_compares_bits_or_within_tolerance() -> None:
     stored = {"loss": 1.0, "grad_norm": 2.0, "param_checksum": 5.0, "entropy": 0.0}
     computed = {"loss": 1.0, "grad_norm": 2.0005, "param_checksum": 6.0, "entropy": 1e-6, "time/step": 1.0, "new": 1.0}
     exact = compare_quantities(3, stored, computed, tolerance=None)

@@ -1,4 +1,4 @@
-"""A fork: the manifest that a run keeps, changes that a state can follow, and those that it cannot."""
+"""Forks: the stored manifest, allowed changes and refused changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manifests() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", manifests(), ids=lambda path: path.stem)
-def test_what_a_run_keeps_is_what_its_user_has_set(path: Path) -> None:
+def test_stored_manifest_equals_user_manifest(path: Path) -> None:
     run = parse_manifest(path.read_text(), str(path))[0]
     again = parse_manifest(manifest_text(run.spec, "other"), "kept")[0]
     pods = {role: {"env", "env_from"} for role in ("trainer", "inference", "orchestrator")}
@@ -67,14 +67,14 @@ def test_changes_are_named_with_both_values() -> None:
         ("trainer.optimizer.moments=int8", "trainer.optimizer.moments"),
     ],
 )
-def test_what_a_state_cannot_follow_is_refused(change: str, field: str) -> None:
+def test_change_incompatible_with_checkpoint_is_refused(change: str, field: str) -> None:
     found, after = changed(change)
     with pytest.raises(ReplayError, match=f"{field} cannot be changed: the checkpoint") as error:
         fork_run._refuse_fork(found, after, 20)
     assert error.value.code == exit_codes.CONFIGURATION
 
 
-def test_every_fixed_field_is_one_of_a_manifest() -> None:
+def test_fixed_fields_exist_in_manifest() -> None:
     known = parse_manifest(QUICKSTART.read_text(), "x")[0].spec.model_dump(by_alias=True)
     for path in fork_run.FIXED:
         value: Any = known
@@ -83,7 +83,7 @@ def test_every_fixed_field_is_one_of_a_manifest() -> None:
             value = value[part]
 
 
-def test_nothing_left_to_train_and_a_change_that_is_none() -> None:
+def test_fork_without_remaining_steps_or_assignment_is_refused() -> None:
     found, after = changed("maxSteps=20")
     with pytest.raises(ReplayError, match="maxSteps is 20, but the checkpoint is at step 20"):
         fork_run._refuse_fork(found, after, 20)
@@ -93,7 +93,7 @@ def test_nothing_left_to_train_and_a_change_that_is_none() -> None:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Recorded:
-    """A run with checkpoints of steps 4 and 8, of which the second has no orchestrator's part."""
+    """Write a run with checkpoints of steps 4 and 8; the second one has no orchestrator state."""
     paths = RunPaths(tmp_path)
     parts = {4: ("trainer", "orchestrator"), 8: ("trainer",)}
     for step, names in parts.items():
@@ -107,7 +107,7 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded(paths, config(tmp_path), None, first_attempt(world_size=1, config_hash="h"), found, {})
 
 
-def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) -> None:
+def test_fork_uses_given_checkpoint_or_suggests_nearest(recorded: Recorded) -> None:
     assert fork_run._find_checkpoint(recorded, 4).step == 4
     with pytest.raises(ReplayError, match=r"of steps 4, 8; use the nearest earlier one with --step 4;") as error:
         fork_run._find_checkpoint(recorded, 6)
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) ->
         fork_run._find_checkpoint(recorded, 4)
 
 
-def test_a_folder_without_a_manifest_says_what_to_do(recorded: Recorded) -> None:
+def test_folder_without_manifest_requires_manifest_option(recorded: Recorded) -> None:
     with pytest.raises(
         ReplayError, match=r"runs of older releases have no manifest in their folder, .* --manifest FILE"
     ):
@@ -131,7 +131,7 @@ def test_names_fit(recorded: Recorded) -> None:
     assert len(fork_run._default_name("r" * 40, 12345)) == 40
 
 
-def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+def test_damaged_fork_record_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "fork.json"
     assert read_fork(file) is None
     origin = ForkedFrom("a", "u", 3, 1, "/runs/a", ("maxSteps 1 -> 2",))
@@ -142,6 +142,6 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["fork", "no-such-run"], ["replay", "no-such-run", "--step", "3"]])
-def test_of_a_run_in_a_cluster_the_way_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_run_error_recommends_pull(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == exit_codes.USAGE
     assert "`rlrun pull no-such-run run --to DIR`" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Differences of two runs: the fields of their manifests, the same from folders, clusters, Python and the page."""
+"""Differences of two runs by manifest fields: equal for folders, clusters, Python and the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGES = {
     "trainer.optimizer.lr": (1.5e-4, 5e-4),
     "trainer.scheduler.name": ("constant", "linear"),
 }
-"""Fields with the value of the example (written, or a default), and that of the other run."""
+"""Fields with the value of the example (explicit or default) and the value of the other run."""
 EXPECTED = {name: [str(one), str(other)] for name, (one, other) in CHANGES.items()}
 
 
@@ -53,7 +53,7 @@ SPECS = {"a": SPEC, "b": changed(SPEC, CHANGES)}
 
 
 def write_run(root: Path, spec: Mapping[str, Any], *, with_manifest: bool = True) -> None:
-    """A run's folder as `rlrun local` leaves it; without a manifest, as pods leave it."""
+    """Write a run folder as `rlrun local` leaves it, or, without a manifest, as pods leave it."""
     folder = made(root)
     read = RLRunSpec.model_validate(dict(spec))
     config = resolve_spec(read, name=root.name, uid=f"uid-{root.name}", output_dir=str(root))
@@ -84,7 +84,7 @@ def test_folders(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "are equal" in capsys.readouterr().out
 
 
-def test_a_cluster_and_a_folder(
+def test_cluster_run_is_compared_with_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = {"env": [{"name": "ANY", "value": "opensesame"}]}
@@ -112,15 +112,13 @@ def static(tmp_path: Path) -> Any:
         yield found
 
 
-def test_the_page(here: Path, static: StaticFiles) -> None:
+def test_page_comparison_shows_same_differences(here: Path, static: StaticFiles) -> None:
     asked, _ = client(here / "runs", static=static)
     found = asked.json("/api/compare", run=[run_id(here / "runs" / name) for name in SPECS])["differences"]
     assert {one["field"]: one["values"] for one in found} == EXPECTED
 
 
-def test_a_folder_without_a_manifest_is_compared_in_what_it_computes(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_without_manifest_is_compared_by_configuration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(here / "runs/c", SPECS["b"], with_manifest=False)
     assert of_command(capsys, "runs/a", "runs/c") == EXPECTED
     assert of_command(capsys, "runs/b", "runs/c") == {}
@@ -130,14 +128,14 @@ def test_a_folder_without_a_manifest_is_compared_in_what_it_computes(
     assert of_command(capsys, "runs/b", "runs/d") == {"maxSteps": ["60", "61"], "trainer.nodeSelector.a": ["–", "b"]}
 
 
-def test_a_part_that_one_run_does_not_have(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_block_of_one_run_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(here / "runs/c", {name: value for name, value in SPEC.items() if name != "evaluation"})
     found = of_command(capsys, "runs/a", "runs/c")
     assert found["evaluation.interval"] == ["30", "–"]
     assert all(name.startswith("evaluation.") for name in found)
 
 
-def test_a_damaged_or_unknown_manifest_ends_no_comparison(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_or_newer_manifest_is_still_compared(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "runs/a/manifest.yaml").write_text("spec: [")
     assert of_command(capsys, "runs/a", "runs/b") == EXPECTED
     (here / "runs/a/manifest.yaml").write_text(json.dumps({"spec": SPEC | {"maxSteps": 9, "ofTomorrow": 1}}))

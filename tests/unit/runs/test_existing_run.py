@@ -1,4 +1,4 @@
-"""A run that exists, in a folder and in a cluster: every method shows and does what the command of its name does."""
+"""Existing runs in folders and clusters: each method corresponds to the command of its name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, recorded: Recorded) -> Recorded:
     return recorded
 
 
-def test_a_folder_is_shown_in_a_terminal_and_in_a_notebook(folder: Folder) -> None:
+def test_folder_run_is_shown_in_terminal_and_notebook(folder: Folder) -> None:
     folder.record(progress=PROGRESS, progress_time=time.time())
     run = Run.open("runs/a")
     assert repr(run) == "<Run a (runs/a): Running (Training), step 3/10, reward 0.300, ETA 1m00s>"
@@ -51,7 +51,7 @@ def test_a_folder_is_shown_in_a_terminal_and_in_a_notebook(folder: Folder) -> No
     assert (run.name, run.folder) == ("a", Path("runs/a"))
 
 
-def test_a_page_shows_what_failed_and_escapes_what_a_run_wrote(folder: Folder) -> None:
+def test_notebook_view_shows_failure_and_escapes_text(folder: Folder) -> None:
     folder.write("logs/attempt_0001/trainer/error.json", {"message": "<script>x</script>", "exit_code": 78})
     folder.record(state="Failed", failed_role="trainer", exit_code=78)
     page = Run.open(folder.root)._repr_html_()
@@ -59,7 +59,7 @@ def test_a_page_shows_what_failed_and_escapes_what_a_run_wrote(folder: Folder) -
     assert "<script" not in page
 
 
-def test_the_words_are_those_of_the_commands(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_method_texts_equal_command_output(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.record(state="Interrupted")
     run = Run.open("runs/a")
     assert main(["why", "runs/a"]) == 0
@@ -88,7 +88,7 @@ def test_rows_rollouts_and_curves_are_values(folder: Folder, tmp_path: Path) -> 
         run.plot(metric="los")
 
 
-def test_checkpoints_are_those_that_are_complete(folder: Folder) -> None:
+def test_checkpoints_lists_only_complete_ones(folder: Folder) -> None:
     document = {"files": [{"size": 3}, {"size": 4}], "created_at": 5.0}
     folder.write("checkpoints/step_00000002.a0001/manifest.json", document)
     folder.write("checkpoints/step_00000009.a0001/trainer/part", "x")  # being written
@@ -97,7 +97,7 @@ def test_checkpoints_are_those_that_are_complete(folder: Folder) -> None:
     assert found[0].path == str(folder.root / "checkpoints/step_00000002.a0001")
 
 
-def test_metrics_are_a_table_where_there_is_pandas(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_return_table_if_pandas_is_installed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     run = Run.open(folder.root)
     with pytest.raises(RunError, match=r"pip install 'pandas>=2\.2\.2', or use run\.metric_rows\(\)"):
@@ -108,7 +108,7 @@ def test_metrics_are_a_table_where_there_is_pandas(folder: Folder, monkeypatch: 
     assert run.metrics() == ("step", run.metric_rows())
 
 
-def test_a_wait_ends_when_the_step_is_trained_and_when_it_cannot_be(folder: Folder) -> None:
+def test_wait_returns_at_step_and_fails_if_unreachable(folder: Folder) -> None:
     folder.record(progress=PROGRESS, progress_time=time.time())
     run = Run.open(folder.root)
     assert run.wait(step=3) is run
@@ -126,9 +126,7 @@ def test_a_wait_ends_when_the_step_is_trained_and_when_it_cannot_be(folder: Fold
         run.wait()
 
 
-def test_a_folder_is_stopped_by_its_launcher_and_its_command_is_not_executed(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_run_is_suspended_through_its_launcher(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: asked.append((pid, number)))
     folder.record()
@@ -147,7 +145,7 @@ def test_a_folder_is_stopped_by_its_launcher_and_its_command_is_not_executed(
         run.to_yaml()
 
 
-def test_a_run_in_a_cluster_is_reached_by_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_run_methods_use_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
     patched = HEALTHY | {"spec": {"maxSteps": 200, "suspend": True, "inference": {"minAvailable": 2}}}
     told = cluster(monkeypatch, of_run(HEALTHY, ("patch", patched), pods=PODS))
     run = Run.open("a", namespace="team", context="lab")
@@ -167,7 +165,7 @@ def test_a_run_in_a_cluster_is_reached_by_kubectl(monkeypatch: pytest.MonkeyPatc
     assert "maxSteps: 100" in run.to_yaml()
 
 
-def test_apply_gives_the_manifest_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_sends_manifest_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     told = cluster(monkeypatch, Recorded(("apply -f", HEALTHY)))
     given: list[Any] = []
     start = told.start
@@ -190,7 +188,7 @@ def test_apply_gives_the_manifest_as_it_was_written(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_run_that_is_not_there_and_a_cluster_that_does_not_answer_are_one_line(
+def test_missing_run_and_unreachable_cluster_raise_short_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster(monkeypatch, Recorded())
@@ -200,7 +198,7 @@ def test_a_run_that_is_not_there_and_a_cluster_that_does_not_answer_are_one_line
         Run.open("./nothere")
 
 
-def test_a_wait_for_a_failed_run_in_a_cluster_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_failed_cluster_run_raises_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
     name = next(name for name, (run, *_) in BROKEN.items() if run["status"]["phase"] == "Failed")
     cluster(monkeypatch, of_run(BROKEN[name][0]))
     monkeypatch.setattr(time, "time", lambda: NOW)

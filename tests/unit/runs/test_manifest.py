@@ -1,4 +1,4 @@
-"""A run's manifest from Python: what is stored is what was written, and what is wrong is named by field, value and fix."""
+"""Manifests in Python: unchanged storage, and errors with field, value and fix."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ WRITTEN = {
 }
 
 
-def test_what_is_stored_is_what_was_written_and_nothing_is_filled_in() -> None:
+def test_manifest_contains_only_written_fields() -> None:
     assert yaml.safe_load(tiny().to_yaml()) == WRITTEN
     assert yaml.safe_load(Run.load(WRITTEN).to_yaml()) == WRITTEN
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_a_file_that_was_not_changed_has_its_own_text(path: Path) -> None:
+def test_unchanged_manifest_keeps_its_text(path: Path) -> None:
     assert Run.load(path).to_yaml() == path.read_text()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_what_is_written_after_a_change_is_read_as_the_same_run(path: Path) -> None:
+def test_changed_manifest_is_read_as_the_same_run(path: Path) -> None:
     before, _ = parse_manifest(path.read_text(), "before")
     after, _ = parse_manifest(Run.load(path).set(seed=77).set(f"seed={before.spec.seed}").to_yaml(), "after")
     assert after.spec == before.spec
@@ -68,7 +68,7 @@ def test_words_and_fields_change_a_manifest() -> None:
     assert (spec["environments"][0]["groupSize"], spec["maxSteps"], spec["inference"]) == (8, 7, {"replicas": 3})
 
 
-def test_null_and_none_take_a_field_out() -> None:
+def test_null_and_none_remove_a_field() -> None:
     run = tiny().set("trainer.lora=null", "spec.seed=5", max_steps=9).set(max_steps=None)
     spec = yaml.safe_load(run.to_yaml())["spec"]
     assert (spec["trainer"], spec["seed"], "maxSteps" in spec) == ({}, 5, False)
@@ -93,7 +93,7 @@ def test_null_and_none_take_a_field_out() -> None:
         (lambda: tiny().compare(), "compare needs at least one other run"),
     ],
 )
-def test_what_is_wrong_is_one_line_for_each_problem(call: Callable[[], object], message: str) -> None:
+def test_each_problem_is_one_line(call: Callable[[], object], message: str) -> None:
     with pytest.raises(RunError) as caught:
         call()
     assert message in str(caught.value)
@@ -101,13 +101,13 @@ def test_what_is_wrong_is_one_line_for_each_problem(call: Callable[[], object], 
     assert caught.value._render_traceback_() == [f"{type(caught.value).__name__}: {caught.value}"]
 
 
-def test_all_problems_come_at_once() -> None:
+def test_problems_are_reported_together() -> None:
     with pytest.raises(ManifestError) as caught:
         Run("a", model={"tiny": {}}, environments=[{"id": "reverse-text"}], trainer={"replicas": 0}, max_steps=0)
     assert {problem.path for problem in caught.value.problems} == {"trainer.replicas", "max_steps"}
 
 
-def test_a_change_that_is_not_valid_changes_nothing() -> None:
+def test_invalid_change_leaves_run_unchanged() -> None:
     run = tiny()
     before = run.to_yaml()
     with pytest.raises(ManifestError):
@@ -115,18 +115,18 @@ def test_a_change_that_is_not_valid_changes_nothing() -> None:
     assert run.to_yaml() == before
 
 
-def test_fields_are_those_of_the_resource() -> None:
+def test_typed_fields_equal_resource_fields() -> None:
     assert list(typing.get_type_hints(SpecFields)) == list(RunFields.model_fields)
 
 
-def test_a_block_is_the_resources_model() -> None:
+def test_block_types_equal_resource_models() -> None:
     found = [one for one in vars(blocks).values() if type(one) is type(Trainer)]
     assert len(found) > 15
     assert isinstance(Inference(replicas=2), blocks.InferenceBlock)
     assert all(one.__mro__[1].model_fields.keys() == one.model_fields.keys() for one in found)
 
 
-def test_a_run_shows_its_manifest_before_it_is_started() -> None:
+def test_unstarted_run_shows_its_manifest() -> None:
     run = tiny().set(seed=3)
     assert repr(run) == "<Run tiny: not started>"
     assert "seed: 3" in run._repr_html_()
@@ -137,6 +137,6 @@ def test_save_writes_the_manifest(tmp_path: Path) -> None:
     assert Run.load(tiny().save(tmp_path / "run.yaml")).to_yaml() == tiny().to_yaml()
 
 
-def test_a_name_that_is_not_of_the_api_is_no_attribute() -> None:
+def test_unknown_api_name_is_not_an_attribute() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Runs'"):
         _ = rlrun.Runs  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The page of the Python API: its code runs from top to bottom, and a user's script is typed."""
+"""Documentation of the Python API: its code runs, and a user script is typed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = {
 
 
 def finished(run: Run, folder: str | Path | None = None, **_: Any) -> Run:
-    """Stand-in of `Run.local`: the run is complete at once."""
+    """Replacement of `Run.local`: the run is complete immediately."""
     made = Folder(Path(folder or "runs/a"))
     made.train(3)
     made.record(state="Complete")
@@ -43,7 +43,7 @@ def answers() -> Recorded:
     )
 
 
-def test_the_code_of_the_page_runs(
+def test_python_page_code_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def test_the_code_of_the_page_runs(
     assert Path("reward.svg").read_text().startswith("<svg")
 
 
-def test_a_typed_script_builds_a_run_and_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_script_builds_and_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = typed_user.manifest("a")
     assert yaml.safe_load(run.to_yaml())["spec"]["trainer"] == {"replicas": 1}
@@ -71,7 +71,7 @@ def test_a_typed_script_builds_a_run_and_follows_it(tmp_path: Path, monkeypatch:
     assert typed_user.follow(run) == [], "the recorded manifest of its checkpoint is empty"
 
 
-def test_every_method_is_on_the_reference_page() -> None:
+def test_run_methods_are_on_reference_page() -> None:
     reference = (Path(__file__).parents[3] / "docs" / "reference" / "python.md").read_text()
     methods = [name for name in vars(Run) if not name.startswith("_")]
     assert len(methods) > 15

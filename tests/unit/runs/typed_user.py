@@ -1,4 +1,4 @@
-"""A user's script, which `mypy --strict` checks as it checks this project; the tests run it, too."""
+"""User script that `mypy --strict` checks and the tests run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlrun.runs.blocks import Environment, Model, TinyModel, Trainer
 
 
 def manifest(name: str) -> Run:
-    """A run of a tiny model."""
+    """Return a run of a tiny model."""
     run = Run(
         name,
         model=Model(tiny=TinyModel(layers=1)),
@@ -20,7 +20,7 @@ def manifest(name: str) -> Run:
 
 
 def follow(run: Run) -> list[int]:
-    """Steps that have a checkpoint, of a run that goes on."""
+    """Return the steps of a running run that have a checkpoint."""
     try:
         run.wait(step=3, timeout=60.0)
     except RunFailedError as error:

@@ -1,4 +1,4 @@
-"""Controls that turn the direction of text are shown as escapes wherever a text of others is printed or written."""
+"""Escaping of direction controls in foreign text, wherever it is printed or written."""
 
 from __future__ import annotations
 

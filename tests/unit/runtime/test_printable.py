@@ -1,4 +1,4 @@
-"""Text of others neither turns, hides nor obeys on a terminal, wherever it arrives."""
+"""Escaping of foreign text, so that it cannot control a terminal or hide characters."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SHOWN = r"good\x1b]0;owned\x07 \x1b[2J\u202etxet\u2066\u200b\x9b31m\ud800\x00\x7
 
 
 def obeyed(text: str) -> list[str]:
-    """Characters that a terminal would not show as they are."""
+    """Return the characters that a terminal would not show literally."""
     return [
         c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t\u200c\u200d"
     ]
 
 
-def test_every_character_that_a_terminal_obeys_is_written_as_an_escape() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     found = printable(everything)
     assert obeyed(found) == []
@@ -52,13 +52,13 @@ def test_every_character_that_a_terminal_obeys_is_written_as_an_escape() -> None
 
 
 @given(st.text())
-def test_twice_is_once(text: str) -> None:
+def test_escaping_twice_changes_nothing(text: str) -> None:
     once = printable(text)
     assert printable(once) == once
     assert printable(text, lines=True).replace("\n", r"\n").replace("\t", r"\t") == once
 
 
-def test_a_log_shows_it_and_no_line_can_be_forged() -> None:
+def test_log_escapes_text_and_prevents_forged_lines() -> None:
     sink = io.StringIO()
     process_logs.configure_log(sink, "{level} | {message}")
     try:
@@ -71,7 +71,7 @@ def test_a_log_shows_it_and_no_line_can_be_forged() -> None:
     assert [line[:4] for line in text.splitlines()] == ["WARN", "    "]
 
 
-def test_the_operators_log_shows_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_log_escapes_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     for kind in ("plain", "json"):
@@ -85,7 +85,7 @@ def test_the_operators_log_shows_it(capsys: pytest.CaptureFixture[str], monkeypa
         assert r"\u202etxet" in line.replace("\\\\", "\\")
 
 
-def test_the_status_shows_it_and_every_text_in_it_has_a_bound() -> None:
+def test_status_escapes_and_limits_text() -> None:
     status = RLRunStatus(
         message=HOSTILE * 1000,
         results=[HOSTILE] * 2,
@@ -111,12 +111,12 @@ def test_the_status_shows_it_and_every_text_in_it_has_a_bound() -> None:
         failure_text(1, said=HOSTILE, full=None, lines=[]),
     ],
 )
-def test_every_door_of_a_role_shows_it(shown: str) -> None:
+def test_role_messages_escape_text(shown: str) -> None:
     assert obeyed(shown) == []
     shown.encode()
 
 
-def test_the_end_of_an_environments_output_shows_it(tmp_path: Path) -> None:
+def test_environment_output_tail_is_escaped(tmp_path: Path) -> None:
     log = Log(None)
     log._take(HOSTILE.encode(errors="surrogatepass") + b"\xff\n")
     assert all(obeyed(line) == [] for line in log.last_lines())

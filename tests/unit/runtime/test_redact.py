@@ -1,4 +1,4 @@
-"""Secrets of many kinds are removed from texts and documents; ordinary values stay readable."""
+"""Removal of secrets of many kinds from texts and documents, while ordinary values stay readable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlrun.runtime.secret_shapes import SHAPES
 from tests.support.planted import BY_KIND, ORDINARY, PLANTED, Planted
 
 OVER_LINES = ("split", "split-backslash", "yaml-block", "json-next-line")
-"""Kinds that a filter of single lines cannot recognize: docs/security.md names them."""
+"""Kinds that a filter of single lines cannot recognize, listed in docs/security.md."""
 
 
 def assert_absent(planted: Planted, shown: str) -> None:
@@ -22,7 +22,7 @@ def assert_absent(planted: Planted, shown: str) -> None:
         assert json.dumps(part)[1:-1] not in shown, planted.kind
 
 
-def test_at_least_sixty_kinds_are_planted() -> None:
+def test_planted_secrets_cover_sixty_kinds() -> None:
     assert len(BY_KIND) == len(PLANTED) >= 60
 
 
@@ -57,14 +57,14 @@ def test_ordinary_text_stays(text: str) -> None:
 @pytest.mark.parametrize(
     "encode", [str, lambda v: redact.quote(v, safe=""), lambda v: redact.base64.b64encode(v.encode()).decode()]
 )
-def test_value_of_own_secret_variable_is_removed_in_any_encoding(encode) -> None:  # type: ignore[no-untyped-def]
+def test_secret_variable_value_is_removed_in_any_encoding(encode) -> None:  # type: ignore[no-untyped-def]
     value = "correct horse/battery"
     known = redact.known_secrets({"TEAM_PASSWORD": value, "HOME": "/home/someone"})
     shown = redact.redact_certain(f"sent {encode(value)} from /home/someone", known)
     assert shown == f"sent {redact.REMOVED} from /home/someone"
 
 
-def test_every_shape_names_its_source() -> None:
+def test_secret_shapes_name_their_source() -> None:
     assert all(shape.kind and shape.source.split()[0] in ("gitleaks", "detect-secrets", "vendor") for shape in SHAPES)
     assert len({shape.kind for shape in SHAPES}) == len(SHAPES)
 
@@ -180,7 +180,7 @@ def test_unknown_free_value_is_hidden(config: dict[str, object]) -> None:
         },
     ],
 )
-def test_known_value_of_a_configuration_stays(config: dict[str, object]) -> None:
+def test_known_configuration_value_is_kept(config: dict[str, object]) -> None:
     assert redact.redact_configuration(config, []) == config
 
 
@@ -228,7 +228,7 @@ def test_key_of_a_mapping_is_cleaned() -> None:
     assert token not in json.dumps(redact.redact_document({token: 1.0}, []))
 
 
-def test_folder_of_a_shell_is_no_secret() -> None:
+def test_working_folder_variables_are_not_secrets() -> None:
     known = redact.known_secrets({"PWD": "/work/project", "OLDPWD": "/work/other", "DB_PWD": "correct-horse"})
     assert (
         redact.redact_text("read /work/project/run.yaml with correct-horse", known)

@@ -1,4 +1,4 @@
-"""What a client without the key can cost a role's HTTP server."""
+"""Limits on the cost that a client without a key can cause on a role's HTTP server."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ HOSTILE = [
         (["Bearer sesame\x00"], False),
     ],
 )
-def test_the_key_is_found_in_exactly_one_header(values: list[str | bytes], holds: bool) -> None:
+def test_key_must_be_in_exactly_one_header(values: list[str | bytes], holds: bool) -> None:
     assert holds_key(values, KEY) is holds
 
 
 def raw(port: int, request: bytes) -> bytes:
-    """Answer to bytes that a library would not send; the connection is closed by the server or after it."""
+    """Return the answer to bytes that no library would send; the connection is closed afterwards."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(request)
         answer = b""
@@ -72,7 +72,7 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def test_the_trainers_channel_refuses_keys_of_any_bytes(
+def test_trainer_channel_refuses_keys_of_any_bytes(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     channel = Channel.listen(attempt=1, api_key=KEY, host="127.0.0.1", port=0, batch_path=lambda step: None)  # type: ignore[arg-type,return-value]
@@ -85,7 +85,7 @@ def test_the_trainers_channel_refuses_keys_of_any_bytes(
     assert "Traceback" not in caplog.text + capfd.readouterr().err
 
 
-def test_a_trainers_pod_refuses_keys_of_any_bytes(
+def test_trainer_pod_refuses_keys_of_any_bytes(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlrun.pod.rendezvous.POD_PORT", 0)
@@ -124,7 +124,7 @@ def test_connections_to_a_trainers_pod_are_bounded(monkeypatch: pytest.MonkeyPat
 
 @asynccontextmanager
 async def serving(most_silent: int = 512) -> AsyncIterator[tuple[Site, asyncio.Event]]:
-    """A site with a route that answers at once, one that waits for the event, and one that fails."""
+    """Serve a site with a route that answers immediately, one that waits for the event, and one that fails."""
     go = asyncio.Event()
 
     async def plain(_: web.Request) -> web.Response:
@@ -148,7 +148,7 @@ async def serving(most_silent: int = 512) -> AsyncIterator[tuple[Site, asyncio.E
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
-    """Whether the server closes the connection."""
+    """Return whether the server closes the connection."""
     try:
         return await asyncio.wait_for(reader.read(), 10) == b""
     except ConnectionResetError:
@@ -163,7 +163,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen in time")
 
 
-async def test_connections_without_a_request_are_closed_and_those_with_one_are_not(
+async def test_idle_connections_are_closed_and_active_ones_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(site_module, "LOOK_SECONDS", 0.02)
@@ -182,7 +182,7 @@ async def test_connections_without_a_request_are_closed_and_those_with_one_are_n
         for reader, _ in (silent, dripping):
             assert await closed(reader)
         drips.cancel()
-        await asyncio.sleep(0.3)  # the request under way has lasted longer than a silent connection may
+        await asyncio.sleep(0.3)  # the running request exceeds the limit for silent connections
         assert not waiting.done()
         go.set()
         assert (await asyncio.wait_for(waiting, 60)).status == 200
@@ -190,7 +190,7 @@ async def test_connections_without_a_request_are_closed_and_those_with_one_are_n
             writer.close()
 
 
-async def test_of_too_many_silent_connections_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_silent_connections_are_closed_above_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_module, "LOOK_SECONDS", 0.02)
     async with serving(most_silent=4) as (site, _):
         server = site._runner.server
@@ -211,7 +211,7 @@ async def test_of_too_many_silent_connections_the_oldest_go(monkeypatch: pytest.
         await until(lambda: not server.connections and not site._silent_since and not site._busy)
 
 
-async def test_a_failure_of_a_route_shows_a_client_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_route_error_is_hidden_from_client(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         serving() as (site, _),
         aiohttp.ClientSession(f"http://127.0.0.1:{site.port}") as client,
@@ -222,7 +222,7 @@ async def test_a_failure_of_a_route_shows_a_client_nothing(caplog: pytest.LogCap
     assert "a secret of the role" in caplog.text
 
 
-async def test_requests_that_are_no_http_leave_a_few_lines_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_http_requests_log_few_lines_without_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as (site, _):
         for _ in range(4 * ERRORS_PER_MINUTE):
             answer = await asyncio.to_thread(
@@ -230,11 +230,11 @@ async def test_requests_that_are_no_http_leave_a_few_lines_and_no_traceback(capl
             )
             assert status(answer) == 400
     lines = [record for record in caplog.records if record.name == site_module.__name__]
-    assert 0 < len(lines) <= 2 * ERRORS_PER_MINUTE  # two minutes may be touched
+    assert 0 < len(lines) <= 2 * ERRORS_PER_MINUTE  # the requests may fall into two minutes
     assert "Traceback" not in caplog.text
 
 
-def test_the_log_takes_as_many_again_after_a_minute() -> None:
+def test_log_limit_resets_after_a_minute() -> None:
     now = 0.0
     few = Few(lambda: now)
     record = logging.LogRecord("x", logging.ERROR, "x", 1, "m", (), None)
@@ -245,7 +245,7 @@ def test_the_log_takes_as_many_again_after_a_minute() -> None:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("name", ["[::1]", "127.0.0.1"])
-async def test_a_listener_on_all_ipv6_addresses_takes_ipv4_too(name: str) -> None:
+async def test_ipv6_wildcard_listener_accepts_ipv4(name: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="here")
 

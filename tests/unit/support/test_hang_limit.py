@@ -1,4 +1,4 @@
-"""pytest's time limit looks at progress."""
+"""pytest's time limit depends on progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 
 
 def alarms_until_end(progress: Callable[[], object], seconds: float) -> int:
-    """Number of alarms after which the test is ended."""
+    """Return the number of alarms after which the test is ended."""
     ended: list[int] = []
     alarms: list[float] = []
     limit = HangLimit(seconds, lambda number, _: ended.append(number), progress, alarms.append)

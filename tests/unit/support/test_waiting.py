@@ -1,4 +1,4 @@
-"""Waits of tests, on a clock of their own."""
+"""Waits of tests, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_SECONDS = 0.125
 
 
 class Clock:
-    """A clock that advances in `sleep`, by `late` seconds more than asked for."""
+    """Clock that advances in `sleep`, by `late` seconds more than requested."""
 
     def __init__(self, late: float = 0.0) -> None:
         self.now, self.late, self.sleeps = 100.0, late, 0
@@ -41,7 +41,7 @@ class Clock:
 
 
 def after(polls: int) -> Callable[[], bool]:
-    """A condition that is true after so many polls."""
+    """Return a condition that is true after this number of polls."""
     numbers = count()
     return lambda: next(numbers) >= polls
 
@@ -64,7 +64,7 @@ def test_wait_without_progress_fails_with_state(progress: Callable[[], object] |
 
 
 def test_wait_with_slow_progress_passes() -> None:
-    """Each step takes nearly the whole patience, and the wait five times as long."""
+    """Each step takes nearly the whole patience, and the wait five times that time."""
     clock = Clock()
     polls = int(5 * PATIENCE_SECONDS / POLL_SECONDS)
     clock.wait_until(after(polls), progress=lambda: int(clock.now / (0.9 * PATIENCE_SECONDS)))
@@ -80,7 +80,7 @@ def test_wait_with_progress_has_limit() -> None:
 
 
 def test_wait_counts_late_poll_as_few_polls() -> None:
-    """A poll that comes an hour late uses the patience of few others."""
+    """A poll that comes an hour late uses up the patience of few polls."""
     polls = int(0.9 * PATIENCE_SECONDS / (LATE_FACTOR * POLL_SECONDS))
     assert Clock(late=3600.0).wait_until(after(polls)) is True
     with pytest.raises(StalledError):
@@ -88,7 +88,7 @@ def test_wait_counts_late_poll_as_few_polls() -> None:
 
 
 def test_wait_with_snapshot_counts_clock() -> None:
-    """Else processes that only poll make progress on an overloaded machine."""
+    """Otherwise, polling processes would count as progress on an overloaded machine."""
     clock = Clock(late=5.0)
     with pytest.raises(StalledError):
         clock.wait_until(lambda: False, progress=lambda: "step 3")
@@ -113,7 +113,7 @@ def test_snapshot_is_read_once_per_second() -> None:
     assert next(reads) <= 80 * POLL_SECONDS + 1
 
 
-async def test_condition_may_be_coroutine_and_is_named_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_condition_may_be_coroutine_named_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = count()
 
     async def third() -> bool:
@@ -135,7 +135,7 @@ async def test_result_is_returned_and_error_raised() -> None:
         await result_of(fails(), "the answer")
 
 
-async def test_result_that_never_comes_cancels_task(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_result_cancels_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wait, "poll", lambda self: (_ for _ in ()).throw(StalledError("no progress")))
     monkeypatch.setattr("tests.support.waiting.LONG_POLL_SECONDS", 0.001)
     task = asyncio.ensure_future(asyncio.Event().wait())

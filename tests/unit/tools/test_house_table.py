@@ -1,4 +1,4 @@
-"""The table of two revisions: what it counts, by the smallest source that has it."""
+"""Comparison table of two revisions, from minimal sources."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_complexity_counts_ways(body: str, paths: int) -> None:
     ("signature", "count"),
     [("", 0), ("self, a, /, b, *, c", 3), ("cls", 0), ("a, self", 2), ("*args, **kwargs", 2)],
 )
-def test_self_is_no_parameter(signature: str, count: int) -> None:
+def test_self_is_not_counted_as_parameter(signature: str, count: int) -> None:
     assert parameters_of(function(f"def f({signature}): ...")) == count
 
 
-def test_lines_of_a_function_begin_at_its_def() -> None:
+def test_function_lines_start_at_def() -> None:
     assert lines_of(function('@a\n@b\ndef f():\n    """Text."""\n    return 1\n')) == 3
 
 
@@ -98,7 +98,7 @@ def test_imports_are_arrows_between_modules_and_between_folders() -> None:
     assert house.modules() == {"rlrun/trainer": 2, "rlrun/trainer/weights": 1}
 
 
-def test_chains_count_files_and_take_a_circle_as_a_whole() -> None:
+def test_chains_count_files_and_treat_cycle_as_one() -> None:
     graph = read_graph(
         {"a": "import b\nimport d", "b": "import c", "c": "import b\nimport d", "d": "", "e": "from elsewhere import a"}
     )
@@ -109,7 +109,7 @@ def test_chains_count_files_and_take_a_circle_as_a_whole() -> None:
     assert shortest_chain(both_ways(graph), ["d"], ["a"]) == ["d", "a"]
 
 
-def test_the_table_has_both_revisions_beside_each_other() -> None:
+def test_table_has_columns_for_both_revisions() -> None:
     before = {"workloads/rlrun/flat.py": "x = 1\n", **FILES}
     text = table(House.of(before), House.of(FILES), ("1234567", "89abcde"))
     assert "| | 1234567 | 89abcde |" in text
@@ -118,7 +118,7 @@ def test_the_table_has_both_revisions_beside_each_other() -> None:
     assert "| `rlrun.trainer`: arrows between modules | 3 | 3 |" in text
 
 
-def test_an_unknown_revision_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_revision_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(revision: str, root: Path = Path()) -> str:
         raise subprocess.CalledProcessError(128, "git", stderr=f"fatal: {revision} is unknown\n")
 

@@ -1,4 +1,4 @@
-"""The page of metrics has every metric of the code and no other, and names follow the rules."""
+"""The metrics page lists exactly the metrics of the code, and names follow the rules."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ STEP = {
 
 
 def names(text: bytes) -> set[str]:
-    """Metrics of a scrape, with all of their series' names as one."""
+    """Return the metric names of a scrape, with one name for all series of a metric."""
     found = set()
     for family in text_string_to_metric_families(text.decode()):
         if family.samples and not family.name.endswith("_created"):
@@ -75,13 +75,13 @@ def specs() -> list[MetricSpec]:
     return [spec for _, table in TABLES.values() for spec in table]
 
 
-def test_the_page_has_each_metric_of_each_program() -> None:
+def test_metrics_page_lists_metrics_of_all_programs() -> None:
     rows = re.findall(r"^\| `(rlrun_\w+)`", metrics_page(), re.M)
     assert Counter(rows) == Counter(spec.name for spec in specs())
 
 
-def test_no_metric_is_made_past_the_tables() -> None:
-    """A family with a name of its own would be on no page."""
+def test_metrics_are_made_only_from_tables() -> None:
+    """A metric with its own name would be missing on the page."""
     past = []
     for file in sorted([*(ROOT / "workloads").rglob("*.py"), *(ROOT / "operator").rglob("*.py")]):
         for call in ast.walk(ast.parse(file.read_text())):
@@ -108,8 +108,8 @@ def test_names_units_and_labels_follow_the_rules() -> None:
         assert "\n" not in spec.text
 
 
-def test_a_name_has_one_meaning() -> None:
-    """Operator and orchestrator share three; all else is exported by one kind of program."""
+def test_metric_name_has_one_meaning() -> None:
+    """Operator and orchestrator share three metrics; one kind of program exports each other metric."""
     meanings: dict[str, set[tuple[str, str]]] = {}
     for spec in specs():
         meanings.setdefault(spec.name, set()).add((spec.text, spec.kind))
@@ -118,7 +118,7 @@ def test_a_name_has_one_meaning() -> None:
     assert sorted(twice) == shared() == ["rlrun_max_steps", "rlrun_reward_mean", "rlrun_step"]
 
 
-def test_an_orchestrator_exports_all_that_its_table_has() -> None:
+def test_orchestrator_exports_all_metrics_of_its_table() -> None:
     totals = StepTotals()
     totals.trained({"time/step": 10.0, "time/wait_for_batch": 4.0})
     engines = [EngineLook("serving", 3, 1, 0.5), EngineLook("out", None, None, None)]
@@ -139,7 +139,7 @@ def test_an_orchestrator_exports_all_that_its_table_has() -> None:
         assert line in text, (line, text)
 
 
-def test_what_is_not_known_yet_has_no_series() -> None:
+def test_unknown_values_have_no_series() -> None:
     text = metrics_text(Progress(**{**vars(FULL), "step": None, "reward": None, "eval": {}}), Measures())
     assert {"rlrun_step", "rlrun_reward_mean", "rlrun_loss", "rlrun_engines", "rlrun_volume_free_bytes"} & names(
         text
@@ -153,7 +153,7 @@ def test_environments_have_a_bounded_number_of_series() -> None:
     assert text.count(b"rlrun_environment_reward_mean{") == text.count(b"rlrun_eval_reward_mean{") == 64
 
 
-def test_a_pod_counts_the_idle_time_of_each_gpu() -> None:
+def test_pod_counts_idle_time_per_gpu() -> None:
     pod = PodMetrics(lambda: None)
     pod.note([Sample(0.0, 5, 80), Sample(0.9, 70, 80), Sample(None, 1, 10)], 2.0)
     pod.note([Sample(0.04, 5, 80), Sample(0.0, 70, 80), Sample(None, 1, 10)], 2.0)
@@ -170,13 +170,13 @@ def test_a_pod_counts_the_idle_time_of_each_gpu() -> None:
     pod.close()
 
 
-def test_a_pod_without_gpus_has_no_series_of_them() -> None:
+def test_pod_without_gpus_has_no_gpu_series() -> None:
     pod = PodMetrics(lambda: None)
     assert names(pod.text()) == {"rlrun_pod_start_timestamp_seconds"}
     pod.close()
 
 
-def test_the_operators_own_metrics_are_those_of_its_table() -> None:
+def test_operator_metrics_equal_its_table() -> None:
     registry = Metrics(Store()).registry
     declared = {
         line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE rlrun_")
@@ -189,7 +189,7 @@ def test_the_operators_own_metrics_are_those_of_its_table() -> None:
 
 
 class Nvml:
-    """nvidia-ml-py with two GPUs: a whole one, and a slice that does not say how busy it is."""
+    """Fake nvidia-ml-py with two GPUs: a whole one, and a slice that does not report its use."""
 
     class NVMLError(Exception):
         pass
@@ -224,6 +224,6 @@ def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", [None, Nvml(driver=False)], ids=["no package", "no driver"])
-def test_without_nvml_there_are_no_gpus_and_no_error(monkeypatch: pytest.MonkeyPatch, module: Nvml | None) -> None:
+def test_missing_nvml_means_no_gpus(monkeypatch: pytest.MonkeyPatch, module: Nvml | None) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert gpus_here() is None

@@ -1,4 +1,4 @@
-"""The runner of the example notebooks: what a cell shows, and what counts as another output."""
+"""Notebook runner: displayed results of cells, and detection of changed outputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_cells_share_a_namespace_and_show_their_last_value() -> None:
     assert silent == []
 
 
-def test_a_picture_is_stored_by_its_kind() -> None:
+def test_picture_is_stored_by_its_type() -> None:
     shown = execute(notebook("class P:\n    def _repr_svg_(self):\n        return '<svg/>'\nP()"))["cells"][1][
         "outputs"
     ]
     assert shown[0]["data"]["image/svg+xml"] == ["<svg/>"]
 
 
-def test_a_cell_that_fails_fails() -> None:
+def test_failing_cell_raises_error() -> None:
     with pytest.raises(ZeroDivisionError):
         execute(notebook("1 / 0"))
 
@@ -47,12 +47,12 @@ def test_a_cell_that_fails_fails() -> None:
         ("1", "print(1)", ("varies",), False),
     ],
 )
-def test_what_counts_as_another_output(before: str, after: str, tags: tuple[str, ...], *, same: bool) -> None:
+def test_output_differences_are_detected(before: str, after: str, tags: tuple[str, ...], *, same: bool) -> None:
     stored, done = execute(notebook(before, tags=tags)), execute(notebook(after, tags=tags))
     assert (differences(stored, done) == []) == same
 
 
-def test_each_example_has_its_outputs_and_no_path_of_a_machine() -> None:
+def test_example_notebooks_have_outputs_without_machine_paths() -> None:
     found = sorted(FOLDER.glob("*.ipynb"))
     assert len(found) == 2
     for path in found:

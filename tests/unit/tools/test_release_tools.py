@@ -1,4 +1,4 @@
-"""Images, releases and the workflows that make them: nothing is built here, but all that they name is there."""
+"""Images, releases and workflows: the names that they use exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
-def test_a_workflow_names_what_there_is(file: Path) -> None:
+def test_workflow_names_existing_targets_and_files(file: Path) -> None:
     text = file.read_text()
     workflow = yaml.safe_load(text)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -52,7 +52,7 @@ def test_a_workflow_names_what_there_is(file: Path) -> None:
     assert "${{" not in commands, "values reach a shell by variables, so that none is read as a command"
 
 
-def test_ci_runs_what_every_submission_runs_and_a_release_runs_it_first() -> None:
+def test_ci_runs_submission_checks_and_release_depends_on_it() -> None:
     ci, published = (
         yaml.safe_load((ROOT / f".github/workflows/{name}.yaml").read_text()) for name in ("ci", "release")
     )
@@ -66,7 +66,7 @@ def test_ci_runs_what_every_submission_runs_and_a_release_runs_it_first() -> Non
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
-def test_no_job_that_builds_has_an_identity(file: Path) -> None:
+def test_building_job_has_no_identity_token(file: Path) -> None:
     for name, job in yaml.safe_load(file.read_text())["jobs"].items():
         commands = "\n".join(step.get("run", "") for step in job.get("steps", ()))
         assert isinstance(job.get("permissions", {}), dict), f"{name}: write-all is an identity as well"
@@ -78,7 +78,7 @@ HANDED_OVER = {"sign": ("images-and-charts", "sbom-sha256"), "wheel": ("build-wh
 
 
 @pytest.mark.parametrize("name", HANDED_OVER)
-def test_what_is_signed_was_compared_with_the_builders_digest(name: str) -> None:
+def test_signed_artifacts_are_compared_with_builder_digest(name: str) -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
     assert {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})} == set(HANDED_OVER)
     builder, output = HANDED_OVER[name]
@@ -102,7 +102,7 @@ def test_what_is_signed_was_compared_with_the_builders_digest(name: str) -> None
     assert min(attested) > download + 1
 
 
-def test_the_release_signs_and_attests_everything_that_it_publishes() -> None:
+def test_release_signs_and_attests_all_published_artifacts() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
     commands = {name: "\n".join(step.get("run", "") for step in job.get("steps", ())) for name, job in jobs.items()}
     assert "make images RELEASE=1" in commands["images-and-charts"]
@@ -118,7 +118,7 @@ def test_the_release_signs_and_attests_everything_that_it_publishes() -> None:
         assert jobs[name]["permissions"]["attestations"] == "write"
 
 
-def test_images_are_built_for_gpus_unless_told() -> None:
+def test_images_are_built_for_gpus_by_default() -> None:
     gpu = build_command("docker", Wanted("r.example.com/team", "1.2", "gpu", None), "trainer", "abc")
     assert gpu[:4] == ["docker", "build", "--file", "Dockerfile.trainer"]
     assert gpu[-3:] == ["--tag", "r.example.com/team/rlrun-trainer:1.2", "."]
@@ -134,7 +134,7 @@ def test_images_are_built_for_gpus_unless_told() -> None:
         assert set(given) <= set(taken)
 
 
-def test_the_values_are_those_of_the_chart() -> None:
+def test_image_values_match_chart() -> None:
     references = {image: f"r.example.com/rlrun-{image}@{DIGEST}" for image in images.IMAGES}
     written = yaml.safe_load(values_text(references, local=False))
     assert written == {
@@ -147,7 +147,7 @@ def test_the_values_are_those_of_the_chart() -> None:
     assert local["images"].keys() <= chart["images"].keys()
 
 
-def test_a_release_is_built_from_bases_by_digest() -> None:
+def test_release_build_uses_base_digest() -> None:
     wanted = Wanted("r.example.com/team", "1.2", "gpu", None)
     base = Base("nvidia/cuda:13.0", DIGEST)
     built = build_command("docker", wanted, "trainer", "abc", base)
@@ -178,20 +178,20 @@ def test_a_release_is_built_from_bases_by_digest() -> None:
         ("localhost/a", "localhost/a:latest", "localhost/a"),
     ],
 )
-def test_a_base_has_a_full_name_and_a_digest(name: str, full: str, pinned: str) -> None:
+def test_base_image_has_full_name_and_digest(name: str, full: str, pinned: str) -> None:
     base = Base(name, DIGEST)
     assert (base.full_name, base.pinned) == (full, f"{pinned}@{DIGEST}")
 
 
 @pytest.mark.parametrize("printed", ["", "null", "[]", "{}", '{"digest": "sha256:0"}', '{"digest": 7}', "<no value>"])
-def test_an_answer_without_a_digest_is_refused(printed: str) -> None:
+def test_inspection_without_digest_is_refused(printed: str) -> None:
     assert manifest_digest("a", json.dumps({"digest": DIGEST})) == DIGEST
     assert manifest_digest("a", json.dumps({"containerimage.digest": DIGEST})) == DIGEST
     with pytest.raises(ValueError, match="no digest of debian:1"):
         manifest_digest("debian:1", printed)
 
 
-def test_a_release_looks_up_each_base_once_and_records_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_release_resolves_each_base_once_and_records_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked, run = [], []
 
     def answer(command: list[str], *, otherwise: str) -> str:
@@ -221,7 +221,7 @@ def test_a_release_looks_up_each_base_once_and_records_it(monkeypatch: pytest.Mo
         assert next(word for word in command if word.startswith("BASE_IMAGE=")).count("@sha256:") == 1
 
 
-def test_a_release_without_a_digest_is_refused(
+def test_release_without_digest_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(images, "_output", lambda command, *, otherwise: otherwise)
@@ -246,7 +246,7 @@ def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert [line.split()[2] for line in printed[3:]] == ["push"] * 3
 
 
-def test_what_is_signed_has_a_digest() -> None:
+def test_signed_images_and_charts_have_digests() -> None:
     values = values_text({image: f"ghcr.io/rlrun/rlrun-{image}@{DIGEST}" for image in images.IMAGES}, local=False)
     pushed = f"Pushed: ghcr.io/rlrun/charts/rlrun-operator:0.1.0\nDigest: {DIGEST}\n"
     assert release.image_digests(values) == [
@@ -260,12 +260,12 @@ def test_what_is_signed_has_a_digest() -> None:
         release.chart_digests("")
 
 
-def test_the_version_stands_everywhere() -> None:
+def test_version_is_equal_in_all_files() -> None:
     assert release.disagreements("v" + images.version()) == []
     assert len(release.disagreements("v9.9.9")) == len(release.VERSIONS)
 
 
-def test_the_lock_of_gpus_holds_what_the_images_of_gpus_hold() -> None:
+def test_gpu_lock_equals_gpu_image_locks() -> None:
     def pins(name: str) -> dict[str, str]:
         return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / f"requirements/{name}").read_text(), re.MULTILINE))
 

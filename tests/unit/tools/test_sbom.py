@@ -1,4 +1,4 @@
-"""SPDX documents list what the lock files hold, no more and no less."""
+"""SPDX documents list exactly the content of the lock files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LOCKS = {
     "inference": ["images/common-{}", "images/inference-{}"],
     "operator": ["operator"],
 }
-"""What each image is built from, written by hand."""
+"""Sources of each image, listed manually."""
 DIGEST = "sha256:" + "a" * 64
 BASE = {"name": "docker.io/nvidia/cuda:13", "digest": "sha256:" + "b" * 64}
 
 
 def locked(image: str, accelerator: str) -> dict[str, tuple[str, set[str]]]:
-    """Name -> version and hashes, read without the tool's own expressions."""
+    """Return name -> version and hashes, parsed without the expressions of the tool."""
     found: dict[str, tuple[str, set[str]]] = {}
     current: set[str] = set()
     for name in LOCKS[image]:
@@ -50,7 +50,7 @@ def packages(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("accelerator", ["gpu", "cpu"])
-def test_an_image_lists_the_packages_of_its_locks(accelerator: str) -> None:
+def test_image_sbom_lists_packages_of_its_locks(accelerator: str) -> None:
     made = sbom.documents(accelerator, CREATED)
     assert set(made) == {f"rlrun-{image}" for image in IMAGES}
     for image in IMAGES:
@@ -65,7 +65,7 @@ def test_an_image_lists_the_packages_of_its_locks(accelerator: str) -> None:
             assert {sum_["algorithm"] for sum_ in entry["checksums"]} == {"SHA256"}
 
 
-def test_a_document_is_spdx_and_the_same_each_time() -> None:
+def test_sbom_is_valid_spdx_and_reproducible() -> None:
     made = sbom.documents("gpu", CREATED)
     for name, content in made.items():
         assert content["spdxVersion"] == "SPDX-2.3"
@@ -98,7 +98,7 @@ def test_image_base_and_page_are_named_by_their_hashes() -> None:
         assert all(len(entry["checksums"][0]["checksumValue"]) == 128 for entry in page.values())
 
 
-def test_a_wheel_is_listed_by_hash_with_what_it_asks_for(
+def test_wheel_sbom_lists_hash_and_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sbom, "commit_time", lambda: CREATED)
@@ -117,14 +117,14 @@ def test_a_wheel_is_listed_by_hash_with_what_it_asks_for(
     ]
     asked = {entry["name"]: entry for entry in others if entry["SPDXID"] in needed}
     assert set(asked) == {"pyyaml", "torch"}
-    assert asked["pyyaml"]["comment"] == "Asked for as: PyYAML>=6 | pyyaml<9; extra == 'x'"
+    assert asked["pyyaml"]["comment"] == "Required as: PyYAML>=6 | pyyaml<9; extra == 'x'"
     wheel.write_text("no archive")
     assert sbom.main(["--output-dir", str(tmp_path), "--wheel", str(wheel)]) == 1
-    assert "it is no wheel" in capsys.readouterr().err
+    assert "it is not a wheel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["kopf>=1.0", "kopf==1.0", "kopf==1.0 --hash=md5:0", "./kopf"])
-def test_a_lock_with_a_package_that_is_not_pinned_is_refused(line: str) -> None:
+def test_lock_with_unpinned_package_is_refused(line: str) -> None:
     with pytest.raises(sbom.SbomError, match="pins no package by version and hash"):
         sbom.locked_parts(f"# a comment\n{line}\n", "a.txt")
 
@@ -138,7 +138,7 @@ def test_two_versions_in_one_image_are_refused() -> None:
         sbom.merged([*first, *second])
 
 
-def test_a_page_without_hashes_is_refused() -> None:
+def test_page_package_without_hash_is_refused() -> None:
     lock = {"packages": {"": {}, "node_modules/preact": {"version": version()}}}
     with pytest.raises(sbom.SbomError, match="preact has no integrity"):
         sbom.page_parts(lock)

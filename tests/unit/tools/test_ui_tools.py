@@ -1,4 +1,4 @@
-"""The page's files and types: small, with their licences, and what the models say."""
+"""Files and types of the page: small, with licenses, and equal to the models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.ui_bundle import BUILT, SOURCES, differences
 _BYTES = 400_000
 
 
-def test_the_types_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_generated_types_match_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert ui_types.main([]) == 0
     monkeypatch.setattr(ui_types, "FILE", tmp_path / "answers.ts")
     (tmp_path / "answers.ts").write_text("")
@@ -27,7 +27,7 @@ def test_the_types_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "  means: (number | null)[];" in text
 
 
-def test_the_page_is_small_and_names_all_that_it_loads() -> None:
+def test_page_is_small_and_loads_existing_files() -> None:
     static = StaticFiles()
     assert sum(file.stat().st_size for file in BUILT.rglob("*") if file.is_file()) < _BYTES
     page = (BUILT / "index.html").read_text()
@@ -39,7 +39,7 @@ def test_the_page_is_small_and_names_all_that_it_loads() -> None:
     assert "style=" not in page
 
 
-def test_licences_of_what_is_bundled_are_in_the_page() -> None:
+def test_page_contains_licenses_of_bundled_packages() -> None:
     text = (BUILT / "licences.txt").read_text()
     for name, version in json.loads((SOURCES / "package.json").read_text())["dependencies"].items():
         assert re.search(
@@ -47,7 +47,7 @@ def test_licences_of_what_is_bundled_are_in_the_page() -> None:
         ), name
 
 
-def test_the_lock_has_hashes_and_no_addresses() -> None:
+def test_page_lock_has_hashes_without_addresses() -> None:
     packages = json.loads((SOURCES / "package-lock.json").read_text())["packages"]
     own = packages.pop("")
     assert own["dependencies"] | own["devDependencies"] == {

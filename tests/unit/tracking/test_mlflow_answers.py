@@ -1,4 +1,4 @@
-"""A server that is no MLflow is told from one, whatever JSON it answers."""
+"""Detection of servers that are not MLflow, for any JSON response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN = TrackedRun(uid="u", name="n", root=Path("/run"), config={}, max_steps=1)
     [{}, {"experiment": "1"}, {"experiment": {}, "runs": ["x"]}, {"experiment": {}, "run": {"info": 3}}],
     ids=str,
 )
-def test_an_answer_of_another_form_names_the_field(answer: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_response_names_uri_field(answer: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = MlflowTracker(MlflowConfig.model_validate({"uri": "http://tracker.example.org"}), {})
     monkeypatch.setattr(tracker, "_call", lambda *_: answer)
     with pytest.raises(
@@ -33,13 +33,13 @@ def test_an_answer_of_another_form_names_the_field(answer: dict[str, object], mo
 
 
 class Redirecting(BaseHTTPRequestHandler):
-    """A server that sends every request elsewhere."""
+    """Server that redirects every request."""
 
     target = ""
     status = 302
 
     def handle_one_request(self) -> None:
-        """Answer any method."""
+        """Handle any method."""
         self.close_connection = True
         self.raw_requestline = self.rfile.readline(65537)
         if self.parse_request():
@@ -47,22 +47,20 @@ class Redirecting(BaseHTTPRequestHandler):
             self.answer()
 
     def answer(self) -> None:
-        """Answer a request."""
         self.send_response(self.status)
         self.send_header("Location", self.target)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Keep the output of tests quiet."""
+        """Suppress log output."""
 
 
 class Recording(Redirecting):
-    """A server that records the headers of requests."""
+    """Server that records request headers."""
 
     seen: ClassVar[list[dict[str, str]]] = []
 
     def answer(self) -> None:
-        """Answer a request."""
         self.seen.append(dict(self.headers))
         self.send_response(200)
         self.end_headers()

@@ -1,4 +1,4 @@
-"""Trackers on command lines, and what is said about one that cannot work here."""
+"""Tracker options on command lines, and messages about unusable trackers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_options_of_prime_rl_name_the_fields() -> None:
     assert rest == ["run.yaml", "--plain", "--resume"]
 
 
-def test_options_stand_above_the_manifest() -> None:
+def test_tracker_options_override_manifest() -> None:
     below = tracking(wandb={"project": "p", "name": "a"}, samples={"interval": 3})
     own, _ = take_tracking(["--wandb", "--wandb.name", "b", "--tensorboard"])
     assert with_options(below, own) == tracking(
@@ -43,14 +43,14 @@ def test_options_stand_above_the_manifest() -> None:
         with_options(None, take_tracking(["--wandb.projct", "x"])[0])
 
 
-def test_rl_takes_trackers_from_files_and_options(tmp_path: Path) -> None:
+def test_rl_reads_trackers_from_files_and_options(tmp_path: Path) -> None:
     file = tmp_path / "rl.toml"
     file.write_text('[model]\ntiny = {}\n[[environments]]\nid = "reverse-text"\n[tracking.wandb]\nproject = "p"\n')
     config, _, _ = read(full_names(["@", str(file), "--wandb.name", "n"]), {})
     assert config.spec().tracking == tracking(wandb={"project": "p", "name": "n"})
 
 
-def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_tracker_package_is_reported_on_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tracker_packages, "find_spec", lambda name: None)
     config = tracking(wandb={}, tensorboard={}, mlflow={}, trackio={})
     environ = {"WANDB_API_KEY": "k"}
@@ -75,7 +75,7 @@ def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyP
     assert enabled_trackers(only, {"WANDB_MODE": "disabled"}) == []
 
 
-def test_validate_says_so_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_reports_missing_tracker_package_locally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_packages, "find_spec", lambda name: None)
     text = (
         "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: run}\n"
@@ -107,7 +107,7 @@ IN_CLUSTER: list[tuple[dict[str, object], dict[str, str | None], bool, list[str]
 
 
 @pytest.mark.parametrize(("trackers", "variables", "opaque", "said"), IN_CLUSTER)
-def test_what_a_cluster_lacks_for_a_tracker_is_told(
+def test_missing_tracker_settings_of_cluster_are_reported(
     trackers: dict[str, object], variables: dict[str, str | None], opaque: bool, said: list[str]
 ) -> None:
     found = [

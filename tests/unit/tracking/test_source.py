@@ -1,4 +1,4 @@
-"""What trackers get of a run's folder: every line once, those of a later attempt again, with the traces of their steps."""
+"""Data that trackers read from a run folder: each line once, and the lines of a later attempt again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def marks(source: Source) -> list[tuple[int, int]]:
     return [(record.mark.step, record.mark.attempt) for record in source.records()]
 
 
-def test_each_line_comes_once(tmp_path: Path) -> None:
+def test_each_metrics_line_is_read_once(tmp_path: Path) -> None:
     run = folder(tmp_path)
     source = Source(run.config, [])
     assert marks(source) == []
@@ -38,8 +38,8 @@ def test_each_line_comes_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_steps_that_are_trained_again_come_again(tmp_path: Path, fresh: bool) -> None:
-    """Also where the new file is as long as the old one when it is next read."""
+def test_retrained_steps_are_read_again(tmp_path: Path, fresh: bool) -> None:
+    """The second case: the new file has the length of the old one at the next read."""
     run = folder(tmp_path)
     source = Source(run.config, [])
     for step in range(1, 7):
@@ -63,7 +63,7 @@ def test_steps_that_are_trained_again_come_again(tmp_path: Path, fresh: bool) ->
     assert marks(source) == [(7, 3)]
 
 
-def test_samples_and_histograms_come_at_their_interval(tmp_path: Path) -> None:
+def test_samples_and_histograms_follow_their_interval(tmp_path: Path) -> None:
     run = folder(tmp_path)
     for step in (1, 2):
         run.step(step)
@@ -108,7 +108,7 @@ def test_measures_of_the_machine_join_the_step_after_them(tmp_path: Path) -> Non
     }
 
 
-def test_names_are_prime_rls_where_it_has_one() -> None:
+def test_tracked_names_equal_prime_rl_names() -> None:
     assert tracked_name("loss") == ("loss/mean", 1.0)
     assert tracked_name("reward/a/b/mean") == ("reward/a/b", 1.0)
     assert tracked_name("eval/math/reward/mean", samples_per_task=8) == ("eval/math/avg@8", 1.0)
@@ -119,7 +119,7 @@ def test_names_are_prime_rls_where_it_has_one() -> None:
     assert len({layout for _, layout in PATTERNS}) == len(PATTERNS)
 
 
-def test_values_follow_the_units_and_the_derived_ones_the_line() -> None:
+def test_tracked_values_are_converted_to_tracker_units() -> None:
     translator = Translator(world_size=4, samples_per_task=1)
     line = {
         "perf/mfu": 0.5, "perf/peak_memory": 2.0**31, "perf/throughput": 100.0, "entropy": 0.5, "mismatch_kl": 0.25,
@@ -138,7 +138,7 @@ def test_values_follow_the_units_and_the_derived_ones_the_line() -> None:
     }
 
 
-def test_the_journal_knows_what_may_be_missing(tmp_path: Path) -> None:
+def test_journal_marks_unconfirmed_lines(tmp_path: Path) -> None:
     path = tmp_path / "tracking" / "wandb.sent"
     sent = Sent(path)
     sent.add([Mark(1, 1), Mark(2, 1)])

@@ -1,4 +1,4 @@
-"""Choice of the kernel of attention: what a machine, its packages and a model allow, and what the message says where nothing does."""
+"""Choice of the attention kernel by machine, packages and model, and the error message if none is possible."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def needs(*features: Feature, head_dim: int = 128) -> Needs:
         (gpu(9), needs("context"), "fa3"),
     ],
 )
-def test_auto_takes_the_first_that_computes_the_model(machine: Machine, demands: Needs, expected: str) -> None:
+def test_auto_selects_first_suitable_kernel(machine: Machine, demands: Needs, expected: str) -> None:
     assert choose_kernel("auto", demands, machine).kernel == expected
 
 
-def test_the_choice_says_what_was_passed_over_and_why() -> None:
+def test_choice_explains_skipped_kernels() -> None:
     machine = gpu(9, packages={"fa3": "3.0.0"}, missing={"fa4": NOT_INSTALLED["fa4"]})
     assert str(choose_kernel("auto", needs("value heads", head_dim=64), machine)).startswith(
         "attention flex: flex is the first that a GPU (compute capability 9.0) and the model allow; "
@@ -147,7 +147,7 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
         ),
     ],
 )
-def test_a_kernel_that_cannot_is_refused_with_the_way_out(
+def test_unsupported_kernel_is_refused_with_alternative(
     asked: Any, machine: Machine, demands: Needs, told: str
 ) -> None:
     with pytest.raises(AttentionError, match=re.escape(told)):
@@ -157,7 +157,7 @@ def test_a_kernel_that_cannot_is_refused_with_the_way_out(
 @pytest.mark.parametrize("asked", get_args(AttentionKernel))
 @pytest.mark.parametrize("major", [None, 7, 8, 9, 10, 11, 12, 13])
 @pytest.mark.parametrize("packages", [{}, ALL])
-def test_a_choice_always_supports_what_is_asked_of_it(
+def test_selected_kernel_supports_requested_features(
     asked: Any, major: int | None, packages: dict[Kernel, str]
 ) -> None:
     machine = CPU if major is None else gpu(major, packages=packages)
@@ -177,14 +177,14 @@ def test_a_choice_always_supports_what_is_asked_of_it(
         )
 
 
-def test_the_table_has_every_kernel_of_the_configuration() -> None:
+def test_kernel_table_covers_configuration_values() -> None:
     assert set(BACKENDS) == set(get_args(AttentionKernel)) - {"auto"}
     assert {kernel for kernel, backend in BACKENDS.items() if backend.capabilities is not None} == set(GPU_KERNELS)
     assert all(kernels[-1] == "sdpa" for _, kernels in ORDER)
     assert BACKENDS["sdpa"].features == set(FEATURES)
 
 
-def test_the_page_has_the_table() -> None:
+def test_page_contains_kernel_table() -> None:
     page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")

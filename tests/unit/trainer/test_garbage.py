@@ -1,4 +1,4 @@
-"""Collections of garbage: between the steps that they are for, of all generations, and set aside once."""
+"""Garbage collection between steps: full collections, and surviving objects are frozen once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.trainer.garbage import AGAIN, Garbage
 
 
 class Node:
-    """An object that can be part of a cycle and is seen by weak counting."""
+    """Object that can be part of a cycle and counts living instances."""
 
     alive = 0
 
@@ -30,12 +30,12 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_it_collects_after_steps_that_double() -> None:
+def test_garbage_collection_runs_at_doubling_steps() -> None:
     garbage = Garbage()
     assert [step for step in range(1, 200) if garbage.after_step()] == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
-def test_cycles_are_gone_and_what_is_alive_is_not_looked_through_again() -> None:
+def test_garbage_collection_frees_cycles_and_freezes_survivors() -> None:
     Node()
     kept = Node()
     before = gc.get_freeze_count()
@@ -45,8 +45,8 @@ def test_cycles_are_gone_and_what_is_alive_is_not_looked_through_again() -> None
     assert not any(found is kept for found in gc.get_objects())
 
 
-def test_what_was_set_aside_and_died_is_collected_when_a_run_has_gone() -> None:
-    """A sharded model is a cycle: a guest's reference would stay in the memory of the GPU for ever."""
+def test_frozen_objects_are_collected_after_a_run() -> None:
+    """A sharded model is a cycle: otherwise, a guest's reference model would stay in GPU memory permanently."""
     garbage, kept = Garbage(), [Node()]
     garbage.after_step()
     kept.clear()
@@ -56,7 +56,7 @@ def test_what_was_set_aside_and_died_is_collected_when_a_run_has_gone() -> None:
     assert Node.alive == 0
 
 
-def test_what_was_set_aside_and_died_is_collected_in_a_long_run() -> None:
+def test_frozen_objects_are_collected_during_a_long_run() -> None:
     garbage, kept = Garbage(), [Node()]
     garbage.after_step()
     kept.clear()

@@ -1,4 +1,4 @@
-"""Time that a rank's start takes."""
+"""Start times of a rank."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from rlrun.trainer.ranks.start_clock import StartClock, started_at
 STAT = "42 (a b) c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1000 1 18446744073709551615"
 
 
-def test_a_process_says_when_it_was_started_whatever_its_name() -> None:
+def test_process_start_time_is_parsed_for_any_name() -> None:
     assert started_at(STAT, 100) == 123.45
     assert started_at("", 100) is None
     assert started_at("42 (a) S x", 100) is None
 
 
-def test_each_phase_has_the_time_since_the_one_before_and_is_reported_once() -> None:
+def test_start_phases_are_reported_once_with_durations() -> None:
     now = [50.0]
     clock = StartClock(8.0, lambda: now[0])
     clock.done("imports")

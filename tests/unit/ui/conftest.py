@@ -1,4 +1,4 @@
-"""A page without a page's files."""
+"""Fixture of a server without the files of its page."""
 
 from __future__ import annotations
 

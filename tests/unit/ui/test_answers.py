@@ -1,4 +1,4 @@
-"""Answers about runs in folders: what each says of a run that trains, has ended, or is damaged."""
+"""API responses about running, ended and damaged runs in folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def asked(run: Folder, static: StaticFiles) -> Client:
     return client(run.root.parent, static=static)[0]
 
 
-def test_the_list_has_every_run_with_its_state(run: Folder, asked: Client) -> None:
+def test_run_list_contains_all_runs_with_state(run: Folder, asked: Client) -> None:
     made(run.root.parent / "other", steps=20).ends()
     run.lives()
     found = asked.json("/api/runs")
@@ -37,11 +37,11 @@ def test_the_list_has_every_run_with_its_state(run: Folder, asked: Client) -> No
     assert asked.json(f"/api/runs/{found['runs'][1]['id']}")["run"]["name"] == "other"
 
 
-def test_a_folder_without_runs_is_an_empty_list(tmp_path: Path, static: StaticFiles) -> None:
+def test_folder_without_runs_gives_empty_list(tmp_path: Path, static: StaticFiles) -> None:
     assert client(tmp_path, static=static)[0].json("/api/runs")["runs"] == []
 
 
-def test_one_run_says_what_rlrun_why_says(run: Folder, asked: Client) -> None:
+def test_run_response_matches_rlrun_why(run: Folder, asked: Client) -> None:
     run.lives()
     found = asked.json(f"/api/runs/{run.id}")
     assert found["wait"]["text"] == "trainer: training step 11"
@@ -53,7 +53,7 @@ def test_one_run_says_what_rlrun_why_says(run: Folder, asked: Client) -> None:
     assert "eval/math/reward/mean" in found["metrics"]
 
 
-def test_one_run_says_what_rlrun_cost_says(run: Folder, asked: Client) -> None:
+def test_run_response_matches_rlrun_cost(run: Folder, asked: Client) -> None:
     told = asked.json(f"/api/runs/{run.id}")["cost"]
     account = of_folder(run.root, 0)
     assert {one["use"]: one["seconds"] for one in told["uses"]} == account.uses()
@@ -61,7 +61,7 @@ def test_one_run_says_what_rlrun_cost_says(run: Folder, asked: Client) -> None:
     assert (told["gpus"], told["hours"]) == (False, pytest.approx(account.hours))
 
 
-def test_a_failure_is_told_with_its_cause(run: Folder, asked: Client) -> None:
+def test_failure_response_contains_cause(run: Folder, asked: Client) -> None:
     error = {"exit_code": 65, "message": "spec.data: there is no such file"}
     run.write("logs/attempt_0001/trainer/error.json", error)
     failures = asked.json(f"/api/runs/{run.id}")["failures"]
@@ -70,7 +70,7 @@ def test_a_failure_is_told_with_its_cause(run: Folder, asked: Client) -> None:
     ]
 
 
-def test_a_changed_configuration_is_told_with_its_attempt(run: Folder, asked: Client) -> None:
+def test_history_response_contains_changed_configuration(run: Folder, asked: Client) -> None:
     run.began(1, 0)
     run.began(2, 6, max_steps=40, api_key="opensesame2")
     told = asked.json(f"/api/runs/{run.id}/history")
@@ -80,12 +80,12 @@ def test_a_changed_configuration_is_told_with_its_attempt(run: Folder, asked: Cl
     assert edit["changes"] == [{"field": "max_steps", "before": "20", "after": "40"}]
 
 
-def test_a_run_that_was_never_edited_says_so(run: Folder, asked: Client) -> None:
+def test_unedited_run_is_reported_as_never_edited(run: Folder, asked: Client) -> None:
     told = asked.json(f"/api/runs/{run.id}/history")
     assert told == {"said": "Never edited: the run has had one attempt.", "edits": []}
 
 
-def test_a_fork_and_its_origin_name_each_other(run: Folder, asked: Client) -> None:
+def test_fork_and_origin_link_to_each_other(run: Folder, asked: Client) -> None:
     run.began(1, 0)
     fork = made(run.root.parent / "fork", uid="v")
     fork.began(1, 0, uid="v")
@@ -101,7 +101,7 @@ def test_a_fork_and_its_origin_name_each_other(run: Folder, asked: Client) -> No
     assert told["forks"] == [{"id": fork.id, "label": "fork", "step": 6, "changes": changes}]
 
 
-def test_an_origin_that_is_not_among_the_runs_has_no_link(run: Folder, asked: Client) -> None:
+def test_missing_origin_has_no_link(run: Folder, asked: Client) -> None:
     run.forked(Folder(run.root.parent / "gone"), 6)
     assert asked.json(f"/api/runs/{run.id}/lineage")["origin"]["id"] is None
 
@@ -117,7 +117,7 @@ def test_curves_are_cut_smoothed_and_thinned(run: Folder, asked: Client) -> None
     assert asked.json(path, metric="reward/mean", points=4)["curves"][0]["measured"] == 10
 
 
-def test_a_value_that_is_no_number_leaves_a_gap(run: Folder, asked: Client) -> None:
+def test_invalid_metric_value_leaves_a_gap(run: Folder, asked: Client) -> None:
     run.write("metrics.jsonl", '{"step": 1, "loss": 1}\n{"step": 2, "loss": NaN}\n{"step": 3, "loss": Infinity}\n')
     run.lines(
         "metrics.jsonl", [{"step": 4, "loss": 10**400}, {"step": 5, "loss": True}, {"step": 6, "loss": 2}], more=True
@@ -126,7 +126,7 @@ def test_a_value_that_is_no_number_leaves_a_gap(run: Folder, asked: Client) -> N
     assert (found["steps"], found["values"]) == ([1, 6], [1.0, 2.0])
 
 
-def test_steps_that_a_later_attempt_trains_again_take_the_place_of_the_first_ones(run: Folder, asked: Client) -> None:
+def test_retrained_steps_replace_earlier_ones(run: Folder, asked: Client) -> None:
     path = f"/api/runs/{run.id}"
     assert asked.json(path)["lastStep"] == 10
     again = [metrics_line(step, 2) | {"reward/mean": 9.0} for step in (6, 7)]
@@ -139,7 +139,7 @@ def test_steps_that_a_later_attempt_trains_again_take_the_place_of_the_first_one
     assert asked.json(f"{path}/curves", metric="reward/mean")["curves"][0]["values"][-2:] == [9.0, 9.0]
 
 
-def test_the_timeline_adds_up_to_the_steps(run: Folder, asked: Client) -> None:
+def test_timeline_parts_add_up_to_steps(run: Folder, asked: Client) -> None:
     found = asked.json(f"/api/runs/{run.id}/timeline", spans=3)
     assert (found["first"], found["last"]) == ([1, 4, 7], [3, 6, 10])
     parts = {one["name"]: one["seconds"] for one in found["parts"]}
@@ -177,7 +177,7 @@ def test_rollouts_are_filtered_sorted_and_paged(run: Folder, asked: Client) -> N
     }
 
 
-def test_a_rollout_without_a_reward_comes_after_the_worst_and_the_best(run: Folder, asked: Client) -> None:
+def test_rollouts_without_reward_are_sorted_last(run: Folder, asked: Client) -> None:
     rows = [rollout(0, 0, None), {"error": "late", "sample": 1}, rollout(0, 2, 0.5), rollout(0, 3, 0.25)]
     run.lines("traces/step_00000003.jsonl", [row | {"attempt": 1} for row in rows])
     path = f"/api/runs/{run.id}/rollouts"
@@ -187,7 +187,7 @@ def test_a_rollout_without_a_reward_comes_after_the_worst_and_the_best(run: Fold
         assert found[-1]["error"] == "late"
 
 
-def test_one_rollout_has_its_turns_and_calls(run: Folder, asked: Client) -> None:
+def test_rollout_response_contains_turns_and_calls(run: Folder, asked: Client) -> None:
     found = asked.json(f"/api/runs/{run.id}/rollouts/5", step=3)
     assert [turn["role"] for turn in found["turns"]] == ["user", "assistant", "tool", "assistant"]
     assert found["turns"][1]["calls"] == [{"name": "add", "arguments": '{"a": 2, "b": 2}'}]
@@ -195,7 +195,7 @@ def test_one_rollout_has_its_turns_and_calls(run: Folder, asked: Client) -> None
     assert found["measures"] == [{"metric": "exact", "value": 0.0}]
 
 
-def test_two_rollouts_of_a_group_beside_each_other(run: Folder, asked: Client) -> None:
+def test_rollout_diff_marks_differences_of_two_rollouts(run: Folder, asked: Client) -> None:
     found = asked.json(f"/api/runs/{run.id}/rollouts/4/diff/6", step=3)
     last = found["turns"][3]
     assert [piece["text"] for piece in last if piece["side"] == "first"] == ["1"]
@@ -203,7 +203,7 @@ def test_two_rollouts_of_a_group_beside_each_other(run: Folder, asked: Client) -
     assert "".join(piece["text"] for piece in last if piece["side"] != "second") == "it is 1"
 
 
-def test_runs_beside_each_other(run: Folder, asked: Client) -> None:
+def test_compare_response_contains_curves_and_differences(run: Folder, asked: Client) -> None:
     other = made(run.root.parent / "other", steps=20, max_steps=40)
     found = asked.json("/api/compare", run=[run.id, other.id])
     assert (found["labels"], found["steps"]) == (["demo", "other"], 10)
@@ -227,14 +227,14 @@ def test_runs_beside_each_other(run: Folder, asked: Client) -> None:
         ("/api/unknown", {}, 404, "the route /api/unknown does not exist"),
     ],
 )
-def test_what_cannot_be_answered_is_one_sentence(
+def test_invalid_request_gets_one_sentence_error(
     run: Folder, asked: Client, path: str, query: dict[str, object], status: int, said: str
 ) -> None:
     reply = asked.get(path.replace("RUN", run.id), **query)
     assert (reply.status, said in reply.json["problem"]) == (status, True), reply.body
 
 
-def test_damaged_files_are_no_crash(run: Folder, asked: Client) -> None:
+def test_damaged_files_do_not_crash_server(run: Folder, asked: Client) -> None:
     run.write("run.json", "{torn")
     run.write("launcher.json", "[]")
     run.write("attempts/0001.json", "null")
@@ -249,7 +249,7 @@ def test_damaged_files_are_no_crash(run: Folder, asked: Client) -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\u202e", "\u2066", "\u200b", "\ufeff", "\x1b"])
-def test_no_answer_has_a_character_that_a_browser_obeys(tmp_path: Path, static: StaticFiles, hidden: str) -> None:
+def test_responses_contain_no_control_characters(tmp_path: Path, static: StaticFiles, hidden: str) -> None:
     evil = f"a{hidden}b"
     plain = printable(evil)
     run = made(tmp_path / "runs" / "demo", name=evil, model={"name": evil})

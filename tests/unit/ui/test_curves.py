@@ -1,4 +1,4 @@
-"""Curves as the page draws them: units, scales that outliers do not flatten, means, and the small curve of the list."""
+"""Curves of the page: units, scales with outliers, means, and the small curve of the list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = {"environment": "math", "reason": "age", "k": "4", "name": "loss", "p
 
 
 def documented() -> list[str]:
-    """Names of the metrics in the documentation's table, with an example for each placeholder."""
+    """Return the metric names of the documented table, with an example for each placeholder."""
     table = CONCEPTS.read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
     found: list[str] = []
     for row in table.splitlines():
@@ -36,7 +36,7 @@ def documented() -> list[str]:
     return found
 
 
-def test_every_documented_metric_has_a_unit() -> None:
+def test_documented_metrics_have_units() -> None:
     names = documented()
     assert len(names) > 60
     assert {"eval/math/timeouts", "time/start_publish", "removed/age/completion_length/mean"} <= set(names)
@@ -86,17 +86,17 @@ def test_few_values_far_away_are_outside_of_the_scale() -> None:
         ([0.5], "one value"),
     ],
 )
-def test_all_other_values_are_on_the_scale(values: list[float], why: str) -> None:
+def test_other_values_are_on_the_scale(values: list[float], why: str) -> None:
     assert scale_of(values) == Scale(min(values), max(values)), why
 
 
-def test_the_mean_follows_the_number_of_steps() -> None:
+def test_smoothing_window_follows_number_of_steps() -> None:
     assert [window_of(count, 0) for count in (1, 10, 100, 320, 100_000)] == [1, 1, 5, 16, 25]
     assert window_of(320, 7) == 7
 
 
 def long_run(folder: Path) -> Folder:
-    """A run of 200 steps, the first of which takes 300 s and has a huge loss."""
+    """Write a run of 200 steps whose first step takes 300 s and has a huge loss."""
     run = made(folder)
     lines = [
         metrics_line(step) | {"time/step": 2.0 + step % 3, "loss": 1.0 + step % 2, "eval/math/reward/mean": step % 4}
@@ -117,7 +117,7 @@ def asked(long: Folder, static: StaticFiles) -> Client:
     return client(long.root.parent, static=static)[0]
 
 
-def test_an_outlier_is_marked_and_has_no_part_in_the_mean(long: Folder, asked: Client) -> None:
+def test_outlier_is_marked_and_excluded_from_mean(long: Folder, asked: Client) -> None:
     path, names = f"/api/runs/{long.id}/curves", ["time/step", "eval/math/reward/mean"]
     step, held_out = asked.json(path, metric=names, smooth=0)["curves"]
     assert step["values"][:3] == [300.0, 4.0, 2.0]
@@ -129,14 +129,14 @@ def test_an_outlier_is_marked_and_has_no_part_in_the_mean(long: Folder, asked: C
     assert (plain["window"], plain["means"]) == (1, [])
 
 
-def test_the_bars_of_the_times_have_a_scale_without_outliers(long: Folder, asked: Client) -> None:
+def test_timeline_scale_excludes_outliers(long: Folder, asked: Client) -> None:
     found = asked.json(f"/api/runs/{long.id}/timeline", spans=40)
     sums = [sum(part["seconds"][at] for part in found["parts"]) for at in range(40)]
     assert max(sums) > 60
     assert found["high"] < 4
 
 
-def test_each_run_of_the_list_has_a_small_curve(long: Folder, asked: Client) -> None:
+def test_run_list_has_small_curve_per_run(long: Folder, asked: Client) -> None:
     found = asked.json(f"/api/runs/{long.id}/sparkline")
     assert (found["title"], found["steps"][0], found["steps"][-1]) == ("Reward", 1, 200)
     assert len(found["values"]) <= 60

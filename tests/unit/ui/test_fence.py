@@ -1,4 +1,4 @@
-"""Attempts to reach what the page must not show: other files, other runs, secrets, and the page from elsewhere."""
+"""Attempts to read forbidden content: other files, other runs, secrets, and access from other sites."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def get(asked: Client, path: str) -> tuple[int, bytes]:
         "/index.html/../../app.py",
     ],
 )
-def test_no_path_leads_out(run: Folder, asked: Client, path: str) -> None:
+def test_path_traversal_is_refused(run: Folder, asked: Client, path: str) -> None:
     made(run.root.parent.parent / "other")
     status, body = get(asked, path)
     assert status == 404
@@ -63,13 +63,13 @@ def test_no_path_leads_out(run: Folder, asked: Client, path: str) -> None:
     assert b"import" not in body
 
 
-def test_a_run_beside_the_given_folders_is_unknown(run: Folder, asked: Client) -> None:
+def test_run_outside_of_given_folders_is_unknown(run: Folder, asked: Client) -> None:
     other = made(run.root.parent.parent / "other")
     assert asked.get(f"/api/runs/{other.id}").status == 404
     assert [row["name"] for row in asked.json("/api/runs")["runs"]] == ["demo"]
 
 
-def test_a_link_to_a_run_elsewhere_is_refused_with_its_name(run: Folder, asked: Client) -> None:
+def test_link_to_outside_run_is_refused_by_name(run: Folder, asked: Client) -> None:
     other = made(run.root.parent.parent / "other")
     link = Folder(run.root.parent / "mine")
     link.root.symlink_to(other.root)
@@ -98,7 +98,7 @@ def test_a_link_to_a_run_elsewhere_is_refused_with_its_name(run: Folder, asked: 
         "checkpoints/step_00000001.a0001/manifest.json",
     ],
 )
-def test_no_link_leads_out(run: Folder, asked: Client, name: str) -> None:
+def test_links_never_leave_given_folders(run: Folder, asked: Client, name: str) -> None:
     outside = run.root.parent.parent / "outside"
     outside.mkdir()
     (outside / "file").write_text(
@@ -116,7 +116,7 @@ def test_no_link_leads_out(run: Folder, asked: Client, name: str) -> None:
     assert any(status == 403 for status, _ in said)
 
 
-def test_a_link_within_the_given_folders_is_followed(run: Folder, asked: Client) -> None:
+def test_link_within_given_folders_is_followed(run: Folder, asked: Client) -> None:
     place = run.root / "traces"
     place.rename(run.root.parent / "elsewhere")
     place.symlink_to(run.root.parent / "elsewhere")
@@ -124,13 +124,13 @@ def test_a_link_within_the_given_folders_is_followed(run: Folder, asked: Client)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "launcher.json", "traces/step_00000003.jsonl"])
-def test_a_pipe_does_not_hold_the_server_up(run: Folder, asked: Client, name: str) -> None:
+def test_pipe_does_not_block_server(run: Folder, asked: Client, name: str) -> None:
     (run.root / name).unlink(missing_ok=True)
     os.mkfifo(run.root / name)
     assert 403 in {get(asked, f"/api/runs/{run.id}{answer}")[0] for answer in ANSWERS}
 
 
-def test_no_secret_is_served(run: Folder, asked: Client) -> None:
+def test_secrets_are_removed_from_responses(run: Folder, asked: Client) -> None:
     run.config(wandb={"password": "swordfish9"}, note=f"with {SECRET}", url="https://me:swordfish9@host/x")
     message = f"could not log in: Authorization: Bearer swordfish9swordfish9 and {SHAPED}"
     run.write("logs/attempt_0001/trainer/error.json", {"exit_code": 1, "message": message})
@@ -150,7 +150,7 @@ def test_no_secret_is_served(run: Folder, asked: Client) -> None:
     assert b"<removed>" in everything
 
 
-def test_code_that_a_model_wrote_stays_what_it_is(run: Folder, asked: Client) -> None:
+def test_code_written_by_model_is_not_redacted(run: Folder, asked: Client) -> None:
     code = "token = next(tokens)\npassword: str = input()"
     run.lines("traces/step_00000003.jsonl", [rollout(0, 0, messages=[{"role": "assistant", "content": code}])])
     assert asked.json(f"/api/runs/{run.id}/rollouts/0", step=3)["turns"][0]["text"] == code
@@ -170,18 +170,18 @@ def test_other_names_are_refused(asked: Client, host: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_nothing_is_changed(asked: Client, method: str) -> None:
+def test_write_methods_are_refused(asked: Client, method: str) -> None:
     assert asked.get("/api/runs", method=method).status == 405
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_sites_page_reads_nothing(asked: Client, site: str) -> None:
+def test_cross_site_request_reads_no_data(asked: Client, site: str) -> None:
     assert asked.get("/api/runs", headers={"sec-fetch-site": site}).status == 403
     assert asked.get("/", headers={"sec-fetch-site": site}).status == 200, "a link to the page"
 
 
 @pytest.mark.parametrize("path", ["/", "/api/runs", "/api/unknown", "/nothing"])
-def test_every_answer_has_the_policy(asked: Client, path: str) -> None:
+def test_responses_have_content_security_policy(asked: Client, path: str) -> None:
     headers = asked.get(path).headers
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
@@ -191,11 +191,11 @@ def test_every_answer_has_the_policy(asked: Client, path: str) -> None:
     assert "access-control-allow-origin" not in headers
 
 
-def test_no_page_loads_scripts_of_other_hosts(asked: Client) -> None:
+def test_api_documentation_pages_are_disabled(asked: Client) -> None:
     assert {asked.get(path).status for path in ("/docs", "/redoc", "/openapi.json")} == {404}
 
 
-def test_elsewhere_a_token_is_asked_for(run: Folder, static: StaticFiles) -> None:
+def test_remote_page_requires_token(run: Folder, static: StaticFiles) -> None:
     asked, _ = client(run.root, static=static, token="t0ken")
     wrong = [{}, {"cookie": "rlrun_ui_8765=other"}, {"cookie": "rlrun_ui_1=t0ken"}, {"cookie": "\x00;;="}]
     for headers in wrong:
@@ -212,12 +212,12 @@ def test_elsewhere_a_token_is_asked_for(run: Folder, static: StaticFiles) -> Non
     assert asked.get("/api/runs", headers=kept).status == 200
 
 
-def test_the_token_leads_to_no_other_host(run: Folder, static: StaticFiles) -> None:
+def test_token_redirect_stays_on_host(run: Folder, static: StaticFiles) -> None:
     asked, _ = client(run.root, static=static, token="t0ken")
     for path in ("//evil.example", "/\\evil.example", "///evil.example/x"):
         assert asked.get(path, token="t0ken").headers["location"].startswith("/evil.example"), path
 
 
-def test_without_names_there_is_a_token() -> None:
+def test_guard_without_names_requires_token() -> None:
     with pytest.raises(ValueError, match="token"):
         Guard(None, names=None, token=None, port=1)  # type: ignore[arg-type]

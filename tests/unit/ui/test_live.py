@@ -1,4 +1,4 @@
-"""Events of runs that change."""
+"""Event stream about changing runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def document(event: str) -> dict[str, str]:
     return found
 
 
-async def test_a_page_hears_of_what_is_there_and_of_each_change(tmp_path: Path) -> None:
+async def test_event_stream_sends_current_state_and_changes(tmp_path: Path) -> None:
     run = made(tmp_path / "runs" / "demo")
     feed = Feed(Registry([run.root.parent]).fingerprints, seconds=0.001)
     heard = feed.events()
@@ -32,12 +32,12 @@ async def test_a_page_hears_of_what_is_there_and_of_each_change(tmp_path: Path) 
         second = document(await anext(heard))
         assert second[run.id] != first[run.id]
         other = made(tmp_path / "runs" / "other")
-        while other.id not in second:  # a look may fall between two of its files
+        while other.id not in second:  # a poll may happen between the writes of two files
             second = document(await anext(heard))
     await heard.aclose()
 
 
-async def test_one_look_serves_all_pages_and_nobody_looks_without_one() -> None:
+async def test_pages_share_one_poll_that_stops_without_pages() -> None:
     looks = 0
 
     def look() -> dict[str, str]:
@@ -61,7 +61,7 @@ async def test_one_look_serves_all_pages_and_nobody_looks_without_one() -> None:
     assert looks <= before + 1, "one that was under way"
 
 
-async def test_pages_that_come_at_once_share_a_look() -> None:
+async def test_simultaneous_pages_share_a_poll() -> None:
     feed = Feed(dict, seconds=0.001)
     pages = [feed.events() for _ in range(5)]
     async with asyncio.timeout(30):
@@ -74,7 +74,7 @@ async def test_pages_that_come_at_once_share_a_look() -> None:
     assert feed.refusal() is None
 
 
-async def test_a_slow_page_gets_the_newest_state_alone() -> None:
+async def test_slow_page_receives_only_newest_state() -> None:
     state = {"a": "0"}
     feed = Feed(lambda: dict(state), seconds=0.001)
     heard = feed.events()
@@ -88,7 +88,7 @@ async def test_a_slow_page_gets_the_newest_state_alone() -> None:
     await heard.aclose()
 
 
-async def test_a_folder_that_goes_away_is_no_end_of_the_events() -> None:
+async def test_unreadable_folder_does_not_end_events() -> None:
     answers = [{"a": "1"}, OSError("gone"), {"a": "2"}]
 
     def look() -> dict[str, str]:
@@ -103,7 +103,7 @@ async def test_a_folder_that_goes_away_is_no_end_of_the_events() -> None:
     await heard.aclose()
 
 
-async def test_a_quiet_page_hears_that_the_server_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_page_receives_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_KEEPALIVE_SECONDS", 0.001)
     heard = Feed(dict, seconds=0.001).events()
     async with asyncio.timeout(30):
@@ -114,7 +114,7 @@ async def test_a_quiet_page_hears_that_the_server_lives(monkeypatch: pytest.Monk
     await heard.aclose()
 
 
-async def test_one_user_keeps_no_other_from_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_limit_applies_per_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "OF_ONE_MAX", 2)
     monkeypatch.setattr(live, "CLIENTS_MAX", 3)
     feed = Feed(dict, seconds=0.001)

@@ -1,4 +1,4 @@
-"""Why a rollout is worth what it is, from the batch of its step, without a model and without anyone's code."""
+"""Explanations of a rollout's advantage from the batch of its step, without a model or user code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REWARDS = (1.0, 0.0, 0.0, 0.0)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Folder:
-    """The group 1 of step 3 has four rollouts, of which the first was right."""
+    """Write group 1 of step 3 with four rollouts, the first of which is correct."""
     folder = made(tmp_path / "runs" / "demo")
     configured(folder, AdvantageConfig(name="rloo"))
     samples = []
@@ -63,7 +63,7 @@ def reasons(run: Folder, static: StaticFiles, number: int = 4) -> dict[str, Any]
     return found
 
 
-def test_the_arithmetic_and_the_commands(run: Folder, static: StaticFiles) -> None:
+def test_explanation_contains_arithmetic_and_commands(run: Folder, static: StaticFiles) -> None:
     found = reasons(run, static)
     (lines,) = found["samples"]
     assert lines[2] == "  rewards of its group: 1, 0, 0, 0"
@@ -78,7 +78,7 @@ def commands(found: dict[str, Any]) -> list[str]:
     return [one["command"] for one in found["commands"]]
 
 
-def test_only_commands_that_can_succeed_are_offered(run: Folder, static: StaticFiles) -> None:
+def test_only_possible_commands_are_offered(run: Folder, static: StaticFiles) -> None:
     replay = f"rlrun replay {run.root} --step 3"
     saved = run.paths.checkpoints / "step_00000002.a0001"
     document = {"format_version": 1, "step": 2, "attempt": 1, "created_at": 1.7e9, "files": []}
@@ -96,13 +96,13 @@ def test_only_commands_that_can_succeed_are_offered(run: Folder, static: StaticF
     assert commands(reasons(run, static)) == []
 
 
-def test_no_function_of_a_run_is_called(run: Folder, static: StaticFiles) -> None:
+def test_custom_estimator_is_not_called(run: Folder, static: StaticFiles) -> None:
     configured(run, AdvantageConfig(name="no_such_package.of_anyone:worth"))
     (lines,) = reasons(run, static)["samples"]
     assert lines[-1].endswith("is the run's own estimator: only rlrun replay calls it, not this page")
 
 
-def test_what_cannot_be_explained_is_said(run: Folder, static: StaticFiles) -> None:
+def test_missing_explanation_is_reported_with_reason(run: Folder, static: StaticFiles) -> None:
     run.write("run.json", {"orchestrator": {"name": SHAPED}})
     (lines,) = reasons(run, static)["samples"]
     assert "run.json cannot be read, so the estimator is unknown" in lines[-1]

@@ -1,4 +1,4 @@
-"""A team's page shows each user what that user may get: tried by every route that there is."""
+"""Access rights on the page of a team, tested on every route."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def reply(asked: Client, route: APIRoute, run: str, token: str | None) -> Reply:
     return asked.get(place(route, run), headers=bearer(token) if token else {}, **query(RUNS))
 
 
-def test_there_are_routes_to_try(gate: Gate) -> None:
+def test_gate_has_expected_routes(gate: Gate) -> None:
     paths = {route.path for route in routes(gate)}
     assert len(paths) >= 13
     assert {"/api/runs", "/api/runs/{run}", "/api/runs/{run}/rollouts", "/api/compare"} <= paths
 
 
-def test_no_route_shows_the_run_of_another_team(gate: Gate, asked: Client) -> None:
+def test_routes_hide_runs_of_other_teams(gate: Gate, asked: Client) -> None:
     for route in routes(gate):
         about_one = "{run}" in route.path or route.path == "/api/compare"
         for token, other, word in ((ANN, "team-b.demo", b"team-b"), (BOB, "team-a.demo", b"team-a")):
@@ -67,7 +67,7 @@ def test_no_route_shows_the_run_of_another_team(gate: Gate, asked: Client) -> No
             assert word not in found.body.replace(other.encode(), b""), route.path
 
 
-def test_without_a_token_no_route_answers(gate: Gate, asked: Client) -> None:
+def test_routes_require_valid_token(gate: Gate, asked: Client) -> None:
     for path in [*(place(route, "team-a.demo") for route in routes(gate)), ENDLESS, "/api/x", "/api", "/api/"]:
         for headers in (
             {},
@@ -80,7 +80,7 @@ def test_without_a_token_no_route_answers(gate: Gate, asked: Client) -> None:
             assert b"demo" not in found.body
 
 
-def test_each_user_sees_what_is_theirs(gate: Gate, asked: Client) -> None:
+def test_user_sees_only_permitted_runs(gate: Gate, asked: Client) -> None:
     for token, namespace in ((ANN, "team-a"), (BOB, "team-b")):
         rows = asked.get("/api/runs", headers=bearer(token)).json["runs"]
         assert [(row["id"], row["where"]) for row in rows] == [(f"{namespace}.demo", f"{namespace}/demo")]
@@ -95,7 +95,7 @@ def test_each_user_sees_what_is_theirs(gate: Gate, asked: Client) -> None:
 
 
 def test_behind_no_gate_no_route_answers(gate: Gate) -> None:
-    """A route that the gate let through by mistake has no user, and no way to a run without one."""
+    """A route that the gate does not protect has no user, and therefore no access to a run."""
     for route in routes(gate):
         assert reply(Client(gate._app), route, "team-a.demo", ANN).status == 401, route.path
 
@@ -122,7 +122,7 @@ def test_files_need_a_right_of_their_own(teams: TeamCluster, gate: Gate, asked: 
     assert asked.get("/api/runs/team-a.demo/sparkline", headers=bearer(ANN)).json == empty
 
 
-def test_a_run_whose_claim_is_elsewhere_says_how_it_is_read(teams: TeamCluster, asked: Client) -> None:
+def test_run_on_unmounted_claim_explains_missing_files(teams: TeamCluster, asked: Client) -> None:
     teams.runs["team-a", "demo"]["status"]["storage"]["claimName"] = "other"
     view = asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json
     assert (view["files"], view["run"]["phase"]) == (False, "Running")
@@ -131,7 +131,7 @@ def test_a_run_whose_claim_is_elsewhere_says_how_it_is_read(teams: TeamCluster, 
     assert b"ui.claims" in asked.get("/api/runs/team-a.demo/curves", headers=bearer(ANN), metric="loss").body
 
 
-def test_commands_of_a_rollout_name_a_folder_that_its_reader_can_have(asked: Client, tmp_path: Path) -> None:
+def test_rollout_commands_name_a_local_folder(asked: Client, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "a" / "demo")
     folder.paths.rollouts.mkdir()
     write_batch(folder.paths.batch(3, 1), Batch(3, 1, (sample(0, 0, [1, 2, 3, 4]),)))
@@ -141,7 +141,7 @@ def test_commands_of_a_rollout_name_a_folder_that_its_reader_can_have(asked: Cli
     assert all("/" not in one["command"].split("--sample")[0] for one in found["commands"])
 
 
-def test_a_fork_names_no_run_that_its_reader_may_not_see(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
+def test_lineage_hides_runs_without_permission(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
     teams.runs["team-a", "demo"]["metadata"]["uid"] = "u"
     for folder in ("a", "b"):
         made(tmp_path / folder / "fork").forked(Folder(tmp_path / "a" / "demo"), 3)
@@ -152,7 +152,7 @@ def test_a_fork_names_no_run_that_its_reader_may_not_see(teams: TeamCluster, ask
     assert asked.get("/api/runs/team-b.fork/lineage", headers=bearer(BOB)).json["origin"]["id"] is None
 
 
-def test_without_the_right_to_files_no_fork_is_told(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
+def test_lineage_requires_permission_for_files(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
     teams.runs["team-a", "demo"]["metadata"]["uid"] = "u"
     teams.runs["team-a", "fork"] = rlrun("team-a", "fork")
     made(tmp_path / "a" / "fork").forked(Folder(tmp_path / "a" / "demo"), 3)
@@ -163,7 +163,7 @@ def test_without_the_right_to_files_no_fork_is_told(teams: TeamCluster, asked: C
 
 
 @pytest.mark.parametrize("path", ["/data/../../b/demo", "/etc", "/data/../b", "/database/demo", ""])
-def test_a_status_leads_out_of_no_claim(teams: TeamCluster, asked: Client, path: str) -> None:
+def test_status_path_outside_claim_is_refused(teams: TeamCluster, asked: Client, path: str) -> None:
     teams.runs["team-a", "demo"]["status"]["storage"]["path"] = path
     view = asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json
     assert view["files"] is False
@@ -171,7 +171,9 @@ def test_a_status_leads_out_of_no_claim(teams: TeamCluster, asked: Client, path:
 
 
 @pytest.mark.parametrize("sub", ["{b}", "/", "../b", "x/../../b"])
-def test_a_specification_leads_out_of_no_claim(teams: TeamCluster, asked: Client, tmp_path: Path, sub: str) -> None:
+def test_specification_path_outside_claim_is_refused(
+    teams: TeamCluster, asked: Client, tmp_path: Path, sub: str
+) -> None:
     made(tmp_path / "b" / "demo")
     teams.runs["team-a", "demo"]["spec"].setdefault("storage", {})["subPath"] = sub.format(b=tmp_path / "b")
     view = asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json
@@ -179,7 +181,7 @@ def test_a_specification_leads_out_of_no_claim(teams: TeamCluster, asked: Client
     assert "is not a folder of the claim" in view["unread"][0]
 
 
-def test_no_link_leads_to_the_files_of_another_run(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
+def test_link_to_files_of_another_run_is_refused(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
     made(tmp_path / "a" / "hers")
     teams.runs["team-a", "demo"]["status"]["storage"]["path"] = "/data/link"
     (tmp_path / "a" / "link").symlink_to(tmp_path / "a" / "hers")
@@ -191,7 +193,7 @@ def test_no_link_leads_to_the_files_of_another_run(teams: TeamCluster, asked: Cl
     assert "is a link to a target outside" in asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json["unread"][0]
 
 
-def test_no_secret_of_a_manifest_is_served(asked: Client) -> None:
+def test_manifest_response_contains_no_secret(asked: Client) -> None:
     text = asked.get("/api/runs/team-a.demo/manifest", headers=bearer(ANN)).json["text"]
     assert "maxSteps: 100" in text
     assert "hunter2" not in text
@@ -199,7 +201,7 @@ def test_no_secret_of_a_manifest_is_served(asked: Client) -> None:
     assert "status" not in text
 
 
-def test_a_run_may_be_named_in_a_role_alone(teams: TeamCluster, asked: Client) -> None:
+def test_role_may_name_a_single_run(teams: TeamCluster, asked: Client) -> None:
     teams.runs["team-b", "shared"] = {
         **teams.runs["team-b", "demo"],
         "metadata": {"name": "shared", "namespace": "team-b"},
@@ -213,18 +215,18 @@ def test_a_run_may_be_named_in_a_role_alone(teams: TeamCluster, asked: Client) -
 @pytest.mark.parametrize(
     "run", ["team-a", "team-a.", ".demo", "team-a.demo/../x", "TEAM-A.demo", "team-a.demo,x", "team-c.demo"]
 )
-def test_what_names_no_run_is_unknown(asked: Client, run: str) -> None:
+def test_invalid_run_id_is_unknown(asked: Client, run: str) -> None:
     assert asked.get(f"/api/runs/{run}", headers=bearer(ANN)).status == 404
 
 
-def test_namespaces_that_are_not_served_are_not_there(teams: TeamCluster, static: StaticFiles) -> None:
+def test_unserved_namespaces_are_hidden(teams: TeamCluster, static: StaticFiles) -> None:
     teams.rights.add(("ann", "team-b", "*", ""))
     asked = Client(make_team_app(teams, Settings(namespaces=("team-a",)), static, Redactor({})))
     assert [row["id"] for row in asked.get("/api/runs", headers=bearer(ANN)).json["runs"]] == ["team-a.demo"]
     assert asked.get("/api/runs/team-b.demo", headers=bearer(ANN)).status == 404
 
 
-def test_where_nothing_may_be_seen_no_name_is_told(teams: TeamCluster, asked: Client) -> None:
+def test_user_without_permissions_sees_no_names(teams: TeamCluster, asked: Client) -> None:
     teams.rights.clear()
     answer = asked.get("/api/runs", headers=bearer(ANN))
     assert answer.json["runs"] == []
@@ -232,7 +234,7 @@ def test_where_nothing_may_be_seen_no_name_is_told(teams: TeamCluster, asked: Cl
     assert b"team-" not in answer.body
 
 
-def test_while_the_api_server_is_down_nothing_is_shown(teams: TeamCluster, gate: Gate, asked: Client) -> None:
+def test_api_server_outage_hides_all_runs(teams: TeamCluster, gate: Gate, asked: Client) -> None:
     assert asked.get("/api/runs", headers=bearer(ANN)).status == 200
     teams.down = "connection refused"
     gate._app.state.runs_of = _older(gate)  # type: ignore[attr-defined]
@@ -244,7 +246,7 @@ def test_while_the_api_server_is_down_nothing_is_shown(teams: TeamCluster, gate:
 
 
 def _older(gate: Gate) -> Any:
-    """Runs whose list is too old to be used again."""
+    """Return runs whose cached list has expired."""
     before = gate._app.state.runs_of  # type: ignore[attr-defined]
 
     def runs_of(request: Any) -> Any:
@@ -255,7 +257,7 @@ def _older(gate: Gate) -> Any:
     return runs_of
 
 
-async def test_events_tell_of_runs_that_may_be_seen_and_end_with_the_right_to_ask(teams: TeamCluster) -> None:
+async def test_events_cover_permitted_runs_and_end_with_token(teams: TeamCluster) -> None:
     asks = {"ann": Caller("ann")}
 
     def again() -> Caller:
@@ -279,7 +281,7 @@ async def test_events_tell_of_runs_that_may_be_seen_and_end_with_the_right_to_as
         assert [event async for event in heard] == []
 
 
-async def test_events_end_where_the_token_is_another_users_by_now(teams: TeamCluster) -> None:
+async def test_events_end_if_token_belongs_to_another_user(teams: TeamCluster) -> None:
     runs = TeamRuns(ClusterRuns(teams, (), Volumes({})), Rights(teams), Caller("ann"), lambda: Caller("bob"))
     async with asyncio.timeout(30):
         assert [event async for event in Feed(lambda: {"team-a.demo": "1"}, 0.001).events(runs.seen)] == []

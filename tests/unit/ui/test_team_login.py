@@ -1,4 +1,4 @@
-"""Tokens, sessions and rights over time: what expires, what is asked again, what is refused, and what never leaves."""
+"""Tokens, sessions and permissions over time: expiry, repeated reviews, limits and secrecy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAME = {"origin": "https://runs.example", "host": "runs.example", "content-type"
 
 
 class Clock:
-    """Seconds that a test lets pass."""
+    """Clock that the test advances."""
 
     now = 1000.0
 
@@ -66,7 +66,7 @@ def jwt(**claims: Any) -> str:
 # ---- tokens
 
 
-def test_an_answer_about_a_token_is_used_again_for_a_bounded_time(teams: TeamCluster, clock: Clock) -> None:
+def test_token_review_is_cached_for_limited_time(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, seconds=3600.0, clock=clock)
     for _ in range(3):
         assert callers.who(ANN, "1").name == "ann"
@@ -79,7 +79,7 @@ def test_an_answer_about_a_token_is_used_again_for_a_bounded_time(teams: TeamClu
         callers.who(ANN, "1")
 
 
-def test_a_token_that_says_its_end_is_not_believed_beyond_it(teams: TeamCluster, clock: Clock) -> None:
+def test_token_review_cache_ends_at_token_expiry(teams: TeamCluster, clock: Clock) -> None:
     token = jwt(exp=105)
     teams.users[token] = teams.users.pop(ANN)
     callers = Callers(teams, clock=clock, epoch=lambda: 100.0)
@@ -91,9 +91,7 @@ def test_a_token_that_says_its_end_is_not_believed_beyond_it(teams: TeamCluster,
 
 
 @pytest.mark.parametrize("claims", [{}, {"exp": "soon"}, {"exp": None}, {"exp": [1]}, {"exp": 10**400}])
-def test_a_token_without_a_readable_end_is_believed_as_long_as_others(
-    teams: TeamCluster, clock: Clock, claims: Any
-) -> None:
+def test_token_without_readable_expiry_is_cached_normally(teams: TeamCluster, clock: Clock, claims: Any) -> None:
     token = jwt(**claims)
     teams.users[token] = teams.users[ANN]
     callers = Callers(teams, clock=clock, epoch=lambda: 100.0)
@@ -101,7 +99,7 @@ def test_a_token_without_a_readable_end_is_believed_as_long_as_others(
     assert teams.count(TOKEN_REVIEWS) == 1
 
 
-def test_a_rotated_token_is_looked_at_for_itself(teams: TeamCluster, clock: Clock) -> None:
+def test_rotated_token_is_reviewed_separately(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     assert callers.who(ANN, "1").name == "ann"
     teams.users["new"] = teams.users.pop(ANN)
@@ -119,7 +117,7 @@ def test_tokens_are_for_an_audience(teams: TeamCluster) -> None:
         Callers(teams, ["rlrun"]).who(BOB, "1")
 
 
-def test_an_authenticator_that_knows_no_audiences_is_not_believed() -> None:
+def test_authenticator_without_audience_support_is_rejected() -> None:
     class Old(TeamCluster):
         def post(self, path: str, body: Any) -> Any:
             return {"status": {"authenticated": True, "user": {"username": "ann"}}}
@@ -130,13 +128,13 @@ def test_an_authenticator_that_knows_no_audiences_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "two words", "ümlaut", "line\nbreak", "x" * 20000])
-def test_what_is_no_token_is_never_sent(teams: TeamCluster, token: str) -> None:
+def test_malformed_token_is_never_sent(teams: TeamCluster, token: str) -> None:
     with pytest.raises(SignedOutError, match="not a token"):
         Callers(teams).who(token, "1")
     assert teams.count(TOKEN_REVIEWS) == 0
 
 
-def test_who_guesses_is_slowed_down_and_others_are_not(teams: TeamCluster, clock: Clock) -> None:
+def test_guessing_peer_is_throttled_separately(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     callers.who(ANN, "guesses")
     for number in range(10):
@@ -156,7 +154,7 @@ def test_who_guesses_is_slowed_down_and_others_are_not(teams: TeamCluster, clock
         callers.who("later-5", "guesses")
 
 
-def test_many_guessers_together_are_slowed_down(teams: TeamCluster, clock: Clock) -> None:
+def test_distributed_guessing_is_throttled(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     for number in range(100):
         with pytest.raises(SignedOutError):
@@ -165,7 +163,7 @@ def test_many_guessers_together_are_slowed_down(teams: TeamCluster, clock: Clock
         callers.who("one more", "peer-7")
 
 
-def test_guesses_from_many_addresses_do_not_lock_out_a_new_user(teams: TeamCluster, clock: Clock) -> None:
+def test_distributed_guessing_does_not_block_new_user(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     for number in range(400):
         with pytest.raises(SignedOutError):
@@ -177,7 +175,7 @@ def test_guesses_from_many_addresses_do_not_lock_out_a_new_user(teams: TeamClust
         callers.who("guess", "another new address")
 
 
-def test_reviews_of_new_addresses_are_few_at_once_while_many_guess(
+def test_reviews_of_new_peers_are_limited_during_guessing(
     teams: TeamCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callers = Callers(teams, clock=clock)
@@ -204,9 +202,7 @@ def test_reviews_of_new_addresses_are_few_at_once_while_many_guess(
         assert held[0].result(30).name == "ann"
 
 
-def test_an_expired_token_that_comes_again_and_again_uses_up_nobody_elses_tries(
-    teams: TeamCluster, clock: Clock
-) -> None:
+def test_repeated_expired_token_does_not_use_up_shared_tries(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     refused = 0
     for _ in range(60):
@@ -224,7 +220,7 @@ def test_an_expired_token_that_comes_again_and_again_uses_up_nobody_elses_tries(
     assert callers.who("expired", "ingress").name == "ann"
 
 
-def test_many_tokens_that_come_again_are_slowed_down(teams: TeamCluster, clock: Clock) -> None:
+def test_many_repeated_tokens_are_throttled(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     for _ in range(120):
         for number in range(10):
@@ -234,7 +230,7 @@ def test_many_tokens_that_come_again_are_slowed_down(teams: TeamCluster, clock: 
     assert teams.count(TOKEN_REVIEWS) <= 10 * 6
 
 
-def test_an_outage_is_no_refusal(teams: TeamCluster, clock: Clock) -> None:
+def test_outage_does_not_count_as_failed_login(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     teams.down = "timed out"
     for _ in range(20):
@@ -244,7 +240,7 @@ def test_an_outage_is_no_refusal(teams: TeamCluster, clock: Clock) -> None:
     assert callers.who(ANN, "1").name == "ann"
 
 
-def test_the_login_names_the_audience(teams: TeamCluster, static: StaticFiles) -> None:
+def test_login_error_names_audience(teams: TeamCluster, static: StaticFiles) -> None:
     asked = Client(gate(teams, static, audiences=("rlrun-ui",)))
     assert asked.get("/api/me").json["problem"] == "log in with a token of the cluster, with the audience rlrun-ui"
 
@@ -252,7 +248,7 @@ def test_the_login_names_the_audience(teams: TeamCluster, static: StaticFiles) -
 # ---- rights
 
 
-def test_an_answer_about_a_right_is_used_again_for_a_bounded_time(teams: TeamCluster, clock: Clock) -> None:
+def test_access_review_is_cached_for_limited_time(teams: TeamCluster, clock: Clock) -> None:
     rights, ann = Rights(teams, 3600.0, clock), Caller("ann")
     for _ in range(3):
         assert rights.may(ann, "team-a", "demo")
@@ -275,7 +271,7 @@ def test_users_of_one_name_and_other_groups_are_others(teams: TeamCluster, clock
     assert teams.count(ACCESS_REVIEWS) == 4
 
 
-def test_each_run_of_a_list_is_asked_for_once(teams: TeamCluster, clock: Clock) -> None:
+def test_each_listed_run_is_reviewed_once(teams: TeamCluster, clock: Clock) -> None:
     rights = Rights(teams, clock=clock)
     runs = [("team-a", f"r{number}") for number in range(50)] + [("team-b", "r")]
     for _ in range(2):
@@ -283,7 +279,7 @@ def test_each_run_of_a_list_is_asked_for_once(teams: TeamCluster, clock: Clock) 
     assert teams.count(ACCESS_REVIEWS) == 51
 
 
-def test_an_outage_shows_nothing_of_a_list(teams: TeamCluster, clock: Clock) -> None:
+def test_outage_raises_error_instead_of_partial_list(teams: TeamCluster, clock: Clock) -> None:
     rights = Rights(teams, clock=clock)
     rights.which(Caller("ann"), [("team-a", "demo")])
     teams.down = "gone"
@@ -294,7 +290,7 @@ def test_an_outage_shows_nothing_of_a_list(teams: TeamCluster, clock: Clock) -> 
 # ---- sessions
 
 
-def test_a_login_is_kept_by_a_cookie_without_the_token(teams: TeamCluster, static: StaticFiles) -> None:
+def test_login_cookie_contains_no_token(teams: TeamCluster, static: StaticFiles) -> None:
     asked = Client(gate(teams, static))
     reply = log_in(asked, ANN)
     assert reply.status == 204
@@ -308,7 +304,7 @@ def test_a_login_is_kept_by_a_cookie_without_the_token(teams: TeamCluster, stati
     assert asked.get("/api/me", headers={"authorization": f"bearer {BOB}"}).json == {"user": "bob", "session": False}
 
 
-def test_a_session_ends_with_a_logout_and_with_its_token(teams: TeamCluster, static: StaticFiles) -> None:
+def test_session_ends_with_logout_or_token(teams: TeamCluster, static: StaticFiles) -> None:
     app = gate(teams, static, keep_seconds=0.0)
     asked = Client(app)
     first, second = cookie(log_in(asked, ANN)), cookie(log_in(asked, ANN))
@@ -324,7 +320,7 @@ def test_a_session_ends_with_a_logout_and_with_its_token(teams: TeamCluster, sta
     assert asked.get("/api/me", headers=second).status == 401, "it does not begin again"
 
 
-def test_a_cookie_never_changes_its_user(teams: TeamCluster, static: StaticFiles) -> None:
+def test_cookie_never_changes_its_user(teams: TeamCluster, static: StaticFiles) -> None:
     asked = Client(gate(teams, static))
     anns = cookie(log_in(asked, ANN))
     bobs = cookie(log_in(asked, BOB, **anns))
@@ -356,7 +352,7 @@ def test_another_site_neither_logs_in_nor_out(teams: TeamCluster, static: Static
     assert asked.get("/api/me", headers=mine).status == 200
 
 
-def test_a_login_without_an_origin_is_refused(teams: TeamCluster, static: StaticFiles) -> None:
+def test_login_without_origin_is_refused(teams: TeamCluster, static: StaticFiles) -> None:
     asked, body = Client(gate(teams, static)), json.dumps({"token": ANN}).encode()
     plain = {"content-type": "application/json"}
     assert asked.get("/api/login", method="POST", body=body, headers=plain).status == 403
@@ -380,7 +376,7 @@ def test_a_login_without_an_origin_is_refused(teams: TeamCluster, static: Static
         (b'{"token": "forged"}', "application/json", 401),
     ],
 )
-def test_what_is_no_login_is_refused(
+def test_malformed_login_is_refused(
     teams: TeamCluster, static: StaticFiles, body: bytes, kind: str, status: int
 ) -> None:
     reply = Client(gate(teams, static)).get(
@@ -390,7 +386,7 @@ def test_what_is_no_login_is_refused(
     assert reply.json["problem"]
 
 
-def test_guesses_are_told_when_to_come_again(teams: TeamCluster, static: StaticFiles) -> None:
+def test_throttled_login_has_retry_after_header(teams: TeamCluster, static: StaticFiles) -> None:
     asked = Client(gate(teams, static))
     found = [log_in(asked, f"guess-{number}") for number in range(11)]
     assert [one.status for one in found] == [401] * 10 + [429]
@@ -398,7 +394,7 @@ def test_guesses_are_told_when_to_come_again(teams: TeamCluster, static: StaticF
     assert asked.get("/api/me", headers={"authorization": "Bearer guess"}).status == 429
 
 
-def test_behind_a_trusted_proxy_each_user_has_tries_of_their_own(teams: TeamCluster, static: StaticFiles) -> None:
+def test_trusted_proxy_users_are_throttled_separately(teams: TeamCluster, static: StaticFiles) -> None:
     here = parse_networks(["127.0.0.1"])
     asked = Client(gate(teams, static, trusted=here))
     found = [log_in(asked, f"guess-{n}", **{"x-forwarded-for": f"10.9.9.{n}, 192.0.2.7"}).status for n in range(11)]
@@ -409,7 +405,7 @@ def test_behind_a_trusted_proxy_each_user_has_tries_of_their_own(teams: TeamClus
     assert found == [401] * 10 + [429], "nobody is trusted by default"
 
 
-def test_no_user_is_told_of_a_namespace_that_the_pages_account_lacks(
+def test_forbidden_namespace_of_service_account_is_not_disclosed(
     teams: TeamCluster, static: StaticFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = 'rlruns is forbidden: User "system:serviceaccount:rlrun-system:ui" cannot list in the namespace "team-b"'
@@ -430,7 +426,7 @@ def test_no_user_is_told_of_a_namespace_that_the_pages_account_lacks(
 
 
 @pytest.mark.parametrize("path", ["pods", "events"])
-def test_parts_that_the_pages_account_may_not_read_name_no_namespace(
+def test_unreadable_parts_do_not_disclose_namespace(
     teams: TeamCluster, static: StaticFiles, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     before = teams.get
@@ -463,13 +459,13 @@ def test_parts_that_the_pages_account_may_not_read_name_no_namespace(
         ("testclient", ["1.2.3.4"], "testclient"),
     ],
 )
-def test_a_sender_is_who_trusted_proxies_say(client: str | None, forwarded: list[str], peer: str) -> None:
+def test_peer_address_comes_only_from_trusted_proxies(client: str | None, forwarded: list[str], peer: str) -> None:
     headers = [(b"x-forwarded-for", one.encode()) for one in forwarded]
     scope = {"type": "http", "client": client and (client, 1), "headers": headers}
     assert peer_of(scope, parse_networks(["10.0.0.0/8", "fd00::/8"])) == peer
 
 
-def test_a_user_with_too_many_pages_is_told_so(
+def test_user_with_too_many_pages_gets_explanation(
     teams: TeamCluster, static: StaticFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "OF_ONE_MAX", 0)
@@ -478,21 +474,19 @@ def test_a_user_with_too_many_pages_is_told_so(
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "POST"])
-def test_nothing_else_is_changed(teams: TeamCluster, static: StaticFiles, method: str) -> None:
+def test_other_methods_are_refused(teams: TeamCluster, static: StaticFiles, method: str) -> None:
     asked = Client(gate(teams, static))
     assert asked.get("/api/runs", method=method, headers={"authorization": f"Bearer {ANN}"}).status == 405
     assert asked.get("/api/login").status == 405
 
 
-def test_another_sites_page_reads_nothing(teams: TeamCluster, static: StaticFiles) -> None:
+def test_cross_site_request_to_gate_is_refused(teams: TeamCluster, static: StaticFiles) -> None:
     asked = Client(gate(teams, static))
     headers = {"authorization": f"Bearer {ANN}", "sec-fetch-site": "cross-site"}
     assert asked.get("/api/runs", headers=headers).status == 403
 
 
-def test_no_token_is_written_to_a_log(
-    teams: TeamCluster, static: StaticFiles, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tokens_are_never_logged(teams: TeamCluster, static: StaticFiles, caplog: pytest.LogCaptureFixture) -> None:
     lines: list[str] = []
     number = logger.add(lines.append, level=0)
     try:
@@ -514,7 +508,7 @@ def test_no_token_is_written_to_a_log(
 
 
 @pytest.mark.parametrize("stripped", [True, False])
-def test_a_prefix_is_of_the_cookie_and_of_the_paths(teams: TeamCluster, static: StaticFiles, stripped: bool) -> None:
+def test_prefix_applies_to_cookie_and_paths(teams: TeamCluster, static: StaticFiles, stripped: bool) -> None:
     asked, before = Client(gate(teams, static, prefix="/rlrun")), "" if stripped else "/rlrun"
     reply = log_in(asked, ANN, f"{before}/api/login")
     words = reply.headers["set-cookie"]
@@ -538,13 +532,13 @@ def test_probes(teams: TeamCluster, static: StaticFiles) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/api/me", "/api/login", "/healthz", "/rlrun", "/nothing"])
-def test_every_answer_has_the_policy(teams: TeamCluster, static: StaticFiles, path: str) -> None:
+def test_gate_responses_have_content_security_policy(teams: TeamCluster, static: StaticFiles, path: str) -> None:
     headers = Client(gate(teams, static, prefix="/rlrun")).get(path).headers
     assert headers["content-security-policy"].startswith("default-src 'none'")
     assert headers["x-frame-options"] == "DENY"
     assert "access-control-allow-origin" not in headers
 
 
-def test_the_api_servers_own_audience_is_the_usual_one(teams: TeamCluster) -> None:
+def test_audience_of_api_server_is_the_default(teams: TeamCluster) -> None:
     teams.users[ANN]["audiences"] = [API_SERVER]
     assert Callers(teams).who(ANN, "1").name == "ann"

@@ -1,4 +1,4 @@
-"""What the page of a team is told, and how it refuses what cannot be meant."""
+"""Settings of the team page, and refusal of invalid values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlrun.cli.web_pages import run_ui_team
 from rlrun.ui.team.team_server import api_url, claims_of
 
 
-def test_the_api_server_is_where_kubernetes_says() -> None:
+def test_api_url_comes_from_kubernetes_environment() -> None:
     assert api_url({}) is None
     assert api_url({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}) == "https://10.96.0.1:443"
     six = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}

@@ -1,4 +1,4 @@
-"""Tokens of a rollout: from the batch of its step, by the run's own tokenizer, without secrets."""
+"""Tokens of a rollout, from the batch of its step and the run's tokenizer, without secrets."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_tokens_have_their_text_probability_advantage_and_version(run: Folder, s
     assert sequence["versions"][1:7] == [-1, 1, 1, 1, 1, 2]
 
 
-def test_without_a_tokenizer_tokens_are_numbers(run: Folder, static: StaticFiles) -> None:
+def test_tokens_without_tokenizer_are_shown_as_numbers(run: Folder, static: StaticFiles) -> None:
     batch_of(run, sample(0, 0, [11, 12, 13]))
     found = client(run.root, static=static)[0].json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)
     assert (found["decoded"], found["sequences"][0]["texts"]) == (False, ["11", "12", "13"])
 
 
-def test_a_batch_that_is_gone_is_said_so(run: Folder, static: StaticFiles) -> None:
+def test_missing_batch_is_explained(run: Folder, static: StaticFiles) -> None:
     asked, _ = client(run.root, static=static)
     found = asked.json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)
     assert "no longer on the volume" in found["why"]
@@ -56,7 +56,7 @@ def test_a_batch_that_is_gone_is_said_so(run: Folder, static: StaticFiles) -> No
     assert "cannot read the batch" in asked.json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)["why"]
 
 
-def test_a_tokenizer_outside_is_not_read(run: Folder, static: StaticFiles) -> None:
+def test_tokenizer_outside_run_is_not_read(run: Folder, static: StaticFiles) -> None:
     byte_tokenizer(run)
     outside = run.root.parent / "outside"
     run.paths.model.rename(outside)
@@ -65,7 +65,7 @@ def test_a_tokenizer_outside_is_not_read(run: Folder, static: StaticFiles) -> No
     assert client(run.root, static=static)[0].get(f"/api/runs/{run.id}/rollouts/0/tokens", step=3).status == 403
 
 
-def test_a_secret_across_tokens_is_hidden(run: Folder, static: StaticFiles) -> None:
+def test_secret_across_tokens_is_hidden(run: Folder, static: StaticFiles) -> None:
     ids = byte_tokenizer(run).encode(f"key {SHAPED} end").ids
     batch_of(run, sample(0, 0, ids))
     found = client(run.root, static=static)[0].json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)

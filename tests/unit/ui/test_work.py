@@ -1,4 +1,4 @@
-"""Bounds on work, not on time: what large runs cost a server, counted in lines read and in points sent."""
+"""Limits on the work for large runs, counted in read lines and sent points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Folder:
     return made(tmp_path / "runs" / "demo")
 
 
-def test_a_hundred_thousand_steps_are_read_once_and_thinned(run: Folder, static: StaticFiles) -> None:
+def test_long_metrics_are_read_once_and_thinned(run: Folder, static: StaticFiles) -> None:
     text = '{"step": %d, "attempt": 1, "reward/mean": %d, "time/step": 1}\n'
     run.write("metrics.jsonl", "".join(text % (step, step % 997) for step in range(1, STEPS + 1)))
     asked, registry = client(run.root.parent, static=static)
@@ -43,7 +43,7 @@ def test_a_hundred_thousand_steps_are_read_once_and_thinned(run: Folder, static:
     assert len(whole.body) < 64 * 1024
 
 
-def test_ten_thousand_rollouts_are_indexed_once_and_paged(
+def test_many_rollouts_are_indexed_once_and_paged(
     run: Folder, static: StaticFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_indexes: list[TraceIndex] = []
@@ -67,7 +67,7 @@ def test_ten_thousand_rollouts_are_indexed_once_and_paged(
     assert [index.lines_read for index in made_indexes] == [ROLLOUTS], "one index for all pages and rollouts"
 
 
-def test_a_trace_that_is_written_again_is_indexed_again(run: Folder, static: StaticFiles) -> None:
+def test_rewritten_trace_is_indexed_again(run: Folder, static: StaticFiles) -> None:
     asked, _ = client(run.root.parent, static=static)
     path = f"/api/runs/{run.id}/rollouts"
     assert asked.json(path, step=3)["total"] == 16
@@ -76,7 +76,7 @@ def test_a_trace_that_is_written_again_is_indexed_again(run: Folder, static: Sta
     assert asked.json(f"{path}/16", step=3)["row"]["number"] == 16
 
 
-def test_runs_that_are_over_are_not_read_again(run: Folder, static: StaticFiles) -> None:
+def test_ended_runs_are_not_read_again(run: Folder, static: StaticFiles) -> None:
     for number in range(20):
         made(run.root.parent / f"run-{number:02d}", steps=2).ends()
     run.lives()
@@ -91,13 +91,13 @@ def test_runs_that_are_over_are_not_read_again(run: Folder, static: StaticFiles)
     assert registry.snapshots_read == read + 3
 
 
-def test_memory_for_metrics_that_an_environment_makes_for_ever_is_bounded(run: Folder, static: StaticFiles) -> None:
+def test_memory_for_unbounded_metric_names_is_limited(run: Folder, static: StaticFiles) -> None:
     run.lines("metrics.jsonl", [{"step": step, f"env/a/{step}": 1.0} for step in range(3000)])
     asked, _ = client(run.root.parent, static=static)
     assert len(asked.json(f"/api/runs/{run.id}")["metrics"]) == 2000
 
 
-def test_a_line_that_is_too_long_is_left_out(run: Folder, static: StaticFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_trace_line_is_skipped(run: Folder, static: StaticFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlrun.ui.traces._LINE_MAX", 4096)
     rows = [rollout(0, 0), rollout(0, 1, completion="x" * 20_000), rollout(0, 2)]
     run.lines("traces/step_00000003.jsonl", rows)

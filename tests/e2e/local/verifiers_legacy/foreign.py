@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.1 of many kinds, by name; run as a program it loads and plays each, and prints what came of it."""
+"""Environments of verifiers 0.1 of many kinds, by name; as a program, it loads and plays each and prints the results."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def add(a: int, b: int) -> str:
 
 
 class Own(vf.Rubric):
-    """Scores without functions."""
+    """Rubric that scores without functions."""
 
     async def score_rollout(self, state: Any) -> None:
         state["reward"], state["metrics"] = 0.5, {}
 
 
 class Ends(vf.MultiTurnEnv):
-    """Its own end, its own state, and a cleanup."""
+    """Environment with its own end, state and cleanup."""
 
     async def setup_state(self, state: Any) -> None:
         state["asked"] = 0
@@ -137,7 +137,7 @@ def load_environment(kind: str) -> vf.Environment:
 
 
 class Model:
-    """Calls the tool that it is offered once, else says the number it was asked for."""
+    """Model client that calls its offered tool once and otherwise answers with the requested number."""
 
     def __init__(self, says: str = "{}") -> None:
         self.says = says

@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.1, as its users write them: single-turn, a conversation, and one with a tool."""
+"""Environments of verifiers 0.1 as their users write them: a single turn, a conversation, and one with a tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spell(number: int) -> str:
 
 
 class Chain(vf.MultiTurnEnv):
-    """Asks for one more word until there were enough."""
+    """Environment that requests another word until it has enough."""
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
         return [{"role": "user", "content": f"word {len(state['trajectory']) + 1}?"}]

@@ -1,1 +1,1 @@
-"""Mistakes at the command line: a table of them, what each run of one did, and the rule that judges it."""
+"""Mistakes at the command line: their table, their outcomes and the rule that judges each message."""

@@ -1,4 +1,4 @@
-"""Mistakes in the words of a command line: commands, arguments and options."""
+"""Mistakes in commands, arguments and options."""
 
 from __future__ import annotations
 

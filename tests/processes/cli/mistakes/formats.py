@@ -1,4 +1,4 @@
-"""Mistakes in texts with a format: names, paths, addresses, images, placeholders."""
+"""Mistakes in formatted texts: names, paths, addresses, images, placeholders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _value(what: str, line: str, place: str, value: str, fix: str, repair: tuple
 
 
 def _inner(what: str, line: str, place: str, value: str, fix: str) -> Mistake:
-    """The last field of a flow mapping; its message's fix is the field with its value."""
+    """Return a mistake in the last field of a flow mapping; the message's fix is the field with its value."""
     start = line.rindex(fix.partition(":")[0] + ":")
     bad = line[start:].rstrip("}]")
     return _value(what, line, place, value, fix, (bad, fix))

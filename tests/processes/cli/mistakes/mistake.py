@@ -1,4 +1,4 @@
-"""A mistake at the command line, and the files that it is made with."""
+"""Mistake at the command line, with its files."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ spec:
   data: {sources: [{path: chats.jsonl}]}
 """
 FOLDER = None
-"""Content of what is a folder."""
+"""Content that represents a folder."""
 Files = Mapping[str, str | bytes | None]
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A command line with one mistake, and what its message must hold."""
+    """A command line with one mistake, and the expected contents of its message."""
 
     what: str
-    """The mistake in words; unique."""
+    """Description of the mistake; unique."""
     words: str
-    """The command line, as a shell reads it."""
+    """Command line, as a shell reads it."""
     code: int
     """Exit code (docs/reference/cli.md)."""
     place: str
-    """The flag, field or file that the message names."""
+    """Flag, field or file that the message names."""
     value: str
-    """Value that was given, as far as it is another thing than the place."""
+    """The given value, if it differs from the place."""
     fix: str
-    """The way out: what is expected, known, or to be done."""
+    """Fix in the message: expected or known values, or a command."""
     files: Files = field(default_factory=dict)
-    """Files beside `run.yaml`, `run.toml` and `sft.yaml`, which are correct, or instead of them."""
+    """Files in addition to the correct `run.yaml`, `run.toml` and `sft.yaml`, or replacements of them."""
     variables: Mapping[str, str] = field(default_factory=dict)
     repairs: Sequence[tuple[str, str]] = ()
-    """Parts of the file (or of the command line) and their replacements, which the message must contain. With them the command succeeds.
+    """Parts of the file (or command line) and their replacements, which the message must contain. With them the command succeeds.
 
     An empty replacement needs the word `remove` in the message.
     """
@@ -80,16 +80,16 @@ spec:
   seqLen: 512
   environments: [{id: reverse-text, args: {length: 5}}]
 """
-"""A manifest with one field in a line."""
+"""A manifest with one field per line."""
 VALIDATE = "rlrun validate run.yaml"
 
 
 CHATS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
-"""A file of chats in which each row is right."""
+"""Return a file of chats in which each row is correct."""
 
 
 def spec_with(line: str, base: str = SPEC) -> str:
-    """The manifest with a line of `spec`, in place of the one that has the same field."""
+    """Return the manifest with a line of `spec`, which replaces the line with the same field."""
     name = line.partition(":")[0]
     lines = [one for one in base.splitlines() if not one.startswith(f"  {name}:")]
     return "\n".join([*lines, f"  {line}", ""])
@@ -110,21 +110,21 @@ def field_of_spec(
     hidden: str = "",
     notice: bool = False,
 ) -> Mistake:
-    """A mistake in one line of `spec`.
+    """Return a mistake in one line of `spec`.
 
     Args:
-        what: the mistake in words.
-        line: the line.
-        place: as in `Mistake`, and so are the others.
-        value: the value.
-        fix: the message's fix.
+        what: description of the mistake.
+        line: wrong line.
+        place: place as in `Mistake`, like the other undocumented fields.
+        value: given value.
+        fix: fix in the message.
         repair: part of the line and its replacement; None: `fix` replaces the whole line if it sets the same field.
-        base: manifest that gets the line.
+        base: manifest with the line.
         code: exit code.
         words: command line.
-        files: further files.
+        files: additional files.
         hidden: secret part of the line.
-        notice: see `Mistake`.
+        notice: True if the command succeeds, see `Mistake`.
     """
     same = fix.partition(":")[0] == line.partition(":")[0]
     repairs = (repair,) if repair is not None else ((line, fix),) if same else ()
@@ -145,17 +145,17 @@ def text(
     words: str = VALIDATE,
     code: int = 78,
 ) -> Mistake:
-    """A mistake of the whole manifest."""
+    """Return a mistake of the whole manifest."""
     return Mistake(
         what, words, code, place, value, fix, {"run.yaml": content}, repairs=() if repair is None else (repair,)
     )
 
 
 def manifest(old: str, new: str, *, base: str = MANIFEST) -> Files:
-    """`run.yaml` with a change.
+    """Return `run.yaml` with a change.
 
     Raises:
-        ValueError: there is nothing to change.
+        ValueError: the manifest lacks the text.
     """
     if old not in base:
         raise ValueError(f"{old!r} is not in the manifest")
@@ -163,10 +163,10 @@ def manifest(old: str, new: str, *, base: str = MANIFEST) -> Files:
 
 
 def toml(old: str, new: str) -> Files:
-    """`run.toml` with a change.
+    """Return `run.toml` with a change.
 
     Raises:
-        ValueError: there is nothing to change.
+        ValueError: the file lacks the text.
     """
     if old not in TOML:
         raise ValueError(f"{old!r} is not in the file")
@@ -174,23 +174,23 @@ def toml(old: str, new: str) -> Files:
 
 
 def plain(code: int, *rows: tuple[str, str, str, str, str]) -> list[Mistake]:
-    """Mistakes of one exit code in the command line alone.
+    """Return mistakes with one exit code that need only a command line.
 
     Args:
         code: exit code.
-        rows: mistake in words, command line, place, value and fix.
+        rows: description of the mistake, command line, place, value and fix.
     """
     return [Mistake(what, words, code, place, value, fix) for what, words, place, value, fix in rows]
 
 
 def changed(words: str, code: int, file: str, *rows: tuple[str, str, str, str, str, str]) -> list[Mistake]:
-    """Mistakes that one command line meets in a changed `run.yaml` or `run.toml`.
+    """Return mistakes of one command line with a changed `run.yaml` or `run.toml`.
 
     Args:
         words: command line.
         code: exit code.
         file: name of the file.
-        rows: mistake in words, text of the file and its replacement, place, value and fix.
+        rows: description of the mistake, text of the file and its replacement, place, value and fix.
     """
     change = toml if file == "run.toml" else manifest
     return [

@@ -1,4 +1,4 @@
-"""Models that cannot be trained yet, by the configurations that their authors publish."""
+"""Untrainable models, with the configurations that their authors publish."""
 
 from __future__ import annotations
 

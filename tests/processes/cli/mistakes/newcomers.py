@@ -1,4 +1,4 @@
-"""Mistakes of a walk over all fields and commands with a seed; each had an answer that did not help when it was found."""
+"""Mistakes from a seeded walk over all fields and commands; the message for each was unhelpful when it was found."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _KEY = "0123456789abcdef0123456789abcdef01234567"
 _Row = tuple[str, str, str, str, str] | tuple[str, str, str, str, str, tuple[str, str]]
 
 
-def _lines(*rows: _Row, hidden: str = "", notice: bool = False) -> list[Mistake]:
-    """Mistakes in one line of `spec`: words, line, place below `spec`, value, fix, and what the fix replaces."""
+def _make_spec_mistakes(*rows: _Row, hidden: str = "", notice: bool = False) -> list[Mistake]:
+    """Mistakes in one line of `spec`: description, line, place below `spec`, value, fix, and the text that the fix replaces."""
     return [
         field_of_spec(what, line, f"spec.{place}", value, fix, *repair, hidden=hidden, notice=notice)
         for what, line, place, value, fix, *repair in rows
     ]
 
 
-def _beside(files: Files, *rows: tuple[int, str, str, str, str, str]) -> list[Mistake]:
-    """Mistakes of a command line beside files: exit code, words, command line, place, value and fix."""
+def _make_command_mistakes(files: Files, *rows: tuple[int, str, str, str, str, str]) -> list[Mistake]:
+    """Mistakes of a command line with files: exit code, description, command line, place, value and fix."""
     return [Mistake(what, words, code, place, value, fix, files) for code, what, words, place, value, fix in rows]
 
 
 _OBJECTIVE = "environments: [{id: reverse-text, algorithm: {correction: %s}}]"
-_FIELDS = _lines(
+_FIELDS = _make_spec_mistakes(
     (
         "a fraction in an environment's objective",
         _OBJECTIVE % "{low: 1/2}",
@@ -145,7 +145,7 @@ _FIELDS = _lines(
     ),
 )
 _EGRESS, _TEMPLATE = "networkPolicy.extraEgress[0]", "trainer.podTemplate"
-_OBJECTS = _lines(
+_OBJECTS = _make_spec_mistakes(
     (
         "a port by its name",
         "networkPolicy: {extraEgress: [{ports: [https]}]}",
@@ -235,7 +235,7 @@ _OBJECTS = _lines(
         "expected a mapping",
     ),
 )
-_WITHOUT_EFFECT = _lines(
+_WITHOUT_EFFECT = _make_spec_mistakes(
     (
         "checkpoints to keep without checkpoints",
         "checkpoint: {enabled: false, keepInterval: 10}",
@@ -253,7 +253,7 @@ _WITHOUT_EFFECT = _lines(
     notice=True,
 )
 _SECRETS = (
-    *_lines(
+    *_make_spec_mistakes(
         (
             "a password in MLflow's address",
             f"tracking: {{mlflow: {{uri: 'https://me:{_PASSWORD}@mlflow:5000'}}}}",
@@ -263,7 +263,7 @@ _SECRETS = (
         ),
         hidden=_PASSWORD,
     ),
-    *_lines(
+    *_make_spec_mistakes(
         (
             "a key in W&B's address",
             f"tracking: {{wandb: {{baseUrl: 'https://api:{_KEY}@wandb.local'}}}}",
@@ -359,11 +359,11 @@ _COMMANDS = (
             "download it first",
         ),
     ),
-    *_beside(
+    *_make_command_mistakes(
         {"stuff/mine.yaml": SPEC},
         (78, "a folder with a manifest", "rlrun eval stuff", "stuff", "is a folder", "stuff/mine.yaml"),
     ),
-    *_beside(
+    *_make_command_mistakes(
         {"stuff/run.json": "{}"},
         (
             64,

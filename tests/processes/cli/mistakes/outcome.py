@@ -12,11 +12,11 @@ class Outcome:
     what: str
     """The mistake."""
     code: int | None
-    """None: it ended with an exception, or started something slow."""
+    """Exit code; None if the command raised an exception or started slow work."""
     err: str
     """Standard error."""
     made: list[str]
-    """Files that it made."""
+    """Files that the command created."""
     seconds: float
     out: str = ""
     """Standard output."""

@@ -1,4 +1,4 @@
-"""Mistakes of place and name in manifests: nesting, spelling, other objects' fields, apiVersion and kind."""
+"""Mistakes of place and name in manifests: nesting, spelling, fields of other objects, apiVersion and kind."""
 
 from __future__ import annotations
 

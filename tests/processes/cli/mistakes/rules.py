@@ -1,4 +1,4 @@
-"""Mistakes that a value shows only next to another one: intervals, GPUs, and what commands are given."""
+"""Mistakes in combinations of values: intervals, GPUs and arguments of commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Make every mistake in one process: `python -m tests.processes.cli.mistakes.run FOLDER`; prints one JSON line for each.
+"""Make each mistake in one process: `python -m tests.processes.cli.mistakes.run FOLDER`; prints one JSON line per mistake.
 
-A process of its own: torch and others may be loaded in that of the tests, and here nothing may load them.
+The tests' own process may have loaded torch and others; here nothing may load them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ WORKER = "rlrun.environments.process.worker"
 
 
 class Started(BaseException):
-    """Something slow was started. No Exception, so that nobody handles it."""
+    """Slow work was started. Not an Exception, so that no handler catches it."""
 
 
 class Heavy(MetaPathFinder, Loader):
-    """Refuses to load what takes seconds; that it is installed can be looked up."""
+    """Import hook that refuses slow modules but finds their specifications."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self) if fullname in HEAVY else None
@@ -63,7 +63,7 @@ class Heavy(MetaPathFinder, Loader):
 
 
 class Process(subprocess.Popen[Any]):
-    """A process; only that of an environment, which answers whether its arguments are right, may be one."""
+    """Replacement of subprocesses; only the process that checks an environment's arguments may start."""
 
     def __init__(self, words: Any, *rest: Any, **named: Any) -> None:
         if WORKER not in words:
@@ -76,7 +76,7 @@ def _replaced(*words: Any) -> NoReturn:
 
 
 def make(mistake: Mistake, folder: Path) -> Outcome:
-    """Run a mistake's command line in a new folder."""
+    """Run the command line of a mistake in a new folder."""
     folder.mkdir()
     _write(folder, _correct() | dict(mistake.files))
     before = _content(folder)
@@ -93,7 +93,7 @@ def make(mistake: Mistake, folder: Path) -> Outcome:
 
 
 def _repaired(mistake: Mistake, folder: Path) -> str | None:
-    """Run the command again with the message's fix; None: it succeeded, or there is no mechanical fix."""
+    """Run the command again with the message's fix; return None if it succeeded or if there is no mechanical fix."""
     if not mistake.repairs:
         return None
     words, files = mistake.words, _correct() | dict(mistake.files)
@@ -111,24 +111,24 @@ def _repaired(mistake: Mistake, folder: Path) -> str | None:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of those that it has waited for; time that a busy machine takes for others is no mistake's."""
+    """Return the CPU time of this process and its finished children; wall time would include other work of the machine."""
     return sum(os.times()[:4])
 
 
 @functools.cache
 def _correct() -> dict[str, str]:
-    """Files with which every command works."""
+    """Return files with which each command works."""
     spec = RLRun.model_validate(yaml.safe_load(MANIFEST)).spec
     config = resolve_spec(spec, name="quick", uid="00000000-0000-0000-0000-000000000000", output_dir="runs/quick")
     return {"run.yaml": MANIFEST, "run.toml": TOML, "sft.yaml": SFT, "run.json": config.model_dump_json()}
 
 
 _answers: dict[str, tuple[Any, list[str]]] = {}
-"""Answers of environments' processes, with their notices, by command and limits."""
+"""Responses of environments' processes, with their notices, by command and limits."""
 
 
 def _checked(subjects: Sequence[Any], notice: Callable[[int, str], None]) -> list[Any]:
-    """Answers of environments' processes; one process for all mistakes that have the same environment."""
+    """Return responses of environments' processes; all mistakes with the same environment share one process."""
     for subject in subjects:
         if repr(subject) not in _answers:
             said: list[str] = []

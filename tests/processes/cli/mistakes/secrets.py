@@ -1,4 +1,4 @@
-"""Secrets in manifests and on command lines: no message shows one, and each says where it belongs."""
+"""Secrets in manifests and on command lines: no message shows one, and each names the right place for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.processes.cli.mistakes.mistake import SPEC, Mistake, field_of_spec
 
 TOKEN = "hf_" + "abcdefghij" * 3
-"""A token by its shape; of nobody."""
+"""Text in the format of a token; not a real token."""
 
 
 def _secret(

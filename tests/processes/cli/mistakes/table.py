@@ -1,4 +1,4 @@
-"""The mistakes. Each ends before anything slow starts, in one line that names the place, shows the value and gives the fix."""
+"""Table of mistakes: each is reported before slow work, in one line with the place, the value and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in the text of a manifest or a data file: syntax, characters, other formats, and files that are none."""
+"""Mistakes in the text of a manifest or a data file: syntax, characters, other formats and other file types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _syntax(
 
 
 def _row(what: str, row: str | bytes, place: str, value: str, fix: str, name: str = "chats.jsonl") -> Mistake:
-    """A row of training data."""
+    """Return a row of training data."""
     files = {name: row, "sft.yaml": SFT.replace("chats.jsonl", name)}
     return Mistake(what, _SFT_LOCAL, 65, place, value, fix, files)
 

@@ -1,4 +1,4 @@
-"""An environment, and a loss, whose loading is a misdeed; `good` is the only one that behaves."""
+"""Environment and loss that misbehave while they load; only `good` behaves well."""
 
 from __future__ import annotations
 

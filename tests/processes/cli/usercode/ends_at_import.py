@@ -1,4 +1,4 @@
-"""Ends whoever imports it, and says that all is well."""
+"""Module that ends the importing process with exit code 0."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An environment that compares groups, and misbehaves while it does, by the task's name."""
+"""Environment that compares groups and misbehaves; the task's name selects how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deeds that end their process, or leave something behind."""
+"""Deeds that end their process or leave processes behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def terminates_its_parents_group() -> None:
 
 @deed(IN_RUN)
 def signals_everybody() -> None:
-    os.kill(-1, 0)  # 0: a signal that does nothing, but is refused like any other
+    os.kill(-1, 0)  # Signal 0 has no effect, but is refused like any other.
 
 
 @deed(IN_RUN)
@@ -206,12 +206,12 @@ def holds_the_interpreters_lock() -> None:
 def takes_questions_for_its_end() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     while True:
-        time.sleep(3600)  # in the event loop: it holds that as a computation does, and no core
+        time.sleep(3600)  # In the event loop: it blocks the loop like a computation, but uses no core.
 
 
 @deed(IN_RUN)
 async def leaks() -> None:
-    for _ in range(60):  # more than it may have, and less than what an allocation fails at
+    for _ in range(60):  # More than the limit allows, and less than the size at which an allocation fails.
         HELD.append(bytearray(b"x" * 8_000_000))
         await asyncio.sleep(0.005)
     await asyncio.Event().wait()
@@ -221,7 +221,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)", os.environ.get("T
 
 
 def _let_go(environment: dict[str, str] | None) -> None:
-    """A process in a session of its own whose parent has ended."""
+    """Start a process in its own session whose parent has ended."""
     if os.fork() == 0:
         os.setsid()
         subprocess.Popen(SLEEP, start_new_session=True, env=environment, stdin=-3, stdout=-3, stderr=-3)
@@ -245,7 +245,7 @@ def leaves_a_child_without_environment() -> None:
 @deed(IN_RUN)
 def leaves_a_child_and_kills_its_parent() -> None:
     _let_go({})
-    time.sleep(1.0)  # seen by then
+    time.sleep(1.0)  # The keeper has seen the child by now.
     _signal_parent_or_exit(signal.SIGKILL)
     time.sleep(600)
 

@@ -1,4 +1,4 @@
-"""Deeds that an episode survives, or that cost it alone."""
+"""Deeds that an episode survives, or that fail only that episode."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rlrun.environments import EpisodeError
 
 Deed = Callable[[], Any]
 IN_RUN: dict[str, Deed] = {}
-"""Called before the model is asked; what is awaitable is awaited."""
+"""Deeds before the model request; awaitables are awaited."""
 EPISODES: dict[str, Deed] = {}
-"""Make the episode: a dictionary of changes, or the episode itself."""
+"""Deeds that create the episode: a dictionary of changes, or the episode itself."""
 SCORES: dict[str, Deed] = {}
-"""Make the score."""
+"""Deeds that create the score."""
 HELD: list[Any] = []
 
 
@@ -53,7 +53,7 @@ class SilentError(Exception):
 
 
 class MaskedError(Exception):
-    """Raises whenever one looks at it."""
+    """Exception that raises on every access."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -156,7 +156,9 @@ def replaces_exception_handlers() -> None:
 
 @deed(IN_RUN)
 def interrupts_itself() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests were started in the background
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # The signal is ignored if the tests were started in the background.
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)
 
@@ -170,7 +172,7 @@ async def swallows_its_end() -> None:
             continue
 
 
-# ---- what the process has in common
+# ---- shared state of the process
 
 
 @deed(IN_RUN)

@@ -1,3 +1,3 @@
-"""A module that ends the process that imports it."""
+"""Module that ends the importing process."""
 
 raise SystemExit(5)

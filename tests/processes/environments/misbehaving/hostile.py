@@ -1,4 +1,4 @@
-"""An environment whose tasks are deeds, each done in the middle of an episode: the id of a task is what it does."""
+"""Environment whose tasks are deeds in the middle of an episode: the id of a task names its deed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deeds import EPISODES, IN_RUN, SCORES, OwnBaseException, deed
 from rlrun.environments import Episode, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.process import worker
 
-# ---- what it brings
+# ---- episodes and scores
 
 
 def _nested(levels: int) -> Any:
@@ -112,7 +112,7 @@ def scores_slowly() -> Score:
 SCORES["scores_slowly"] = scores_slowly
 
 
-# ---- what it asks
+# ---- model requests
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "asks_with_a_generator": {"messages": itertools.repeat({"role": "user", "content": ""})},
@@ -127,7 +127,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 GOOD = ("good", "neighbour", "asks_without_end")
 FEWER_REQUESTS = 300
-"""In the place of `bounds.MAX_REQUESTS` in this process: 10,000 requests and answers take 2 s of CPU time."""
+"""Replacement of `bounds.MAX_REQUESTS` in this process: 10,000 requests and replies take 2 s of CPU time."""
 NAMES = [*IN_RUN, *EPISODES, *SCORES, *REQUESTS, *GOOD]
 
 
@@ -172,7 +172,7 @@ def exits_at_start() -> None:
 
 
 class _Lying(Hostile):
-    """Its names are no texts."""
+    """Environment whose names are not texts."""
 
     @property
     def id(self) -> str:  # type: ignore[override]

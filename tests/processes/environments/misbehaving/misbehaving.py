@@ -1,4 +1,4 @@
-"""An environment whose tasks are misdeeds: each tries to harm what runs beside it. `good` is the only one that behaves."""
+"""Environment whose tasks are misdeeds that try to harm other rollouts; only `good` behaves well."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def hangs_up() -> None:
 
 
 def deafens() -> None:
-    """Its event loop goes on, and no longer listens to the connection."""
+    """Keep the event loop running but stop reading the connection."""
     loop: Any = asyncio.get_running_loop()
     for key in list(loop._selector.get_map().values()):
         if key.fd != loop._ssock.fileno():
@@ -80,7 +80,7 @@ def prints() -> None:
 
 
 def lets_children_go() -> None:
-    """A child in the group, one in a session of its own, and one whose parent has ended."""
+    """Start a child in the group, one in its own session, and one whose parent has ended."""
     sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
     subprocess.Popen(sleep)
     subprocess.Popen(sleep, start_new_session=True)
@@ -96,12 +96,12 @@ DEEDS: dict[str, Callable[[], None]] = {
     for deed in (raises, exits, exits_politely, dies, crashes, computes, swallows_memory, multiplies, garbles)
 } | {deed.__name__: deed for deed in (hangs_up, deafens, prints, lets_children_go)}
 ENDED = ("multiplies", "garbles", "hangs_up", "deafens")
-"""Whose process is ended for what it has done."""
+"""Deeds that end their process."""
 ASYNC = ("leaks", "waits", "ignores", "dies_late", "gives_up", "no_json", "scores_slowly", "slow", "good")
 
 
 class Misbehaving(SingleTurnEnvironment):
-    """The id of a task is what it does."""
+    """Environment whose task ids name the deeds."""
 
     id = "misbehaving"
 
@@ -118,7 +118,7 @@ class Misbehaving(SingleTurnEnvironment):
         if task.id in ("waits", *ENDED):
             await asyncio.Event().wait()
         elif task.id == "leaks":
-            for _ in range(60):  # more than it may have, and less than what an allocation fails at
+            for _ in range(60):  # More than the limit allows, and less than the size at which an allocation fails.
                 self.hoard.append(bytearray(b"x" * 4_000_000))
                 await asyncio.sleep(0.005)
             await asyncio.Event().wait()

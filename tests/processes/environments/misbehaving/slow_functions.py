@@ -1,4 +1,4 @@
-"""Functions that are called in another process."""
+"""Functions for calls in another process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nap(seconds: float) -> int:
 
 
 def prepare_slowly() -> None:
-    """Longer than any call in a test may take."""
+    """Prepare for longer than any call in a test may take."""
     time.sleep(2.5)
     PREPARED.append(os.getpid())
 

@@ -1,4 +1,4 @@
-"""An environment that prints a line and reports its environment variables."""
+"""Environment that prints a line and reports its environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A taskset that needs a container."""
+"""Taskset that needs a container."""
 
 import verifiers.v1 as vf
 

@@ -1,4 +1,4 @@
-"""Single turn: name the capital. Two rewards with weights, one metric."""
+"""Single turn: name the capital; two weighted rewards, one metric."""
 
 import verifiers.v1 as vf
 

@@ -1,4 +1,4 @@
-"""Rewards that never return, raise, or are not a number, chosen by the task."""
+"""Rewards that never return, raise, or are not a number, depending on the task."""
 
 import asyncio
 

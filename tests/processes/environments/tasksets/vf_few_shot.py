@@ -1,4 +1,4 @@
-"""Few-shot: the prompt is a conversation that was had, with a call in it."""
+"""Few-shot prompt: an earlier conversation with a tool call."""
 
 import verifiers.v1 as vf
 

@@ -1,4 +1,4 @@
-"""Multi-turn: guess a number; the environment answers "higher" or "lower" until it is found."""
+"""Multi-turn game: guess a number; the environment replies "higher" or "lower" until the guess is right."""
 
 import itertools
 

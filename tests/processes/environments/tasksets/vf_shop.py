@@ -1,4 +1,4 @@
-"""Tools: a task's own (with state that a reward reads) and one shared by the taskset; a `@stop` and an `@intercept`."""
+"""Tools of a task (with state that a reward reads) and of the taskset; a `@stop` and an `@intercept`."""
 
 import verifiers.v1 as vf
 from pydantic import Field

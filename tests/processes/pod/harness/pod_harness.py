@@ -1,4 +1,4 @@
-"""A container without Kubernetes: the environment that the operator sets, and a role that does what a test says."""
+"""Container without Kubernetes: the operator's environment, and a role with the code of a test."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.support.programs import finish
 STUB_POD = Path(__file__).parents[4] / "tests/support/stub/rlrun-pod"
 """`rlrun-pod` of the stub image."""
 IMPORT_PATH = f"{Path(__file__).parents[4]}:{Path(rlrun.__file__).parents[1]}"
-"""Where a process finds the stubs and the package."""
+"""Import path of the stubs and the package."""
 PATIENT = "TEST_PATIENT"
-"""Environment variable: a pod that has it waits a minute for what its processes and its peers are to say; the machine may be busy."""
+"""Environment variable: the pod waits a minute for messages of its processes and peers, because the machine may be busy."""
 _DRIVER = """
 import os, sys
 from rlrun.pod.pod_command import main
@@ -53,7 +53,7 @@ def run_config(root: Path, *, uid: str = "uid-1", **spec: Any) -> RunConfig:
 
 
 class Pod:
-    """A pod with one container, which may be started several times."""
+    """A pod with one container, which can be started several times."""
 
     def __init__(self, tmp_path: Path, name: str, config: RunConfig, ip: str, master: str) -> None:
         self.root, self.name, self.ip = Path(config.trainer.output_dir), name, ip
@@ -80,10 +80,10 @@ class Pod:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, command: str, role: str = "", **env: str) -> subprocess.Popen[str]:
-        """Start the container, as a forked process; `role` is the code that takes the role's place."""
+        """Start the container as a forked process; `role` is the code of the role."""
         code = f"COMMAND, ROLE = {command!r}, {textwrap.dedent(role)!r}\n{_DRIVER}"
         process = cast("subprocess.Popen[str]", program_forks().open(CODE, code, environment=self.env | env))
-        self.running.append(process)  # a forked program has the same methods
+        self.running.append(process)  # A forked program has the same methods.
         return process
 
     def start_command(self, command: list[str], **env: str) -> subprocess.Popen[str]:
@@ -95,11 +95,11 @@ class Pod:
         return self._start([sys.executable, str(STUB_POD), command], {"PYTHONPATH": IMPORT_PATH, **env})
 
     def run(self, command: str, role: str = "", **env: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of one start."""
+        """Run the container once; return exit code, stdout and stderr."""
         return _end(self.start(command, role, **env))
 
     def run_stub(self, command: str, **env: str) -> tuple[int, str, str]:
-        """As `run`, with the stub image's role."""
+        """Run the container once with the stub image's role."""
         return _end(self.start_stub(command, **env))
 
     def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -116,16 +116,16 @@ class Pod:
 
     @property
     def message(self) -> str:
-        """The termination message."""
+        """Termination message."""
         return self.message_file.read_text()
 
     def log(self, role: str, attempt: int = 1, suffix: str = "") -> str:
-        """The log on the volume."""
+        """Return the log on the volume."""
         file = self.root / "logs" / f"attempt_{attempt:04d}" / role / f"{self.name}{suffix}.log"
         return file.read_text() if file.exists() else ""
 
     def ready(self) -> tuple[int, str | None]:
-        """What the probe gets: the status (0: nobody listens) and the reason."""
+        """Return the result of the probe: the status (0 without a listener) and the reason."""
         try:
             with urllib.request.urlopen(f"http://{self.ip}:{POD_PORT}{POD_READY}", timeout=5) as response:
                 return response.status, json.load(response)["reason"]

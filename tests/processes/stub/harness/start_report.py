@@ -1,4 +1,4 @@
-"""Print what a program has at its start, then end in a given way: `python -m tests.processes.stub.harness.start_report WAY`."""
+"""Print the start state of a program, then end in a given way: `python -m tests.processes.stub.harness.start_report WAY`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 
-def _late(text: str) -> None:
+def _print_late(text: str) -> None:
     time.sleep(0.05)
     print(text, flush=True)
 
@@ -41,8 +41,8 @@ def report() -> dict[str, object]:
 
 if __name__ == "__main__":
     print(json.dumps(report(), sort_keys=True), flush=True)
-    atexit.register(_late, "at exit")
-    threading.Thread(target=_late, args=("of a thread",)).start()
+    atexit.register(_print_late, "at exit")
+    threading.Thread(target=_print_late, args=("of a thread",)).start()
     match sys.argv[1]:
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A run of stub processes on loopback, one attempt after the other."""
+"""Run of stub processes on loopback, one attempt after the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IMPORTED = (
     "tests.support.stub.model",
     "tests.support.stub.trainer",
 )
-"""Modules of stub runs. A program uses about a second of CPU time for its imports, more than for a run of thirty steps."""
+"""Modules of stub runs. A program uses about one second of CPU time for its imports, more than for a run of thirty steps."""
 
 
 @functools.cache
@@ -54,7 +54,7 @@ class StubRun:
     """One run's folder, configuration and processes."""
 
     is_forked = False
-    """Whether programs are forked from a process that has imported their modules, unless their start is different (`prefix`, faults)."""
+    """True if programs are forked from a process with their modules, unless their start is special (`prefix`, faults)."""
 
     def __init__(self, root: Path, **changes: Any) -> None:
         self.root = root
@@ -63,7 +63,7 @@ class StubRun:
         self.trainer_port, self.engine_port = free_port(), free_port()
         self.processes: list[Program] = []
         self.prefix: list[str] = []
-        """Before each command: what starts it elsewhere."""
+        """Prefix of each command, such as a program that enters a volume."""
         self.max_steps = int(changes.pop("max_steps", 30))
         self.config = self._config(changes)
         self.file = self.paths.run_json
@@ -112,7 +112,7 @@ class StubRun:
         return RunConfig.model_validate(document)
 
     def script(self, **script: Any) -> None:
-        """Write the run's script."""
+        """Write the script of the run."""
         (self.paths.root / "stub.json").write_text(json.dumps(script))
 
     def start(
@@ -142,35 +142,35 @@ class StubRun:
         return self.root / f"{name}.{attempt}.log"
 
     def wait(self, process: Program) -> int:
-        """Wait for the end of a process, while any of the run makes progress; return its exit code."""
+        """Wait for the end of a process as long as the run makes progress; return its exit code."""
         wait_for(
             lambda: process.poll() is not None, f"the end of {process.args}", progress=self.steps, state=self.state
         )
         return process.wait()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something that a process does."""
+        """Wait for a condition as long as the run makes progress."""
         wait_for(condition, what, progress=self.steps, state=self.state)
 
     def steps(self) -> int:
-        """Trained steps of all attempts."""
+        """Return the number of trained steps of all attempts."""
         return len(self.metrics()) if self.paths.metrics.exists() else 0
 
     def state(self) -> str:
-        """The ends of all logs, for a failed test."""
+        """Return the last lines of all logs, as the message of a failed test."""
         logs = [f"== {log.name}\n{log.read_text()[-1500:]}" for log in sorted(self.root.glob("*.log"))]
         return "\n".join([*logs, str(sorted(p.name for p in self.paths.root.iterdir()))])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl` that are whole: another process may be writing the last one."""
+        """Return the complete lines of `metrics.jsonl`: another process may be writing the last one."""
         return read_metrics(self.paths.metrics)[0]
 
     def trained(self, attempt: int) -> list[int]:
-        """Steps that the trainer's log tells of."""
+        """Return the steps in the trainer's log."""
         return [int(step) for step in re.findall(r"step (\d+)/\d+: loss", self.log("trainer", attempt).read_text())]
 
     def stop(self) -> None:
-        """End what still runs."""
+        """Kill all running processes."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
@@ -180,7 +180,7 @@ class StubRun:
 
 @contextmanager
 def stub_run(root: Path, **changes: Any) -> Iterator[StubRun]:
-    """A run whose processes end with the block."""
+    """Create a run whose processes end with the block."""
     run = StubRun(root, **changes)
     try:
         yield run

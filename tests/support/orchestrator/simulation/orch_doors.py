@@ -1,4 +1,4 @@
-"""Engines behind real HTTP servers that can be made to fail in every way that a machine fails."""
+"""Engines behind real HTTP servers with all failures of a machine."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Mode = Literal["up", "hangs", "answers_500", "answers_nonsense"]
 
 
 def truth(version: int) -> float:
-    """The log-prob of every token that a version samples: it tells which weights a token really came from."""
+    """Return the log-prob of every token that a version samples, which identifies the weights of a token."""
     return -(version + 1) / 1000
 
 
 @dataclass
 class Door:
-    """One engine's server. `mode` changes what every route does, from one moment to the next."""
+    """One engine's server. `mode` changes the behavior of every route at once."""
 
     engine: FakeEngine
     mode: Mode = "up"
     load: dict[str, float] = field(default_factory=dict)
-    """Metrics by name, without `vllm:`; empty: the route does not exist."""
+    """Metrics by name without `vllm:`; empty: the route does not exist."""
     asked: int = 0
-    """Requests that came for tokens, whatever became of them."""
+    """Number of requests for tokens, regardless of their result."""
     ignored: int = 0
-    """Questions about its health that came while it hung."""
+    """Number of health requests received during a hang."""
     url: str = ""
     _runner: web.AppRunner | None = None
     _port: int = 0
 
     async def open(self) -> None:
-        """Listen; again on the same port after `close`."""
+        """Listen; on the same port again after `close`."""
         app = web.Application(middlewares=[self._fail])
         app.router.add_post(endpoints.ENGINE_GENERATE, self._generate)
         app.router.add_post(endpoints.ENGINE_UPDATE_WEIGHTS, self._update)
@@ -55,7 +55,7 @@ class Door:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def close(self) -> None:
-        """Die: what is in flight breaks without an answer, and nobody listens."""
+        """Break all requests in flight without an answer, and stop listening."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             assert runner.server is not None
@@ -76,7 +76,7 @@ class Door:
         if self.mode == "answers_nonsense" and request.path == endpoints.ENGINE_GENERATE:
             return web.json_response({"choices": [{"index": "?"}] * 2})
         response: web.StreamResponse = await handler(request)  # type: ignore[operator]
-        await self._going()  # it may have been stopped while it worked
+        await self._going()  # it may have been suspended while it worked
         return response
 
     async def _going(self) -> None:
@@ -125,7 +125,7 @@ class Door:
 
 @asynccontextmanager
 async def open_doors(*engines: FakeEngine) -> AsyncIterator[list[Door]]:
-    """A server for each engine."""
+    """Yield a server for each engine."""
     doors = [Door(engine) for engine in engines]
     try:
         for door in doors:

@@ -1,4 +1,4 @@
-"""Environments that misbehave on purpose, by import path."""
+"""Environments with deliberate faults, by import path."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Faulty(ReverseText):
 
 
 class Constant(ReverseText):
-    """Every reward is 1: no group has variance."""
+    """Every reward is 1, so no group has variance."""
 
     async def score(self, task: Task, episode: Episode) -> Score:
         return Score(1.0)
 
 
 class Mortal(ReverseText):
-    """Its process dies once, while others of its episodes wait for the model."""
+    """Its process dies once, while other episodes wait for the model."""
 
     def __init__(self, marker: str) -> None:
         super().__init__(ReverseTextArgs())
@@ -53,7 +53,7 @@ def constant() -> Constant:
 
 
 class Graded(ReverseText):
-    """A reward that depends on nothing but the task: 0, 1/4, ... 1."""
+    """A reward that depends only on the task: 0, 1/4, ... 1."""
 
     async def score(self, task: Task, episode: Episode) -> Score:
         return Score(sum(map(ord, task.id)) % 5 / 4)
@@ -64,13 +64,13 @@ def graded() -> Graded:
 
 
 class Ranked(ReverseText):
-    """Alone every reply earns 0; of a group each earns the share of replies that sort before its own."""
+    """A single reply earns 0; in a group each earns the share of replies that sort before it."""
 
     compares = True
     held = False
-    """While true no comparison ends."""
+    """No comparison ends while this is true."""
     waiting = 0
-    """Comparisons that wait."""
+    """Number of waiting comparisons."""
 
     async def score(self, task: Task, episode: Episode) -> Score:
         return Score(0.0, {"alone": 1.0})
@@ -87,7 +87,7 @@ class Ranked(ReverseText):
 
 
 class Quarrelsome(Ranked):
-    """No comparison works."""
+    """Every comparison fails."""
 
     async def compare(self, task: Task, episodes: Sequence[Episode], scores: Sequence[Score]) -> list[Score]:
         raise RuntimeError("no two judges agree")
@@ -102,7 +102,7 @@ def quarrelsome() -> Quarrelsome:
 
 
 class Wild(ReverseText):
-    """Of 32 tasks ten bring what cannot be trained on, and one ends the process; the others score the extremes."""
+    """Ten of 32 tasks give untrainable results and one ends the process; the others score the extremes."""
 
     async def score(self, task: Task, episode: Episode) -> Score:
         match int(task.id.split("-")[1]) % 16:

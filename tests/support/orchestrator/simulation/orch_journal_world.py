@@ -1,4 +1,4 @@
-"""A run by hand: the real ledger, sampler, journal, batches and checkpoints, and whatever happens in whatever order."""
+"""A run driven by hand: the real ledger, sampler, journal, batches and checkpoints, with events in any order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def at_once(act: Callable[..., Generator[None, None, T]], *given: Any, **named: Any) -> T:
-    """Result of work in steps."""
+    """Return the result of work that needs no event loop."""
     steps = act(*given, **named)
     while True:
         try:
@@ -58,13 +58,14 @@ def at_once(act: Callable[..., Generator[None, None, T]], *given: Any, **named: 
 
 @contextmanager
 def without_flushes() -> Iterator[None]:
-    """What is killed here is a process: the kernel keeps what was written."""
+    """Replace flushes, because only the process is killed: the kernel keeps written data."""
     with mock.patch.object(os, "fsync"), mock.patch.object(os, "fdatasync"):
         yield
 
 
 def a_rollout(versions: list[int], reward: float, *, text: str = "", serial: int = 0) -> Rollout:
-    """One reply of as many tokens as `versions` after a prompt of two, of which the first is `serial`."""
+    """Return one reply with one token per element of `versions`, after a prompt of two tokens of which the first is
+    `serial`."""
     count = len(versions)
     sequence = Recorded(
         np.array([serial, *range(1, count + 2)], dtype=np.int32),
@@ -93,7 +94,7 @@ class World:
 
     Attributes:
         made: every rollout that counted when it was finished, by group and member.
-        trained: the batch that each step was last trained on.
+        trained: the batch on which each step was last trained.
     """
 
     root: Path
@@ -109,7 +110,7 @@ class World:
         self.paths = RunPaths(self.root)
         self._live()
 
-    # ---- a life of the orchestrator
+    # ---- life of the orchestrator
 
     def _live(self) -> None:
         write_attempt(self.paths, self.attempt)
@@ -119,7 +120,7 @@ class World:
         self.sampler = Sampler(3, sources, BATCH, self.depth)
         assert self.sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group)
         self.version = self.step = self.attempt.base_step
-        """Steps that are trained, and steps whose batch is made."""
+        """Numbers of trained steps and of steps with a batch."""
         self.buffer: list[FinishedGroup] = []
         self.flights: dict[int, Unfinished] = {}
         self.dropped: list[Dropped] = []
@@ -146,7 +147,7 @@ class World:
         self.unfinished = dict(self.back.unfinished)
 
     def crash(self, torn: float) -> None:
-        """All is killed, in the middle of a write of which this share reached the disk; the next attempt begins."""
+        """Kill everything in the middle of a write of which this share reached the disk, and start the next attempt."""
         if self.flights:
             group, flight = min(self.flights.items())
             member = min(set(range(GROUP)) - set(flight.members))
@@ -165,10 +166,10 @@ class World:
             self.attempt = first_attempt(world_size=1, config_hash="h", attempt=number)
         self._live()
 
-    # ---- what may happen
+    # ---- possible events
 
     def dispatch(self) -> bool:
-        """Begin a group, if the bound on the pipeline's depth allows one."""
+        """Start a group, if the limit of the pipeline's depth allows one."""
         running = GROUP * (len(self.flights) + len(self.buffer))
         if (self.depth + self.version + 1) * BATCH - (self.step * BATCH + running) <= 0:
             return False
@@ -180,7 +181,7 @@ class World:
         return True
 
     def finish(self, choice: int) -> bool:
-        """A member of a group in flight is finished, and durable."""
+        """Finish a member of a group in flight durably."""
         if not self.flights:
             return False
         group = sorted(self.flights)[choice % len(self.flights)]
@@ -222,7 +223,7 @@ class World:
         return True
 
     def train(self) -> bool:
-        """The trainer takes the next batch."""
+        """Let the trainer take the next batch."""
         if self.version == self.step:
             return False
         self.version += 1
@@ -234,7 +235,7 @@ class World:
         return True
 
     def save(self) -> bool:
-        """A checkpoint of the last trained step becomes complete, and the journal's covered files are deleted."""
+        """Complete a checkpoint of the last trained step, and delete the journal's covered files."""
         if self.version == self.attempt.base_step or self.version not in self.snapshots:
             return False
         step, number = self.version, self.attempt.attempt
@@ -247,7 +248,7 @@ class World:
         return True
 
     def to_the_end(self, choose_one: Callable[[], int] = lambda: 0) -> None:
-        """Whatever is possible, until all steps are trained."""
+        """Do all possible events until all steps are trained."""
         for _ in range(2000):
             if self.version == STEPS:
                 return
@@ -288,7 +289,7 @@ class World:
         self.snapshots[batch.step] = checkpoint.Snapshot(batch.step, self.ledger.state(), sampler=self.sampler.state())
 
     def _check_needed(self, group: int, member: int) -> None:
-        """A rollout that counted before is generated again only if it can no longer be trained on."""
+        """Check that a rollout that counted before is generated again only if it can no longer be trained on."""
         for before in self.made.get((group, member), []):
             old = too_old(before.dispatch_version, step=self.step + 1, max_off_policy_steps=self.limit)
             lost = is_lost(before.newest_version, before.attempt, self.attempt)

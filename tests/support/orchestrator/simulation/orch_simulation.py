@@ -1,4 +1,5 @@
-"""A whole run without a model: the real orchestrator and the real channel, a trainer that only keeps time, engines that make up tokens."""
+"""A whole run without a model: the real orchestrator and channel, a trainer that only keeps time, and engines with
+invented tokens."""
 
 from __future__ import annotations
 
@@ -37,13 +38,14 @@ TRAINED = {"loss": 0.5, "perf/throughput": 10.0}
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for something that another task does."""
+    """Wait for a condition that another task makes true."""
     await wait_until_async(condition, poll_seconds=0.001)
 
 
 @dataclass
 class FakeEngine:
-    """Makes up replies of random letters, one token at a time, each labelled with the version that it holds then."""
+    """Engine that generates replies of random letters, one token at a time, each labelled with the engine's version at
+    that time."""
 
     seconds_per_token: Callable[[], float] = lambda: 0.0
     letters: Sequence[int] = tuple(range(78, 84))
@@ -52,25 +54,25 @@ class FakeEngine:
     version: int | None = None
     down: bool = False
     held: list[int] = field(default_factory=list)
-    """Versions in the order in which they were handed over."""
+    """Versions in the order of their hand-overs."""
     requests: list[tuple[float, str | None, int | None, int]] = field(default_factory=list)
-    """Time, cache salt, the version held when the request came, and how many continuations it asked for."""
+    """Time, cache salt, version at arrival, and number of requested continuations."""
     seen: list[list[int]] = field(default_factory=list)
-    """Every sequence of tokens that was computed on: prompt and reply."""
+    """Every computed sequence of tokens: prompt and reply."""
     aborted: int = 0
     running: int = 0
     """Requests in flight."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     asleep: bool = False
-    """Whether it has given its memory up; it wakes with the next hand-over."""
+    """Whether it has released its memory; it wakes with the next hand-over."""
     slept: int = 0
     gpus_taken: Callable[[], bool] = lambda: False
     """Whether the trainer has the GPUs at the moment."""
     insomnia: int = 0
-    """Requests to sleep that fail before one is heeded."""
+    """Number of sleep requests that fail before one succeeds."""
 
     wrong: list[str] = field(default_factory=list)
-    """What was asked of it that must not be."""
+    """Invalid requests that it received."""
 
     def _expect(self, right: bool, otherwise: str) -> None:
         if not right:
@@ -143,7 +145,7 @@ class FakeEngine:
 
 @dataclass
 class FakeTrainer:
-    """Publishes versions, takes batches in order, saves checkpoints; computes nothing."""
+    """Trainer that publishes versions, takes batches in order and saves checkpoints, without computation."""
 
     paths: RunPaths
     attempt: Attempt
@@ -152,16 +154,16 @@ class FakeTrainer:
     step_seconds: Callable[[], float] = lambda: 0.0
     batches: list[Batch] = field(default_factory=list)
     published: dict[int, float] = field(default_factory=dict)
-    """When each version was published."""
+    """Time at which each version was published."""
     hold_checkpoints: bool = False
-    """Never complete a checkpoint."""
+    """Whether checkpoints never become complete."""
     silent: bool = False
     look_seconds: float = 0.001
-    """Between two looks for a batch."""
+    """Time between two polls for a batch."""
     beside: Sequence[FakeEngine] = ()
-    """Engines that have the same GPUs, in turn."""
+    """Engines that share its GPUs in turns."""
     has_gpus: bool = True
-    """Whether it has them: from the start on, until it has published its first version."""
+    """Whether it has the GPUs: from the start until it has published its first version."""
 
     async def __aenter__(self) -> FakeTrainer:
         write_attempt(self.paths, self.attempt)
@@ -179,7 +181,7 @@ class FakeTrainer:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         if not self.silent:
-            # In the background: the server waits a second for long polls that nobody waits for any more.
+            # In the background, because the server waits a second for long polls without a client.
             threading.Thread(target=self.channel.close, daemon=True).start()
 
     async def fall_silent(self) -> None:
@@ -207,7 +209,7 @@ class FakeTrainer:
 
     async def _release(self, version: int) -> None:
         if self.beside:
-            await asyncio.sleep(self.step_seconds())  # published long before it has given its memory up
+            await asyncio.sleep(self.step_seconds())  # published long before it has released its memory
             self.has_gpus = False
             self.channel.emit("released", version)
 
@@ -239,7 +241,7 @@ class FakeTrainer:
 
 
 def begin(paths: RunPaths, number: int) -> Attempt:
-    """The attempt that the real trainer would begin: from the newest complete checkpoint of the attempt before."""
+    """Start the attempt that the real trainer would start: from the newest complete checkpoint of the previous attempt."""
     if number == 1:
         return first_attempt(world_size=1, config_hash="hash")
     before = read_attempt(paths.attempt_file(number - 1))
@@ -250,7 +252,7 @@ def begin(paths: RunPaths, number: int) -> Attempt:
 
 
 def make_config(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConfig:
-    """A small run of `reverse-text`: 4 groups of 2 rollouts per step."""
+    """Return a small run of `reverse-text`: 4 groups of 2 rollouts per step."""
     document: dict[str, Any] = {
         "name": "test",
         "uid": "uid",
@@ -274,7 +276,7 @@ def make_config(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConf
 
 @dataclass
 class Outcome:
-    """What a simulated attempt did."""
+    """Result of a simulated attempt."""
 
     code: int | None
     trainer: FakeTrainer
@@ -291,7 +293,7 @@ class Outcome:
 async def in_process(
     environments: Sequence[EnvironmentConfig], logs: Path, background: Background
 ) -> AsyncIterator[list[Arena]]:
-    """Environments in this very process: most tests are about something else, and a process takes half a second to start."""
+    """Run environments in this process, because a process takes half a second to start and most tests do not need it."""
     yield arenas_of(environments, [InProcessStage(load_environment(e.id, e.args)) for e in environments])
 
 
@@ -308,7 +310,7 @@ async def simulate(
     open_environments: OpenEnvironments = in_process,
     loaded: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """One attempt, to its end or until `until` is true, when the orchestrator is killed and the trainer with it.
+    """Simulate one attempt to its end, or until `until` is true: then the orchestrator and the trainer are killed.
 
     `during` is a coroutine function that plays the outside world. A run without progress fails.
     """
@@ -357,7 +359,7 @@ async def simulate(
             first = asyncio.wait({work, trainer.task}, return_when=asyncio.FIRST_COMPLETED)
             await result_of(first, "the end of the run or of its trainer", progress=progress)
             wrong = trainer.task.exception() if trainer.task.done() and not trainer.task.cancelled() else None
-            if isinstance(wrong, AssertionError):  # it was told what it must not be told
+            if isinstance(wrong, AssertionError):  # it received an invalid request
                 raise wrong
             code = await result_of(work, "the end of the run", progress=progress)
         finally:

@@ -1,4 +1,4 @@
-"""The manifest's fields for what the API server refuses in a child; the refusals are the words of a real API server (1.34)."""
+"""Manifest fields for refusals of children, with the messages of a real API server (1.34)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def children() -> dict[str, Any]:
     return {child["kind"] if child["kind"] != "NetworkPolicy" else child["metadata"]["name"]: child for child in every}
 
 
-def at(child: dict[str, Any], container: str, variable: str = "") -> str:
-    """The place of a container of the template, or of one of its variables."""
+def container_path(child: dict[str, Any], container: str, variable: str = "") -> str:
+    """Return the path of a container of the template, or of one of its variables."""
     spec, start = (
         (child["spec"], "spec") if child["kind"] == "Pod" else (child["spec"]["template"]["spec"], "spec.template.spec")
     )
@@ -85,11 +85,11 @@ def at(child: dict[str, Any], container: str, variable: str = "") -> str:
         ("mine", "", ".image", "trainer.podTemplate.spec.containers[0].image"),
     ],
 )
-def test_fields_of_a_container(
+def test_container_field_maps_to_manifest_field(
     children: dict[str, Any], container: str, variable: str, rest: str, field: str | None
 ) -> None:
     child = children["StatefulSet"]
-    assert find_origin(child, at(child, container, variable) + rest, SPEC) == field
+    assert find_origin(child, container_path(child, container, variable) + rest, SPEC) == field
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,18 @@ def test_fields_of_a_container(
         ("Lease", "spec.leaseDurationSeconds", None),
     ],
 )  # fmt: skip
-def test_fields_of_a_child(children: dict[str, Any], kind: str, path: str, field: str | None) -> None:
+def test_child_field_maps_to_manifest_field(children: dict[str, Any], kind: str, path: str, field: str | None) -> None:
     assert find_origin(children[kind], path, SPEC) == field
 
 
-def test_an_environments_image(children: dict[str, Any]) -> None:
+def test_environment_image_maps_to_its_environment(children: dict[str, Any]) -> None:
     assert (
-        find_origin(children["Pod"], at(children["Pod"], "environment-1") + ".image", SPEC) == "environments[1].image"
+        find_origin(children["Pod"], container_path(children["Pod"], "environment-1") + ".image", SPEC)
+        == "environments[1].image"
     )
 
 
-def test_rules_of_a_network_policy_stand_behind_ours(children: dict[str, Any]) -> None:
+def test_custom_egress_rule_maps_to_extra_egress(children: dict[str, Any]) -> None:
     policy = next(child for name, child in children.items() if name.endswith("-egress"))
     last = len(policy["spec"]["egress"]) - 1
     path = f"spec.egress[{last}].to[0].ipBlock.cidr"
@@ -133,15 +134,15 @@ def test_rules_of_a_network_policy_stand_behind_ours(children: dict[str, Any]) -
     assert find_origin(policy, "spec.egress[0].to[0]", SPEC) is None
 
 
-def test_a_refusal_is_told_in_the_manifests_fields(children: dict[str, Any]) -> None:
+def test_refusal_is_reported_in_manifest_fields(children: dict[str, Any]) -> None:
     child = children["StatefulSet"]
     details = {
         "name": "a-trainer",
         "group": "apps",
         "kind": "StatefulSet",
         "causes": [
-            {"reason": "FieldValueInvalid", "message": ENV, "field": f"{at(child, 'trainer', 'A')}.name"},
-            {"reason": "FieldValueInvalid", "message": ENV, "field": f"{at(child, 'trainer', 'A')}.name"},
+            {"reason": "FieldValueInvalid", "message": ENV, "field": f"{container_path(child, 'trainer', 'A')}.name"},
+            {"reason": "FieldValueInvalid", "message": ENV, "field": f"{container_path(child, 'trainer', 'A')}.name"},
             {"reason": "FieldValueForbidden", "message": "Forbidden: no", "field": "spec.serviceName"},
         ],
     }
@@ -155,7 +156,7 @@ def test_a_refusal_is_told_in_the_manifests_fields(children: dict[str, Any]) -> 
     ]
 
 
-def test_a_wrong_shape_has_its_fields_in_the_message_alone(children: dict[str, Any]) -> None:
+def test_schema_refusal_maps_fields_of_its_message(children: dict[str, Any]) -> None:
     several = (
         "failed to create typed patch object (default/a-trainer; apps/v1, Kind=StatefulSet): errors:\n"
         '  .spec.template.spec.containers[name="trainer"].foo: field not declared in schema\n'
@@ -184,7 +185,7 @@ ANYTHING = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=80), ANYTHING)
-def test_any_refusal_is_told(field: str, value: Any) -> None:
+def test_any_refusal_is_explained(field: str, value: Any) -> None:
     spec = {"trainer": {"podTemplate": {"spec": value}}}
     child = render_workloads(context(spec)).trainer
     assert child is not None

@@ -1,4 +1,4 @@
-"""`podTemplate`: merged last and as `kubectl patch` would, without taking from the operator what it needs."""
+"""`podTemplate`: merged last with the semantics of `kubectl patch`, without the fields that the operator needs."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("patch", "changes"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_merge(patch: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_merge_patch_follows_kubectl(patch: dict[str, Any], changes: dict[str, Any]) -> None:
     expected = {key: value for key, value in (BASE | changes).items() if value is not ...}
     before = repr(BASE)
     assert merge_patch(BASE, patch) == expected
     assert repr(BASE) == before, "the generated template itself is not changed"
 
 
-def test_template_reaches_pod_and_container() -> None:
+def test_pod_template_reaches_pod_and_container() -> None:
     ctx = example("pod-template")
     pod = pods(ctx)["trainer"]
     assert pod["metadata"]["labels"]["team"] == "blue"
@@ -97,7 +97,7 @@ def test_template_reaches_pod_and_container() -> None:
     assert render_workloads(ctx).orchestrator["metadata"]["annotations"]["note"] == "kept"
 
 
-def test_template_takes_no_label_owner_hash_or_restart_policy() -> None:
+def test_pod_template_keeps_labels_owner_hash_and_restart_policy() -> None:
     ctx = example("pod-template")
     pod, orchestrator = pods(ctx)["trainer"], render_workloads(ctx).orchestrator
     assert pod["metadata"]["labels"][RUN_LABEL] == ctx.name
@@ -110,12 +110,12 @@ def test_template_takes_no_label_owner_hash_or_restart_policy() -> None:
 @pytest.mark.parametrize(
     "containers", [None, [{"$patch": "replace"}, {"name": "mine"}], [{"name": "trainer", "$patch": "delete"}]]
 )
-def test_the_roles_container_stays(containers: Any) -> None:
+def test_pod_template_keeps_the_role_container(containers: Any) -> None:
     ctx = context({"trainer": {"podTemplate": {"spec": {"containers": containers}}}})
     assert container(ctx, "trainer")["command"][-2:] == ["rlrun-pod", "trainer"]
 
 
-def test_a_forgotten_spec_is_kept_for_the_api_server_to_refuse() -> None:
+def test_misplaced_template_fields_reach_the_api_server() -> None:
     wrong = {"containers": [{"name": "trainer", "image": "x"}], "apiVersion": "v9"}
     trainer, _, orchestrator = render_workloads(
         context({role: {"podTemplate": wrong} for role in ("trainer", "orchestrator")})
@@ -125,7 +125,7 @@ def test_a_forgotten_spec_is_kept_for_the_api_server_to_refuse() -> None:
     assert orchestrator["apiVersion"] == "v1"
 
 
-def test_a_spec_that_is_no_map_is_refused_by_its_name() -> None:
+def test_template_spec_of_wrong_type_keeps_its_name() -> None:
     ctx = context({"trainer": {"podTemplate": {"spec": "abc"}}})
     assert pods(ctx)["trainer"]["spec"]["podTemplate.spec"] == "abc"
     assert container(ctx, "trainer")["command"][-2:] == ["rlrun-pod", "trainer"]
@@ -145,7 +145,7 @@ values = st.recursive(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(names, values, max_size=4))
-def test_no_template_breaks_the_builders_or_hides_a_pod(template: dict[str, Any]) -> None:
+def test_any_template_keeps_builders_and_pod_labels(template: dict[str, Any]) -> None:
     ctx = context({role: {"podTemplate": template} for role in ("trainer", "inference", "orchestrator")}, attempt=2)
     for child in everything(ctx):
         assert child["metadata"]["labels"][RUN_LABEL] == "run"
@@ -165,7 +165,7 @@ def test_no_template_breaks_the_builders_or_hides_a_pod(template: dict[str, Any]
     ],
     ids=["replaced", "added"],
 )
-def test_a_template_leaves_the_reserved_variables_as_they_are(env: list[dict[str, Any]]) -> None:
+def test_pod_template_keeps_reserved_variables(env: list[dict[str, Any]]) -> None:
     plain = container(context({}), "trainer")["env"]
     patched = container(
         context({"trainer": {"podTemplate": {"spec": {"containers": [{"name": "trainer", "env": env}]}}}}), "trainer"

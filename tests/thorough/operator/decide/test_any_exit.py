@@ -1,4 +1,4 @@
-"""Whatever code a role ends with, and whenever: the run acts, and says which code it was."""
+"""Exits of a role with any code at any time: the run reacts and reports the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLES = ("trainer", "orchestrator")
 
 
 def alone(role: str) -> Kube:
-    """It has started; no other pod has a node."""
+    """Return a cluster in which this role has started and no other pod has a node."""
     kube = Kube(SPEC)
     kube.place = lambda pod: "node-1" if pod["metadata"]["labels"]["rlrun.io/role"] == role else None
     kube.settle()
@@ -23,7 +23,7 @@ def alone(role: str) -> Kube:
 
 
 def unrecorded(role: str) -> Kube:
-    """All have started, and the operator has not yet seen that all were made."""
+    """Return a cluster in which all roles have started before the attempt is recorded."""
     kube = Kube(SPEC)
     kube.do(kube.decide())
     while kube.controllers():
@@ -33,7 +33,7 @@ def unrecorded(role: str) -> Kube:
 
 
 def ready(role: str) -> Kube:
-    """Before the first step."""
+    """Return a cluster before the first step."""
     kube = Kube(SPEC)
     kube.settle()
     kube.tick()
@@ -48,14 +48,16 @@ def training(role: str) -> Kube:
 @pytest.mark.parametrize("moment", [alone, unrecorded, ready, training])
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("code", REASONS)
-def test_no_end_is_overlooked(code: int, role: str, moment: Callable[[str], Kube]) -> None:
+def test_exit_of_any_code_restarts_the_run(code: int, role: str, moment: Callable[[str], Kube]) -> None:
     kube = moment(role)
     kube.exit(role, code)
     kube.place = lambda pod: "node-1"
     for _ in range(4):
         kube.tick()
     failure = kube.status["lastFailure"]
-    taken = code == 11 and role == "orchestrator"  # what a guest's ends with when its host's trainer has let it go
+    taken = (
+        code == 11 and role == "orchestrator"
+    )  # a guest's orchestrator ends with it when the host's trainer drops the guest
     assert failure["reason"] == ("AttemptNumberTaken" if taken else REASONS[code])
     assert (failure["role"], failure["exitCode"], failure["attempt"]) == (role, code, 1)
     assert (kube.status["attempt"], kube.status["restarts"]) == (2, 1)
@@ -64,10 +66,10 @@ def test_no_end_is_overlooked(code: int, role: str, moment: Callable[[str], Kube
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_end_whose_event_has_come_before_it_could_be_judged_is_looked_at_again(role: str) -> None:
-    """Nothing more is ever heard of that pod: the pass that puts the attempt on record has to ask for another one."""
+def test_unrecorded_exit_is_judged_in_a_later_pass(role: str) -> None:
+    """No further event of that pod arrives, so the pass that records the attempt must request another one."""
     kube = unrecorded(role)
-    kube.now += 60  # no operator was there; by now it has lost patience
+    kube.now += 60  # without an operator meanwhile, its grace period has passed
     kube.exit(role, 255)
     decision = kube.decide()
     assert (decision.status["launchedAttempt"], "lastFailure" in decision.status) == (1, False)
@@ -79,7 +81,7 @@ def test_an_end_whose_event_has_come_before_it_could_be_judged_is_looked_at_agai
 
 @pytest.mark.parametrize("moment", [ready, training])
 @pytest.mark.parametrize("code", REASONS)
-def test_an_engine_that_ends_is_told_of_and_costs_no_attempt(code: int, moment: Callable[[str], Kube]) -> None:
+def test_engine_exit_is_reported_without_ending_the_attempt(code: int, moment: Callable[[str], Kube]) -> None:
     kube = moment("inference")
     kube.exit("inference", code)
     for _ in range(4):
@@ -92,8 +94,8 @@ def test_an_engine_that_ends_is_told_of_and_costs_no_attempt(code: int, moment: 
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("moment", [alone, ready, training])
-def test_a_node_that_was_restarted_is_no_failure_of_the_run(role: str, moment: Callable[[str], Kube]) -> None:
-    """The kubelet finds containers that it knows nothing of: 255, Unknown."""
+def test_restarted_node_is_not_a_run_failure(role: str, moment: Callable[[str], Kube]) -> None:
+    """The kubelet reports containers that it does not know with code 255 and reason Unknown."""
     kube = moment(role)
     kube.exit(role, 255, reason="Unknown")
     kube.place = lambda pod: "node-1"

@@ -1,4 +1,4 @@
-"""The run's API key: its Secret is lost, or somebody asks for another key."""
+"""API key of a run: lost Secrets and requested rotations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rotate(kube: Kube, value: str | None = None) -> None:
 
 
 def keys_of(kube: Kube) -> dict[str, set[str]]:
-    """By role, the Secrets that its pods name."""
+    """Return the Secrets in each role's pods."""
     found: dict[str, set[str]] = {}
     for ref, pod in kube.objects.items():
         if ref.kind == "Pod":
@@ -46,7 +46,7 @@ def ticks(kube: Kube, count: int = 8) -> None:
 # ---- lost between attempts
 
 
-def test_the_first_attempt_asks_for_nothing_and_a_later_one_once() -> None:
+def test_later_attempt_reads_its_secret_once() -> None:
     kube = Kube().start()
     assert kube.asked == []
     engine = kube.pod("inference")["metadata"]["uid"]
@@ -58,7 +58,7 @@ def test_the_first_attempt_asks_for_nothing_and_a_later_one_once() -> None:
     assert kube.pod("inference")["metadata"]["uid"] == engine, "engines outlive attempts"
 
 
-def test_an_attempt_after_the_loss_has_another_key_in_all_roles() -> None:
+def test_attempt_after_lost_secret_uses_a_new_key() -> None:
     kube = Kube().start()
     lose(kube)
     kube.tick()
@@ -77,7 +77,7 @@ def test_an_attempt_after_the_loss_has_another_key_in_all_roles() -> None:
 
 
 @pytest.mark.parametrize("requests", range(25))
-def test_a_crash_while_the_attempt_begins_leaves_one_key(requests: int) -> None:
+def test_crash_during_attempt_start_leaves_one_key(requests: int) -> None:
     kube = Kube().start()
     lose(kube)
     kube.exit("trainer", 1)
@@ -93,8 +93,8 @@ def test_a_crash_while_the_attempt_begins_leaves_one_key(requests: int) -> None:
     assert keys_of(kube) == all_roles(SECOND)
 
 
-def test_a_secret_that_was_read_is_not_made_again_under_its_name() -> None:
-    """The operator dies before the beginning is on record, and somebody deletes the Secret: its pods have the key that was in it."""
+def test_deleted_secret_is_not_recreated_under_its_name() -> None:
+    """The operator dies before it records the attempt, and the Secret is deleted: the pods have already read its key."""
     kube = Kube()
     kube.do(kube.decide(), stop_after=len(kube.decide().create) + len(kube.decide().apply))
     assert kube.status == {}
@@ -106,8 +106,8 @@ def test_a_secret_that_was_read_is_not_made_again_under_its_name() -> None:
     assert (kube.status["attempt"], Ref("Secret", FIRST) in kube.objects) == (1, False)
 
 
-def test_workloads_of_one_attempt_with_two_keys_begin_again() -> None:
-    """Another operator has asked before the Secret was lost, and makes the StatefulSet after it is on record that it was."""
+def test_attempt_with_two_keys_restarts() -> None:
+    """A second operator has read the Secret before its loss and creates the StatefulSet after the loss is recorded."""
     kube = Kube().start()
     kube.exit("trainer", 1)
     while not (decision := kube.decide()).apply:
@@ -133,7 +133,7 @@ def test_workloads_of_one_attempt_with_two_keys_begin_again() -> None:
 
 
 @pytest.mark.parametrize("role", ["trainer", "orchestrator", "inference"])
-def test_a_pod_that_waits_for_the_lost_secret_ends_the_attempt_uncounted(role: str) -> None:
+def test_pod_waiting_for_lost_secret_ends_attempt_uncounted(role: str) -> None:
     kube = Kube()
     kube.make_ready = False
     ticks(kube, 2)
@@ -153,7 +153,7 @@ def test_a_pod_that_waits_for_the_lost_secret_ends_the_attempt_uncounted(role: s
     assert ("Warning", reasons.DISRUPTED) in kube.told
 
 
-def test_an_engine_that_is_added_later_waits_and_ends_the_attempt() -> None:
+def test_added_engine_without_secret_ends_the_attempt() -> None:
     kube = Kube().start()
     lose(kube)
     kube.edit(inference={"replicas": 2})
@@ -162,7 +162,7 @@ def test_an_engine_that_is_added_later_waits_and_ends_the_attempt() -> None:
     assert (kube.status["attempt"], keys_of(kube)) == (2, all_roles(SECOND))
 
 
-def test_a_kubelet_that_does_not_know_the_secret_yet_ends_nothing() -> None:
+def test_kubelet_with_stale_secret_cache_ends_nothing() -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
@@ -177,7 +177,7 @@ def test_a_kubelet_that_does_not_know_the_secret_yet_ends_nothing() -> None:
     assert {o["status"]["phase"] for r, o in kube.objects.items() if r.kind == "Pod"} == {"Running"}
 
 
-def test_a_secret_of_the_users_own_that_is_missing_is_waited_for() -> None:
+def test_missing_user_secret_is_waited_for() -> None:
     source = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "for-rlrun-hub", "key": "token"}}}
     kube = Kube({"trainer": {"env": [source]}})
     kube.tick()
@@ -188,7 +188,7 @@ def test_a_secret_of_the_users_own_that_is_missing_is_waited_for() -> None:
     assert "create secret for-rlrun-hub" in ready["message"]
 
 
-def test_an_attempt_that_no_other_can_follow_is_not_ended() -> None:
+def test_attempt_without_possible_successor_is_not_ended() -> None:
     kube = Kube({"inference": {"replicas": 2}}).start()
     lose(kube)
     kube.lost_key = FIRST
@@ -202,10 +202,10 @@ def test_an_attempt_that_no_other_can_follow_is_not_ended() -> None:
     assert (kube.status["attempt"], keys_of(kube)) == (2, all_roles(SECOND))
 
 
-# ---- asked for
+# ---- requested rotation
 
 
-def test_a_rotation_is_a_restart_that_does_not_count_with_another_key() -> None:
+def test_key_rotation_is_an_uncounted_restart() -> None:
     kube = Kube().start()
     rotate(kube)
     ticks(kube)
@@ -220,7 +220,7 @@ def test_a_rotation_is_a_restart_that_does_not_count_with_another_key() -> None:
     assert kube.status["attempt"] == 2, "once for each value"
 
 
-def test_a_rotation_during_a_backoff_waits_for_its_end() -> None:
+def test_key_rotation_waits_for_the_backoff() -> None:
     kube = Kube({"failurePolicy": {"backoff": {"initialSeconds": 60}}}).start()
     for _ in range(2):
         kube.exit("trainer", 1)
@@ -234,10 +234,10 @@ def test_a_rotation_during_a_backoff_waits_for_its_end() -> None:
     assert keys_of(kube) == all_roles(f"{FIRST}-3")
 
 
-def test_a_key_that_a_restart_under_way_is_to_begin_with_goes_on_record_at_once(
+def test_new_key_of_pending_restart_is_recorded_immediately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next pass begins with it: while the status was held back, the operator decided the same without a pause."""
+    """The next pass uses the key; an unrecorded key made the operator repeat the same decision without a pause."""
     kube = Kube().start()
     kube.lingering = {"orchestrator"}
     kube.exit("trainer", 1)
@@ -257,7 +257,7 @@ def test_a_key_that_a_restart_under_way_is_to_begin_with_goes_on_record_at_once(
     assert [d.urgency for before, d in seen if d.status.get("keyAttempt") and "keyAttempt" not in before] == ["now"]
 
 
-def test_a_rotation_of_a_suspended_run_comes_with_its_resumption() -> None:
+def test_rotation_of_suspended_run_applies_at_resumption() -> None:
     kube = Kube().start()
     kube.edit(suspend=True)
     ticks(kube)
@@ -269,7 +269,7 @@ def test_a_rotation_of_a_suspended_run_comes_with_its_resumption() -> None:
     assert (kube.status["attempt"], keys_of(kube)) == (2, all_roles(SECOND))
 
 
-def test_a_rotation_that_is_asked_for_at_first_is_done_with_the_first_key() -> None:
+def test_rotation_before_the_first_attempt_uses_first_key() -> None:
     kube = Kube()
     rotate(kube)
     kube.start()
@@ -277,7 +277,7 @@ def test_a_rotation_that_is_asked_for_at_first_is_done_with_the_first_key() -> N
     assert (kube.status["attempt"], keys_of(kube)) == (1, all_roles(FIRST))
 
 
-def test_a_value_that_is_no_time_rotates_nothing_and_is_told_once() -> None:
+def test_invalid_rotation_time_is_reported_once() -> None:
     kube = Kube().start()
     rotate(kube, "soon")
     ticks(kube)
@@ -285,7 +285,7 @@ def test_a_value_that_is_no_time_rotates_nothing_and_is_told_once() -> None:
     assert kube.told.count(("Warning", reasons.KEY_ROTATION_REQUEST_INVALID)) == 1
 
 
-def test_a_rotated_key_does_not_come_back_where_the_status_is_lost() -> None:
+def test_rotated_key_does_not_return_after_lost_status() -> None:
     kube = Kube().start()
     rotate(kube)
     ticks(kube)
@@ -301,7 +301,7 @@ def test_a_rotated_key_does_not_come_back_where_the_status_is_lost() -> None:
 # ---- guests
 
 
-def test_a_guest_whose_secret_is_lost_gets_another_key_and_its_host_works_on() -> None:
+def test_guest_with_lost_secret_gets_a_new_key() -> None:
     host, guest = both()
     own = "guest-key-uid-of-g"
     assert keys_of(guest) == {"orchestrator": {own}}
@@ -313,7 +313,7 @@ def test_a_guest_whose_secret_is_lost_gets_another_key_and_its_host_works_on() -
     assert (guest.status["attempt"], host.status["attempt"]) == (2, 1)
 
 
-def test_guests_of_a_host_whose_key_rotates_begin_anew_with_their_own() -> None:
+def test_guests_restart_with_their_keys_after_host_rotation() -> None:
     host, guest = both()
     before = keys_of(guest)
     rotate(host)

@@ -1,7 +1,8 @@
-"""Random faults against a small Kubernetes, with a cache that lags and an operator that dies between requests.
+"""Random faults against a small Kubernetes, with a stale cache and an operator that dies between requests.
 
-What must hold whatever happens: never two attempts' trainers at once, counted restarts within the limit, attempts that only rise, nothing
-rendered twice within an attempt, terminal states that absorb. And when the faults stop, the run goes on by itself.
+Invariants: trainers of two attempts never run together, counted restarts stay within the limit, attempts only increase,
+nothing is rendered twice within an attempt, and terminal states are final. When the faults stop, the run recovers
+without help.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ EDITS: list[dict[str, object]] = [
 
 
 class Life(RuleBasedStateMachine):
-    """A run, its operator, and everything that can go wrong around them."""
+    """A run, its operator, and all possible faults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +153,7 @@ class Life(RuleBasedStateMachine):
     def somebody_asks_for_a_restart(self, value: str) -> None:
         self.kube.run["metadata"]["annotations"] = {RESTART_ANNOTATION: value}
 
-    # ---- what must hold
+    # ---- invariants
 
     def _trains(self) -> bool:
         pods = self.kube.pods("orchestrator")
@@ -207,11 +208,11 @@ class Life(RuleBasedStateMachine):
             assert begun[:2] == ("Complete", True) or (begun[0], begun[2]) == ("Failed", True)
         over = phase == "Complete" or (
             phase == "Failed" and reason != "InvalidConfiguration"
-        )  # that may still be mended
+        )  # a correction may still repair it
         self.ended = phase if over else None
 
     def teardown(self) -> None:
-        """The faults stop: the run must come to rest, by itself, in one of the states that are good or final."""
+        """Stop the faults: the run must reach a healthy or final state without help."""
         suspends = self.kube.run["spec"].get("suspend", False)
         self.kube.edit(trainer={"replicas": 2})
         self.kube.lingering = set()
@@ -228,7 +229,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.pytestmark = [pytest.mark.full]  # the gate has the histories of tests/sim
+TestLife.pytestmark = [pytest.mark.full]  # the gate runs the histories of tests/sim
 TestLife.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )

@@ -1,4 +1,4 @@
-"""Runs that live and do not get on: when that is said, what follows, and above all when it is not said."""
+"""Stalled runs: detection, consequences, and cases that are not stalls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def last_failure(kube: Kube) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_hangs_is_restarted_and_the_record_names_whom_it_waited_for() -> None:
+def test_hanging_run_is_restarted_with_its_waiting_role() -> None:
     kube = Kube(spec()).start()
     kube.hang(80, 3, **WAITS)
     assert progressing(kube) == ("True", "Training")
@@ -58,7 +58,7 @@ def test_a_run_that_hangs_is_restarted_and_the_record_names_whom_it_waited_for()
     assert progressing(kube)[1] == "WaitingForFirstStep", "the next attempt has a clock of its own"
 
 
-def test_a_run_that_waits_for_its_volume_does_not_hang() -> None:
+def test_wait_for_storage_is_not_a_hang() -> None:
     kube = Kube(spec()).start()
     kube.hang(200, 3, storage="StorageFull: the volume is full: 0 MB of 10 GB are free", **WAITS)
     assert kube.status.get("restarts", 0) == 0
@@ -73,7 +73,7 @@ def test_a_run_that_waits_for_its_volume_does_not_hang() -> None:
 @pytest.mark.parametrize(
     ("action", "phase", "attempt"), [("Restart", "Running", 2), ("Fail", "Failed", 1), ("Report", "Running", 1)]
 )
-def test_the_action_decides_what_follows(action: str, phase: str, attempt: int) -> None:
+def test_progress_action_decides_the_consequence(action: str, phase: str, attempt: int) -> None:
     kube = Kube(spec(action=action)).start()
     kube.hang(140, 3, **WAITS)
     assert (kube.status["phase"], kube.status["attempt"]) == (phase, attempt)
@@ -90,7 +90,7 @@ def test_the_action_decides_what_follows(action: str, phase: str, attempt: int) 
         assert (progressing(kube), kube.status["attempt"]) == (("True", "Training"), 1)
 
 
-def test_hangs_use_up_the_restarts() -> None:
+def test_hangs_count_towards_max_restarts() -> None:
     kube = Kube(spec() | {"failurePolicy": {"maxRestarts": 1, "backoff": {"initialSeconds": 1}}}).start()
     kube.hang(140, 3, **WAITS)
     kube.report(4, resumed=3)
@@ -99,7 +99,7 @@ def test_hangs_use_up_the_restarts() -> None:
 
 
 @pytest.mark.parametrize("mark", ["step", "activity"])
-def test_a_step_or_a_part_of_one_begins_the_clock_anew(mark: str) -> None:
+def test_step_or_activity_resets_the_deadline(mark: str) -> None:
     kube = Kube(spec()).start()
     for number in range(4, 9):
         kube.hang(80, 3, activity=3)
@@ -109,7 +109,7 @@ def test_a_step_or_a_part_of_one_begins_the_clock_anew(mark: str) -> None:
     assert (progressing(kube)[1], kube.status["attempt"]) == ("Training", 1)
 
 
-def test_a_silent_lease_is_no_hang_and_the_clock_begins_with_the_next_renewal() -> None:
+def test_silent_lease_is_not_a_hang() -> None:
     kube = Kube(spec()).start()
     kube.tick(5000)
     assert (progressing(kube)[1], kube.status["attempt"]) == ("HeartbeatLost", 1)
@@ -122,8 +122,8 @@ def test_a_silent_lease_is_no_hang_and_the_clock_begins_with_the_next_renewal() 
     assert kube.status["attempt"] == 2
 
 
-def frozen(**progress: Any) -> Kube:
-    """An orchestrator that stops in the middle of its work: its kubelet soon says that it does not answer."""
+def freeze_orchestrator(**progress: Any) -> Kube:
+    """Return a run whose orchestrator hangs during its work: its kubelet soon reports that it does not answer."""
     kube = Kube(spec(deadlineSeconds=30, **progress)).start()
     kube.tick(1)
     kube.report(4, **WAITS)
@@ -134,8 +134,8 @@ def frozen(**progress: Any) -> Kube:
     return kube
 
 
-def test_an_orchestrator_that_hangs_is_blamed_itself_as_soon_as_the_deadline_is_over() -> None:
-    kube = frozen()
+def test_hanging_orchestrator_is_blamed_after_the_deadline() -> None:
+    kube = freeze_orchestrator()
     kube.tick(14)
     assert progressing(kube) == ("True", "Training")
     wake = kube.decide().wake_in
@@ -157,8 +157,8 @@ def test_an_orchestrator_that_hangs_is_blamed_itself_as_soon_as_the_deadline_is_
     assert kube.status["restartsCountedTowardsMax"] == 1
 
 
-def test_a_deadline_that_is_longer_than_the_heartbeat_is_waited_for() -> None:
-    kube = frozen()
+def test_deadline_longer_than_heartbeat_is_respected() -> None:
+    kube = freeze_orchestrator()
     kube.edit(progress={"deadlineSeconds": 100})
     kube.tick(50)
     assert progressing(kube)[1] == "HeartbeatLost"
@@ -169,9 +169,9 @@ def test_a_deadline_that_is_longer_than_the_heartbeat_is_waited_for() -> None:
     assert (last_failure(kube)["role"], kube.status["attempt"]) == ("orchestrator", 2)
 
 
-def test_steps_of_an_orchestrator_that_answers_its_kubelet_and_not_us_are_not_judged() -> None:
-    """Its way to the API server is broken: training goes on."""
-    kube = frozen()
+def test_orchestrator_without_api_access_is_not_judged() -> None:
+    """The orchestrator cannot reach the API server, but training continues."""
+    kube = freeze_orchestrator()
     kube.answers("orchestrator", ready=True)
     for seconds in (16, 20, 5000):
         kube.tick(seconds)
@@ -179,16 +179,16 @@ def test_steps_of_an_orchestrator_that_answers_its_kubelet_and_not_us_are_not_ju
     assert (progressing(kube)[1], kube.status["attempt"]) == ("HeartbeatLost", 1)
 
 
-def test_a_pod_that_others_call_not_ready_because_its_node_is_lost_does_not_hang() -> None:
-    kube = frozen()
+def test_unready_pod_of_lost_node_does_not_hang() -> None:
+    kube = freeze_orchestrator()
     kube.answers("orchestrator", ready=True)
     kube.pod("orchestrator")["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     kube.tick(600)
     assert (progressing(kube)[1], kube.status["attempt"]) == ("HeartbeatLost", 1)
 
 
-def test_an_orchestrator_that_is_slow_to_answer_and_renews_its_lease_is_believed() -> None:
-    kube = frozen()
+def test_slow_orchestrator_with_renewed_lease_is_trusted() -> None:
+    kube = freeze_orchestrator()
     kube.tick(5)
     kube.report(4, **WAITS)
     kube.tick(11)
@@ -196,8 +196,8 @@ def test_an_orchestrator_that_is_slow_to_answer_and_renews_its_lease_is_believed
     assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == ("trainer", "NoProgress")
 
 
-def test_the_operator_looks_when_enough_renewals_have_not_come() -> None:
-    kube = frozen()
+def test_operator_wakes_after_missed_renewals() -> None:
+    kube = freeze_orchestrator()
     kube.report(4, **WAITS)
     kube.tick(15)
     assert progressing(kube) == ("True", "Training"), "the deadline is over; what it waited for was said too long ago"
@@ -208,7 +208,7 @@ def test_the_operator_looks_when_enough_renewals_have_not_come() -> None:
     assert last_failure(kube)["role"] == "orchestrator"
 
 
-def test_a_start_in_which_the_orchestrator_hangs_is_blamed_on_it() -> None:
+def test_hang_during_start_is_blamed_on_orchestrator() -> None:
     kube = Kube(spec())
     kube.settle()
     kube.tick(1)
@@ -221,8 +221,8 @@ def test_a_start_in_which_the_orchestrator_hangs_is_blamed_on_it() -> None:
 
 @pytest.mark.parametrize("seconds", [40, 300])
 @pytest.mark.parametrize("spoke", [False, True])
-def test_a_start_that_nobody_hears_of_while_all_pods_are_ready_is_no_hang(spoke: bool, seconds: int) -> None:
-    """The API server is where the policy does not let the orchestrator: it trains, and cannot say so."""
+def test_silent_start_with_ready_pods_is_not_a_hang(spoke: bool, seconds: int) -> None:
+    """A NetworkPolicy blocks the API server: the orchestrator trains but cannot report."""
     kube = Kube(spec(startupDeadlineSeconds=seconds))
     kube.settle()
     kube.tick(1)
@@ -242,8 +242,8 @@ def test_a_start_that_nobody_hears_of_while_all_pods_are_ready_is_no_hang(spoke:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_the_operator_looks_again_when_it_is_on_record_that_pods_are_ready_or_not(ready: bool) -> None:
-    """Nothing else may ever happen to a run that nobody hears of."""
+def test_operator_wakes_after_readiness_is_recorded(ready: bool) -> None:
+    """No other event may occur for a silent run."""
     kube = Kube(spec())
     kube.make_ready = not ready
     kube.settle()
@@ -264,9 +264,7 @@ def test_the_operator_looks_again_when_it_is_on_record_that_pods_are_ready_or_no
 
 
 @pytest.mark.parametrize(("role", "spoke"), [("orchestrator", False), ("orchestrator", True), ("trainer", False)])
-def test_a_start_that_nobody_hears_of_is_restarted_once_a_kubelet_finds_a_pod_not_ready_for_long(
-    role: str, spoke: bool
-) -> None:
+def test_silent_start_with_unready_pod_is_restarted(role: str, spoke: bool) -> None:
     kube = Kube(spec())
     kube.settle()
     kube.tick(1)
@@ -287,7 +285,7 @@ def test_a_start_that_nobody_hears_of_is_restarted_once_a_kubelet_finds_a_pod_no
     assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == (role, "NoProgress")
 
 
-def test_a_run_that_is_silent_and_calls_itself_not_ready_has_its_whole_deadline_from_then() -> None:
+def test_unready_silent_run_gets_a_full_deadline() -> None:
     kube = Kube(spec()).start()
     for _ in range(20):
         kube.tick(50)
@@ -308,7 +306,7 @@ def test_a_run_that_is_silent_and_calls_itself_not_ready_has_its_whole_deadline_
     assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == ("orchestrator", "NoProgress")
 
 
-def test_a_deleted_lease_is_no_hang_of_a_run_that_is_older_than_its_start_may_take() -> None:
+def test_deleted_lease_of_old_run_is_not_a_hang() -> None:
     kube = Kube(spec()).start()
     for _ in range(10):
         kube.hang(80, 3, activity=kube.now)
@@ -324,15 +322,15 @@ def test_a_deleted_lease_is_no_hang_of_a_run_that_is_older_than_its_start_may_ta
     assert ("Warning", "HeartbeatLost") not in kube.told
 
 
-def test_an_outage_or_a_new_operator_begins_both_clocks_anew() -> None:
+def test_outage_or_new_operator_resets_both_clocks() -> None:
     running, starting = Kube(spec()).start(), Kube(spec())
     starting.make_ready = False
     starting.settle()
     starting.tick()
     for kube in (running, starting):
-        kube.now += 5000  # nobody looks
+        kube.now += 5000  # no operator is watching
         kube.watching_since = kube.now
-        if kube is running:  # as the store rebases it
+        if kube is running:  # the store does the same
             kube.lease_changed_at = kube.lease_moved_at = kube.now
         kube.settle()
         assert (kube.status["attempt"], kube.status.get("restarts", 0)) == (1, 0)
@@ -343,14 +341,14 @@ def test_an_outage_or_a_new_operator_begins_both_clocks_anew() -> None:
     assert (running.status["attempt"], starting.status["attempt"]) == (2, 2)
 
 
-def test_an_operator_that_has_not_looked_yet_has_no_clock() -> None:
+def test_new_operator_has_no_deadline_clock() -> None:
     kube = Kube(spec()).start()
     kube.watching_since = None
     kube.hang(1000, 3)
     assert (progressing(kube)[1], kube.status["attempt"]) == ("Training", 1)
 
 
-def test_the_first_step_has_a_deadline_from_when_all_pods_have_nodes() -> None:
+def test_first_step_deadline_starts_when_pods_have_nodes() -> None:
     kube = Kube(spec())
     kube.schedule = False
     kube.settle()
@@ -372,7 +370,7 @@ def test_the_first_step_has_a_deadline_from_when_all_pods_have_nodes() -> None:
     assert (last_failure(kube)["reason"], kube.status["restartsCountedTowardsMax"]) == ("NoProgress", 1)
 
 
-def test_a_start_without_a_word_names_the_pod_that_is_not_ready() -> None:
+def test_silent_start_blames_the_unready_pod() -> None:
     kube = Kube(spec())
     kube.make_ready = False
     kube.settle()
@@ -384,7 +382,7 @@ def test_a_start_without_a_word_names_the_pod_that_is_not_ready() -> None:
     assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == ("trainer", "NoProgress")
 
 
-def test_time_before_the_attempt_and_of_a_restart_does_not_count() -> None:
+def test_time_before_attempt_and_restart_does_not_count() -> None:
     kube = Kube(spec() | {"failurePolicy": {"backoff": {"initialSeconds": 500, "maxSeconds": 500}}}).start()
     for _ in range(2):  # the second restart has a backoff
         kube.exit("trainer", 1)
@@ -394,14 +392,14 @@ def test_time_before_the_attempt_and_of_a_restart_does_not_count() -> None:
     kube.tick(1)
     kube.tick(1)
     assert (kube.status["attempt"], kube.status["restarts"]) == (3, 2)
-    for condition in kube.status["conditions"]:  # its pods had nodes so soon that nobody saw them without
+    for condition in kube.status["conditions"]:  # its pods had nodes so soon that no pass saw them without
         if condition["type"] == "Scheduled":
             condition["lastTransitionTime"] = rfc3339(EPOCH)
     kube.settle()
     assert (kube.status["attempt"], progressing(kube)[1]) == (3, "WaitingForFirstStep")
 
 
-def test_deadlines_may_be_edited_while_the_run_lives() -> None:
+def test_progress_deadline_can_be_edited() -> None:
     kube = Kube(spec(action="Report")).start()
     kube.hang(140, 3)
     assert progressing(kube)[1] == "NoProgress"
@@ -410,7 +408,7 @@ def test_deadlines_may_be_edited_while_the_run_lives() -> None:
     assert (progressing(kube)[1], kube.condition("ConfigurationValid")["reason"]) == ("Training", "Valid")
 
 
-def test_the_operator_looks_when_the_deadline_is_over() -> None:
+def test_operator_wakes_at_the_deadline() -> None:
     kube = Kube(spec(deadlineSeconds=40)).start()
     kube.report(3)
     wake = kube.decide().wake_in
@@ -429,7 +427,7 @@ def guest_of(host: Kube) -> Kube:
     return guest
 
 
-def test_a_guest_leaves_the_verdict_on_their_trainer_to_its_host() -> None:
+def test_guest_reports_stall_without_restarting() -> None:
     host = Kube(
         {"trainer": {"lora": {"rank": 4, "slots": 2}, "guests": ["*"]}, **spec(action="Report")},
         name="host",
@@ -454,7 +452,7 @@ def test_a_guest_leaves_the_verdict_on_their_trainer_to_its_host() -> None:
     assert (last_failure(guest)["reason"], last_failure(guest)["podName"]) == ("NoProgress", "host-trainer-0")
 
 
-def test_guest_waits_longer_than_its_host_so_that_the_host_decides_first() -> None:
+def test_guest_deadline_is_longer_than_its_hosts() -> None:
     host = Kube({"trainer": {"lora": {"rank": 4, "slots": 2}, "guests": ["*"]}}, name="host", uid="uid-h")
     host.start()
     guest = guest_of(host)

@@ -1,4 +1,4 @@
-"""Judgements of specifications: kept while the run is there, and never another one's."""
+"""Cached judgments of specifications: kept while the run exists, and never used for another run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(number: int, **spec: Any) -> Manifest:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the runs that were read, in order."""
+    """Names of the parsed runs, in order."""
     found: list[str] = []
     read = judging.read_spec
 
@@ -34,14 +34,14 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_thousand_runs_are_read_once_each_however_often_they_are_looked_at(readings: list[str]) -> None:
+def test_each_run_is_parsed_once(readings: list[str]) -> None:
     for _ in range(3):
         for number in range(RUNS):
             judge_spec(run(number))
     assert len(readings) == RUNS
 
 
-def test_an_edit_and_a_successor_of_the_name_are_read_anew(readings: list[str]) -> None:
+def test_edited_run_and_successor_are_parsed_again(readings: list[str]) -> None:
     first = judge_spec(run(1))
     edited = judge_spec(run(1, maxSteps=-1))
     assert edited.problems != first.problems
@@ -51,7 +51,7 @@ def test_an_edit_and_a_successor_of_the_name_are_read_anew(readings: list[str]) 
     assert readings == ["run-1"] * 3
 
 
-def test_nothing_is_kept_of_a_run_that_is_gone(readings: list[str]) -> None:
+def test_judgment_of_deleted_run_is_forgotten(readings: list[str]) -> None:
     judge_spec(run(1))
     forget_run("team", "run-1")
     assert judging._remembered == {}

@@ -1,4 +1,4 @@
-"""The installation's policy, as the operator judges by it."""
+"""Policy of the installation, as the operator applies it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SYSTEM = Installation(DEFAULTS, NAMESPACE, "rlrun-operator")
 ROLES = ("trainer", "inference", "orchestrator")
 
 
-def judged(spec: dict[str, Any], policy: RunPolicy = DEFAULTS) -> list[str]:
+def list_refusals(spec: dict[str, Any], policy: RunPolicy = DEFAULTS) -> list[str]:
     return find_refusals(Installation(policy), NAMESPACE, RUN, spec)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_case_is_refused_by_field_value_and_fix(case: Case) -> None:
-    found = judged(case.spec, case.policy)
+def test_forbidden_field_is_refused_with_value_and_fix(case: Case) -> None:
+    found = list_refusals(case.spec, case.policy)
     assert len(found) == len(case.refused), found
     for path, told in zip(sorted(case.refused), sorted(found), strict=True):
         assert told.startswith(path), told
@@ -39,7 +39,7 @@ def test_a_case_is_refused_by_field_value_and_fix(case: Case) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("field", ["serviceAccountName", "serviceAccount"])
 @pytest.mark.parametrize("mode", ["Restricted", "Any"])
-def test_no_policy_allows_the_operators_own_account(role: str, field: str, mode: Any) -> None:
+def test_operator_service_account_is_always_refused(role: str, field: str, mode: Any) -> None:
     policy = RunPolicy(pod_template=mode, service_accounts=("*",))
     found = find_refusals(Installation(policy, NAMESPACE, "boss"), NAMESPACE, RUN, pod(role, **{field: "boss"}))
     assert any("operator's own account" in told and f"{role}.podTemplate.spec.{field} (boss)" in told for told in found)
@@ -47,13 +47,13 @@ def test_no_policy_allows_the_operators_own_account(role: str, field: str, mode:
     assert not any("operator's own" in told for told in elsewhere)
 
 
-def test_a_run_whose_account_would_be_the_operators_is_refused() -> None:
+def test_run_name_matching_operator_account_is_refused() -> None:
     (told,) = find_refusals(Installation(DEFAULTS, NAMESPACE, "run-rlrun"), NAMESPACE, RUN, {})
     assert told.startswith("metadata.name (run)")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_example_is_allowed_by_the_default_policy(path: Any) -> None:
+def test_default_policy_allows_every_example(path: Any) -> None:
     run = read_manifest(path)
     spec = run.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     assert find_refusals(SYSTEM, NAMESPACE, run.metadata.name, spec) == []
@@ -62,13 +62,13 @@ def test_every_example_is_allowed_by_the_default_policy(path: Any) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in ALLOWED if case.policy.pod_template == "Restricted"], ids=lambda c: c.name
 )
-def test_pods_of_what_is_allowed_meet_the_restricted_standard(case: Case) -> None:
+def test_allowed_pods_meet_the_restricted_standard(case: Case) -> None:
     for role, rendered in pods(context(case.spec)).items():
         assert violations(rendered["spec"]) == [], role
 
 
 def names(rule: Rule) -> set[str]:
-    """All fields of a table, those of its parts too."""
+    """Return all fields of a table, including those of its parts."""
     match rule:
         case Fields():
             return set(rule.fields).union(*(names(inner) for inner in rule.fields.values()))
@@ -88,19 +88,19 @@ values = st.recursive(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(["metadata", "spec", "other"]), values, max_size=3))
-def test_any_json_is_judged(template: Any) -> None:
+def test_any_pod_template_is_judged_without_error(template: Any) -> None:
     for mode in ("Restricted", "Any"):
-        judged({"trainer": {"podTemplate": template}}, RunPolicy.model_validate({"podTemplate": mode}))
+        list_refusals({"trainer": {"podTemplate": template}}, RunPolicy.model_validate({"podTemplate": mode}))
 
 
-def fitting(rule: Rule) -> st.SearchStrategy[Any]:
-    """Values of the table's shape, right and wrong leaves mixed."""
+def draw_matching(rule: Rule) -> st.SearchStrategy[Any]:
+    """Draw values in the table's shape with right and wrong leaves."""
     match rule:
         case Fields():
-            made = {key: fitting(inner) for key, inner in rule.fields.items()}
+            made = {key: draw_matching(inner) for key, inner in rule.fields.items()}
             return st.fixed_dictionaries({}, optional=made)
         case Each() | Containers():
-            return st.lists(fitting(rule.element), max_size=2)
+            return st.lists(draw_matching(rule.element), max_size=2)
         case _:
             return st.sampled_from(
                 [True, False, 0, 1000, "ALL", "RuntimeDefault", "Unconfined", "trainer", ["ALL"], ["NET_RAW"], {}]
@@ -114,10 +114,10 @@ secure = Fields({key: POD.fields[key] for key in SECURITY})
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(fitting(secure))
-def test_whatever_is_allowed_renders_pods_of_the_restricted_standard(spec: Any) -> None:
+@given(draw_matching(secure))
+def test_allowed_pod_templates_render_restricted_pods(spec: Any) -> None:
     blocks = {"trainer": {"podTemplate": {"spec": spec}}}
-    if not judged(blocks):
+    if not list_refusals(blocks):
         assert violations(pods(context(blocks))["trainer"]["spec"]) == []
 
 
@@ -131,12 +131,12 @@ def test_whatever_is_allowed_renders_pods_of_the_restricted_standard(spec: Any) 
         ("x", "RLRUN_POLICY"),
     ],
 )
-def test_a_wrong_policy_is_refused_by_its_field(policy: Any, words: str) -> None:
+def test_invalid_policy_is_refused_by_field(policy: Any, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         from_environment({"RLRUN_POLICY": json.dumps(policy)})
 
 
-def test_the_policy_reaches_the_builders() -> None:
+def test_policy_from_environment_reaches_the_builders() -> None:
     environ = {"RLRUN_POLICY": '{"claims": ["a"]}', "POD_NAMESPACE": "system", "POD_SERVICE_ACCOUNT": "op"}
     assert from_environment(environ).render.installation == Installation(RunPolicy(claims=("a",)), "system", "op")
     assert RenderSettings().installation.policy.pod_template == "Restricted"

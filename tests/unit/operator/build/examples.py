@@ -1,4 +1,4 @@
-"""Runs whose manifests are looked at, and short ways to their parts."""
+"""Example runs of the rendering tests, and functions that select parts of their manifests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ ON_RECORD = {
     "colocated": HERE / "runs" / "colocated.yaml",
     "spot": HERE / "runs" / "spot.yaml",
 }
-"""Also one with engines on interruptible nodes, one without engines, one without a trainer, one that uses another run's trainer, and one
-with engines in the trainer's pods."""
+"""All examples, including interruptible nodes, no engines, no trainer, a shared trainer and colocated engines."""
 HOSTS = {"shared-guest": ROOT / "examples" / "shared-host.yaml"}
 HOST_UID = "99999999-8888-7777-6666-555555555555"
 KEY = "the-key-of-the-run"
@@ -41,7 +40,7 @@ SETTINGS = RenderSettings()
 
 
 def example(name: str, attempt: int = 1) -> RunContext:
-    """A run of `ON_RECORD`."""
+    """Render context of a run of `ON_RECORD`."""
     run = read_manifest(ON_RECORD[name])
     uid, host = "11111111-2222-3333-4444-555555555555", None
     if name in HOSTS:
@@ -51,12 +50,12 @@ def example(name: str, attempt: int = 1) -> RunContext:
 
 
 def context(blocks: dict[str, Any] | None = None, *, attempt: int = 1, name: str = "run") -> RunContext:
-    """A smallest run with some blocks of its spec set, camelCase as in YAML."""
-    return RunContext(name, "team-a", "uid-1", spec(blocks), attempt, SETTINGS)
+    """Render context of a minimal run with additional spec blocks (camelCase as in YAML)."""
+    return RunContext(name, "team-a", "uid-1", make_spec(blocks), attempt, SETTINGS)
 
 
-def spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
-    """The spec of `context`."""
+def make_spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
+    """Spec of a minimal run with additional blocks."""
     smallest: dict[str, Any] = {"model": {"path": "/models/a"}}
     if (blocks or {}).get("task") != "SFT":
         smallest["environments"] = [{"id": "reverse-text"}]
@@ -64,7 +63,7 @@ def spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
 
 
 def everything(ctx: RunContext) -> list[dict[str, Any]]:
-    """All children, in the order in which they are made."""
+    """All children in creation order."""
     create, apply = render_prerequisites(ctx)
     key = [api_key_secret(ctx, KEY)] if ctx.host is None else []
     spot = spot_deployment(ctx)
@@ -72,15 +71,15 @@ def everything(ctx: RunContext) -> list[dict[str, Any]]:
     return [dict(manifest) for manifest in found]
 
 
-def of_kind(ctx: RunContext, kind: str, name: str | None = None) -> dict[str, Any]:
-    """The only child of a kind (and name)."""
+def find_child(ctx: RunContext, kind: str, name: str | None = None) -> dict[str, Any]:
+    """Return the only child of a kind (and name)."""
     found = [m for m in everything(ctx) if m["kind"] == kind and name in (None, m["metadata"]["name"])]
     assert len(found) == 1, [m["metadata"]["name"] for m in found]
     return found[0]
 
 
 def pods(ctx: RunContext) -> dict[str, dict[str, Any]]:
-    """Metadata and spec of each role's pods, of a run that has all roles."""
+    """Pod metadata and spec of each role. The run must have all roles."""
     trainer, inference, orchestrator = render_workloads(ctx)
     assert trainer is not None
     assert inference is not None
@@ -92,12 +91,12 @@ def pods(ctx: RunContext) -> dict[str, dict[str, Any]]:
 
 
 def container(ctx: RunContext, role: str) -> dict[str, Any]:
-    """The role's container."""
+    """Main container of a role."""
     return next(c for c in pods(ctx)[role]["spec"]["containers"] if c["name"] == role)
 
 
-def environment(ctx: RunContext, role: str, pod: str) -> dict[str, str]:
-    """The environment of a role's container as the kubelet would make it for `pod`."""
+def read_environment(ctx: RunContext, role: str, pod: str) -> dict[str, str]:
+    """Environment variables of a role's container, with field and secret references resolved for `pod`."""
     fields = {"metadata.namespace": ctx.namespace, "metadata.name": pod, "status.podIP": "10.0.0.9"}
     result = {}
     for variable in container(ctx, role)["env"]:

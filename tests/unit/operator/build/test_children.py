@@ -1,4 +1,4 @@
-"""What holds for the children of every run: whose they are, how little they may, and that they fit together."""
+"""Properties of all children of a run: ownership, security, ports and configuration."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.unit.operator.build.examples import (
     MANIFESTS,
     container,
     context,
-    environment,
     everything,
     example,
-    of_kind,
+    find_child,
+    make_spec,
     pods,
-    spec,
+    read_environment,
 )
 
 every_example = pytest.mark.parametrize("name", MANIFESTS)
 
 
 @every_example
-def test_every_child_is_labelled_owned_and_has_no_finalizer(name: str) -> None:
+def test_child_has_labels_owner_and_no_finalizer(name: str) -> None:
     ctx = example(name)
     for child in everything(ctx):
         metadata = child["metadata"]
@@ -48,25 +48,25 @@ def test_every_child_is_labelled_owned_and_has_no_finalizer(name: str) -> None:
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (ctx.uid, True, True)
 
 
-def test_names_of_children_are_unique_and_short_enough_for_labels() -> None:
+def test_child_names_are_unique_and_fit_into_labels() -> None:
     ctx = context(name="r" * 40)
     names = [(child["kind"], child["metadata"]["name"]) for child in everything(ctx)]
     assert len(set(names)) == len(names)
-    revision = 11  # of a controller, with its dash: it becomes a label of the pods
+    revision = 11  # a controller revision with its dash, which becomes a pod label
     assert all(len(name) + revision <= 63 for kind, name in names if kind != "Pod")
 
 
 @pytest.mark.parametrize(("when_deleted", "tracked"), [("Retain", False), ("Delete", True)])
-def test_claim_is_made_as_the_runs_and_labeled_as_one_that_stays(when_deleted: str, tracked: bool) -> None:
-    """Once it has a volume, `decide.objects.claims` removes the owner of one that stays."""
+def test_new_claim_is_owned_and_labeled_by_deletion_policy(when_deleted: str, tracked: bool) -> None:
+    """`decide.objects.claims` removes the owner of a retained claim once it has a volume."""
     ctx = context({"storage": {"claimTemplate": {"size": "5Gi"}, "whenDeleted": when_deleted}})
-    metadata = of_kind(ctx, "PersistentVolumeClaim")["metadata"]
+    metadata = find_child(ctx, "PersistentVolumeClaim")["metadata"]
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == [ctx.uid]
     assert ("app.kubernetes.io/instance" in metadata["labels"]) == tracked
 
 
 @every_example
-def test_what_outlives_the_run_carries_nothing_that_a_gitops_tool_prunes_by(name: str) -> None:
+def test_retained_child_has_no_gitops_pruning_labels(name: str) -> None:
     ctx = example(name)
     for child in everything(ctx):
         metadata, stays = child["metadata"], ctx.spec.storage.when_deleted == "Retain"
@@ -75,7 +75,7 @@ def test_what_outlives_the_run_carries_nothing_that_a_gitops_tool_prunes_by(name
             assert "annotations" not in metadata
 
 
-def test_an_existing_claim_is_used_and_none_is_made() -> None:
+def test_existing_claim_is_mounted_and_not_created() -> None:
     ctx = context({"storage": {"claimName": "shared"}})
     assert "PersistentVolumeClaim" not in {child["kind"] for child in everything(ctx)}
     for pod in pods(ctx).values():
@@ -83,7 +83,7 @@ def test_an_existing_claim_is_used_and_none_is_made() -> None:
 
 
 @pytest.mark.parametrize("name", ["quickstart", "gpu"])
-def test_every_pod_meets_the_restricted_standard(name: str) -> None:
+def test_pod_meets_restricted_standard(name: str) -> None:
     for role, pod in pods(example(name)).items():
         pod_spec = pod["spec"]
         security = pod_spec["securityContext"]
@@ -102,7 +102,7 @@ def test_every_pod_meets_the_restricted_standard(name: str) -> None:
 
 
 @every_example
-def test_only_the_orchestrator_has_a_token(name: str) -> None:
+def test_orchestrator_is_the_only_pod_with_a_token(name: str) -> None:
     for role, pod in pods(example(name)).items():
         assert pod["spec"]["automountServiceAccountToken"] is False
         tokens = [
@@ -114,31 +114,31 @@ def test_only_the_orchestrator_has_a_token(name: str) -> None:
         assert len(tokens) == (role == "orchestrator")
 
 
-def test_orchestrator_may_renew_its_lease_and_nothing_else() -> None:
+def test_orchestrator_role_allows_only_its_lease() -> None:
     ctx = example("quickstart")
-    rules = of_kind(ctx, "Role")["rules"]
+    rules = find_child(ctx, "Role")["rules"]
     assert rules == [
         {
             "apiGroups": ["coordination.k8s.io"],
             "resources": ["leases"],
-            "resourceNames": [of_kind(ctx, "Lease")["metadata"]["name"]],
+            "resourceNames": [find_child(ctx, "Lease")["metadata"]["name"]],
             "verbs": ["get", "patch"],
         }
     ]
-    account = of_kind(ctx, "ServiceAccount")["metadata"]["name"]
-    binding = of_kind(ctx, "RoleBinding")
+    account = find_child(ctx, "ServiceAccount")["metadata"]["name"]
+    binding = find_child(ctx, "RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "team-a"}]
-    assert of_kind(ctx, "Pod")["spec"]["serviceAccountName"] == account
+    assert find_child(ctx, "Pod")["spec"]["serviceAccountName"] == account
 
 
 @every_example
-def test_key_is_in_the_secret_alone(name: str) -> None:
+def test_api_key_is_only_in_its_secret(name: str) -> None:
     holders = [child["kind"] for child in everything(example(name)) if KEY in json.dumps(child)]
     assert holders == ["Secret"]
 
 
 @every_example
-def test_every_mount_has_its_volume_and_every_volume_is_mounted(name: str) -> None:
+def test_pod_mounts_match_its_volumes(name: str) -> None:
     for pod in pods(example(name)).values():
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
@@ -163,22 +163,22 @@ def test_services_probes_and_containers_agree_on_ports(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["quickstart", "gpu"])
-def test_configuration_names_the_addresses_that_the_services_give(name: str, tmp_path: Path) -> None:
+def test_configuration_contains_service_addresses(name: str, tmp_path: Path) -> None:
     ctx = example(name)
-    text = of_kind(ctx, "ConfigMap")["data"]["run.json"]
+    text = find_child(ctx, "ConfigMap")["data"]["run.json"]
     run = RunConfig.model_validate_json(text)
-    trainer, inference = (of_kind(ctx, "Service", f"{ctx.name}-{role}") for role in ("trainer", "inference"))
+    trainer, inference = (find_child(ctx, "Service", f"{ctx.name}-{role}") for role in ("trainer", "inference"))
     host = f"{ctx.name}-trainer-0.{trainer['metadata']['name']}.team-a.svc.cluster.local"
     assert run.orchestrator.trainer_url == f"http://{host}:{run.trainer.port}"
-    assert environment(ctx, "trainer", f"{ctx.name}-trainer-0")["RLRUN_MASTER_ADDR"] == host
+    assert read_environment(ctx, "trainer", f"{ctx.name}-trainer-0")["RLRUN_MASTER_ADDR"] == host
     engines = f"http://{inference['metadata']['name']}.team-a.svc.cluster.local:{run.inference.port}"
     assert run.orchestrator.inference_service == engines
     assert {run.trainer.host, run.inference.host, run.orchestrator.host} == {"0.0.0.0"}
-    assert of_kind(ctx, "StatefulSet")["spec"]["serviceName"] == trainer["metadata"]["name"]
+    assert find_child(ctx, "StatefulSet")["spec"]["serviceName"] == trainer["metadata"]["name"]
     for service in (trainer, inference):
         assert service["spec"]["clusterIP"] == "None"
         assert service["spec"]["publishNotReadyAddresses"] is True
-    # The roles read it as they read every run.json.
+    # Each role loads this text like any other run.json.
     file = tmp_path / "run.json"
     file.write_text(text)
     assert load_file(TrainerConfig, file, section="trainer").uid == ctx.uid
@@ -187,7 +187,7 @@ def test_configuration_names_the_addresses_that_the_services_give(name: str, tmp
 
 
 @every_example
-def test_selectors_find_the_pods_and_no_label_is_taken_away(name: str) -> None:
+def test_selectors_match_pod_labels(name: str) -> None:
     ctx = example(name)
     found = pods(ctx)
     for role, pod in found.items():
@@ -200,10 +200,10 @@ def test_selectors_find_the_pods_and_no_label_is_taken_away(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "gpu"])
 @pytest.mark.parametrize("role", ROLES)
-def test_container_understands_what_it_is_told(name: str, role: str) -> None:
+def test_container_environment_is_valid_pod_settings(name: str, role: str) -> None:
     ctx = example(name, attempt=3)
     pod = f"{ctx.name}-trainer-1" if role == "trainer" else f"{ctx.name}-{role}-abc"
-    env = environment(ctx, role, pod)
+    env = read_environment(ctx, role, pod)
     told = settings_from_environment(env)
     assert (told.pod_name, told.api_key, told.pod_ip) == (pod, KEY, "10.0.0.9")
     assert str(told.config) == "/etc/rlrun/run.json"
@@ -215,13 +215,13 @@ def test_container_understands_what_it_is_told(name: str, role: str) -> None:
         assert (told.attempt, told.ordinal, told.nodes) == (3, 1, ctx.spec.trainer.replicas)
     if role == "orchestrator":
         cluster = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-        assert env["RLRUN_PROGRESS_LEASE"] == of_kind(ctx, "Lease")["metadata"]["name"]
+        assert env["RLRUN_PROGRESS_LEASE"] == find_child(ctx, "Lease")["metadata"]["name"]
         assert lease_from_environment(env | cluster, attempt=3, look=lambda: None) is not None  # type: ignore[arg-type, return-value]
         assert str(CREDENTIALS) in mounts
 
 
 @every_example
-def test_an_attempt_changes_trainer_and_orchestrator_but_no_engine(name: str) -> None:
+def test_new_attempt_keeps_engines_and_replaces_orchestrator(name: str) -> None:
     first, second = render_workloads(example(name, attempt=1)), render_workloads(example(name, attempt=2))
     assert first.inference["spec"] == second.inference["spec"]
     assert second.inference["metadata"]["labels"][ATTEMPT_LABEL] == "2"
@@ -233,7 +233,7 @@ def test_an_attempt_changes_trainer_and_orchestrator_but_no_engine(name: str) ->
 
 
 @every_example
-def test_workloads_carry_the_hash_of_what_they_were_rendered_from(name: str) -> None:
+def test_workloads_have_spec_hash_annotation(name: str) -> None:
     ctx = example(name)
     hashes = {workload["metadata"]["annotations"][SPEC_HASH_ANNOTATION] for workload in render_workloads(ctx)}
     assert hashes == {ctx.spec_hash}
@@ -253,25 +253,25 @@ EDITS: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("edit", "counts"), EDITS, ids=[str(edit) for edit, _ in EDITS])
-def test_only_edits_of_what_is_rendered_change_the_hash(edit: dict[str, Any], counts: bool) -> None:
+def test_spec_hash_changes_only_with_rendered_fields(edit: dict[str, Any], counts: bool) -> None:
     assert (context(edit).spec_hash != context().spec_hash) == counts
 
 
-def test_defaults_that_a_schema_fills_in_do_not_change_the_hash() -> None:
-    filled = spec().model_dump(mode="json", by_alias=True)
+def test_spec_hash_ignores_schema_defaults() -> None:
+    filled = make_spec().model_dump(mode="json", by_alias=True)
     assert context({**filled}).spec_hash == context().spec_hash
     assert context({"storage": {"claimTemplate": {}}}).spec_hash == context().spec_hash
 
 
-def test_a_later_release_with_more_fields_does_not_make_a_run_look_edited() -> None:
+def test_spec_hash_ignores_new_unset_fields() -> None:
     class LaterSpec(RLRunSpec):
         new_field: int = 3
 
-    later = LaterSpec.model_validate(spec().model_dump(by_alias=True, exclude_unset=True))
-    assert spec_hash(later) == spec_hash(spec())
+    later = LaterSpec.model_validate(make_spec().model_dump(by_alias=True, exclude_unset=True))
+    assert spec_hash(later) == spec_hash(make_spec())
 
 
-def test_configuration_follows_the_number_of_engines_but_workloads_do_not() -> None:
+def test_engine_count_changes_only_replicas_of_workloads() -> None:
     one, three = render_workloads(context()), render_workloads(context({"inference": {"replicas": 3}}))
     assert one.trainer == three.trainer
     assert one.orchestrator == three.orchestrator
@@ -290,9 +290,7 @@ def test_configuration_follows_the_number_of_engines_but_workloads_do_not() -> N
         ({"replicas": 4, "minAvailable": 0}, None),
     ],
 )
-def test_a_drain_leaves_engines_but_is_never_blocked_by_a_run_with_all_of_them(
-    inference: dict[str, int], missing: int | None
-) -> None:
+def test_disruption_budget_allows_drain_of_spare_engines(inference: dict[str, int], missing: int | None) -> None:
     found = [
         child
         for child in render_prerequisites(context({"inference": inference})).apply
@@ -304,7 +302,7 @@ def test_a_drain_leaves_engines_but_is_never_blocked_by_a_run_with_all_of_them(
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_engines_are_not_made_again_for_an_excluded_node() -> None:
+def test_excluded_node_does_not_change_engines() -> None:
     plain, excluded = render_workloads(context()), render_workloads(replace(context(), excluded=("a",)))
     assert excluded.inference == plain.inference
     for made in (excluded.trainer, excluded.orchestrator):

@@ -10,7 +10,7 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.models.run_config import RunConfig
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
 from rlrun_operator.render import RunContext, render_workloads
-from tests.unit.operator.build.examples import SETTINGS, context, everything, of_kind
+from tests.unit.operator.build.examples import SETTINGS, context, everything, find_child
 
 COLOCATED: dict[str, Any] = {
     "algorithm": {"maxAsyncLevel": 0},
@@ -27,7 +27,7 @@ def trainer_container(ctx: RunContext) -> dict[str, Any]:
     return dict(found)
 
 
-def test_one_container_has_both_and_its_gpus_once() -> None:
+def test_colocated_container_has_gpus_once_and_no_liveness_probe() -> None:
     ctx = context(COLOCATED)
     made = render_workloads(ctx)
     assert made.inference is None
@@ -46,14 +46,14 @@ def test_one_container_has_both_and_its_gpus_once() -> None:
     assert trainer_container(own)["image"] == "mine"
 
 
-def test_the_orchestrator_finds_engines_at_the_trainers_pods(tmp_path: Any) -> None:
+def test_colocated_engine_service_selects_trainer_pods(tmp_path: Any) -> None:
     ctx = context(COLOCATED)
     services = {m["metadata"]["name"]: m["spec"] for m in everything(ctx) if m["kind"] == "Service"}
     assert services["run-inference"]["selector"] == {RUN_LABEL: "run", ROLE_LABEL: "trainer"}
     assert services["run-inference"]["publishNotReadyAddresses"] is True
     assert [port["port"] for port in services["run-inference"]["ports"]] == [8000]
     file = tmp_path / "run.json"
-    file.write_text(of_kind(ctx, "ConfigMap")["data"]["run.json"])
+    file.write_text(find_child(ctx, "ConfigMap")["data"]["run.json"])
     config = load_file(RunConfig, file)
     assert config.orchestrator.inference_service == "http://run-inference.team-a.svc.cluster.local:8000"
     assert config.trainer.engine_urls == ["http://127.0.0.1:8000"]
@@ -62,7 +62,7 @@ def test_the_orchestrator_finds_engines_at_the_trainers_pods(tmp_path: Any) -> N
 
 
 @pytest.mark.parametrize("blocks", [None, {"inference": {"replicas": 2}}])
-def test_other_runs_have_engines_of_their_own(blocks: dict[str, Any] | None) -> None:
+def test_run_without_colocation_has_its_own_engines(blocks: dict[str, Any] | None) -> None:
     ctx = context(blocks)
     assert render_workloads(ctx).inference is not None
     assert trainer_container(ctx)["image"] == SETTINGS.images["trainer"]

@@ -1,8 +1,5 @@
-"""Containers that run code of users (environments, rewards, a warm-up): they hold no secret of the run.
-
-The containers are those of the rendered manifests. A container that is not in `RUNS_USER_CODE` fails these tests: whoever adds one
-decides whether code of users runs in it.
-"""
+"""Containers that run user code (environments, rewards, warm-up) hold no secret of the run. Every rendered container must have an
+entry in `RUNS_USER_CODE`."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ RUNS_USER_CODE = {
     "inference": False,
     "orchestrator": False,
 }
-"""Name of a container -> whether it runs code of environments, rewards or a warm-up. The orchestrator does if a run asks for it
-(`environments[].isolation: Process`), which `policy.environmentIsolation: Container` refuses."""
+"""Whether a container runs user code (environments, rewards or a warm-up), by container name. The orchestrator runs it with
+`environments[].isolation: Process`, which `policy.environmentIsolation: Container` refuses."""
 OF_USERS = {"pod-template": {"sidecar"}}
-"""Containers that the podTemplate of a manifest on record adds."""
+"""Containers that the podTemplate of an example adds."""
 SHARED_FOLDERS = ("config", "credentials", "tmp", "home", "state", "shm")
-"""Volumes that hold the configuration, a token, or files that a role executes or reads from its home."""
+"""Volumes with the configuration, a token, or files that a role executes or reads from its home."""
 
 
 def with_secrets(role: str) -> dict[str, Any]:
-    """A role's block with secrets in every form that a block has."""
+    """A role's block with secrets in every supported form."""
     mounts = [{"name": "keys", "mountPath": "/keys"}, {"name": "modules", "mountPath": "/modules"}]
     volumes = [
         {"name": "keys", "secret": {"secretName": "for-rlrun-netrc"}},
@@ -71,14 +68,14 @@ FULL: dict[str, Any] = {
 
 
 def is_user_code(name: str) -> bool:
-    """Return whether a container runs code of users; an unknown container is an error."""
+    """Return whether a container runs user code; fail for an unknown container."""
     found = [is_user for pattern, is_user in RUNS_USER_CODE.items() if re.fullmatch(pattern, name)]
     assert len(found) == 1, f"container {name}: state in RUNS_USER_CODE whether it runs code of users"
     return found[0]
 
 
-def containers(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each container of rendered manifests, with the spec of its pod."""
+def iterate_containers(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each container of rendered manifests with its pod spec."""
     for document in documents:
         spec = document.get("spec") or {}
         spec = spec.get("template", {}).get("spec") or spec
@@ -88,7 +85,7 @@ def containers(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any]
 
 
 def find_secrets(container: dict[str, Any], pod: dict[str, Any]) -> list[str]:
-    """Ways in which a container gets a secret of its run or its configuration."""
+    """Ways in which a container gets a secret or the configuration of its run."""
     found = []
     for variable in container.get("env") or ():
         selector = (variable.get("valueFrom") or {}).get("secretKeyRef")
@@ -106,21 +103,21 @@ def find_secrets(container: dict[str, Any], pod: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ON_RECORD)
-def test_container_of_user_code_on_record_holds_no_secret(name: str) -> None:
+def test_user_code_container_of_example_holds_no_secret(name: str) -> None:
     documents = list(yaml.safe_load_all((HERE / "golden" / f"{name}.yaml").read_text()))
-    assert len(list(containers(documents))) >= 2
-    for container, pod in containers(documents):
+    assert len(list(iterate_containers(documents))) >= 2
+    for container, pod in iterate_containers(documents):
         if container["name"] not in OF_USERS.get(name, ()) and is_user_code(container["name"]):
             assert find_secrets(container, pod) == [], (name, container["name"])
 
 
 @pytest.mark.parametrize("task", ["RL", "Eval"])
-def test_container_of_user_code_in_run_with_many_secrets_holds_none(task: str) -> None:
+def test_user_code_container_holds_none_of_many_secrets(task: str) -> None:
     blocks = {**FULL, "task": task}
-    if task == "Eval":  # it has neither
+    if task == "Eval":  # Eval has neither block
         del blocks["tracking"], blocks["trainer"]
     ctx = context(blocks)
-    seen = {container["name"]: find_secrets(container, pod) for container, pod in containers(everything(ctx))}
+    seen = {container["name"]: find_secrets(container, pod) for container, pod in iterate_containers(everything(ctx))}
     of_users = {name for name in seen if is_user_code(name)}
     assert of_users == {"environments", "environment-2", "demonstrations"}
     assert {name: seen[name] for name in of_users} == {name: [] for name in of_users}
@@ -130,13 +127,13 @@ def test_container_of_user_code_in_run_with_many_secrets_holds_none(task: str) -
     assert any(found.startswith("mount of") for found in seen["orchestrator"])
 
 
-def demonstrations(ctx: RunContext) -> dict[str, Any]:
-    (found,) = (c for c, _ in containers(everything(ctx)) if c["name"] == "demonstrations")
+def find_demonstrations(ctx: RunContext) -> dict[str, Any]:
+    (found,) = (c for c, _ in iterate_containers(everything(ctx)) if c["name"] == "demonstrations")
     return found
 
 
-def test_demonstrations_get_harmless_variables_and_config_maps_only() -> None:
-    found = demonstrations(context(FULL))
+def test_demonstrations_get_no_secret_variables() -> None:
+    found = find_demonstrations(context(FULL))
     values = {variable["name"]: variable.get("value") for variable in found["env"]}
     assert values["HF_ENDPOINT"] == "https://mirror.example.com"
     assert "TEAM_TOKEN" not in values
@@ -144,14 +141,14 @@ def test_demonstrations_get_harmless_variables_and_config_maps_only() -> None:
     assert "$$(RLRUN_API_KEY) costs $$5" in str(values["RLRUN_WARMUP"]), "the kubelet would replace $(NAME)"
 
 
-def test_demonstrations_of_the_hub_get_its_token_from_any_secret_and_no_other_key() -> None:
+def test_hub_demonstrations_get_only_the_hub_token() -> None:
     sources = [
         {"secretRef": {"name": "for-rlrun-hub"}},
         {"configMapRef": {"name": "settings"}},
         {"prefix": "HF_", "secretRef": {"name": "for-rlrun-token"}},
     ]
     blocks = {"model": {"tiny": {"warmupEnvironment": "gsm8k"}}, "trainer": {"envFrom": sources}}
-    env = demonstrations(context(blocks))["env"]
+    env = find_demonstrations(context(blocks))["env"]
     found = {v["name"]: v["valueFrom"]["secretKeyRef"] for v in env if "secretKeyRef" in v.get("valueFrom", {})}
     assert all(selector["optional"] for selector in found.values())
     assert {(name, selector["name"], selector["key"]) for name, selector in found.items()} >= {
@@ -163,26 +160,30 @@ def test_demonstrations_of_the_hub_get_its_token_from_any_secret_and_no_other_ke
     }
 
 
-def test_only_trainer_pods_choose_by_their_number_who_makes_demonstrations() -> None:
-    """The number of an orchestrator's pod is its attempt: in a second attempt it makes them, too."""
+def test_demonstrations_use_pod_number_only_in_trainer_pods() -> None:
+    """The number of an orchestrator's pod is its attempt, so attempt 2 must create demonstrations as well."""
 
     def names(ctx: RunContext) -> set[str]:
-        return {variable["name"] for variable in demonstrations(ctx)["env"]}
+        return {variable["name"] for variable in find_demonstrations(ctx)["env"]}
 
     assert "RLRUN_POD_NAME" in names(example("quickstart"))
     assert "RLRUN_POD_NAME" not in names(example("eval", attempt=2))
 
 
-def test_model_is_made_from_the_file_of_the_demonstrations() -> None:
-    (model,) = (c for c, _ in containers(everything(context(FULL))) if c["name"] == "model")
+def test_model_container_reads_demonstrations_file() -> None:
+    (model,) = (c for c, _ in iterate_containers(everything(context(FULL))) if c["name"] == "model")
     assert {"name": "RLRUN_DEMONSTRATIONS", "value": "/run/rlrun-demonstrations/demonstrations.json"} in model["env"]
     (mount,) = (m for m in model["volumeMounts"] if m["name"] == "demonstrations")
     assert mount["readOnly"]
 
 
-def test_demonstrations_come_before_the_model_and_only_if_it_has_a_warm_up() -> None:
+def test_demonstrations_precede_model_only_with_warmup() -> None:
     def names(ctx: RunContext) -> list[str]:
-        return [c["name"] for c, _ in containers(everything(ctx)) if c["name"] in ("folder", "demonstrations", "model")]
+        return [
+            c["name"]
+            for c, _ in iterate_containers(everything(ctx))
+            if c["name"] in ("folder", "demonstrations", "model")
+        ]
 
     assert names(example("quickstart"))[:3] == ["folder", "demonstrations", "model"]
     assert "demonstrations" not in names(context({"model": {"tiny": {}}}))

@@ -1,7 +1,5 @@
-"""Every child of four runs, to the letter: a change of what is rendered shows in the diff of a file.
-
-`RLRUN_WRITE_GOLDEN=1 pytest tests/unit/operator/build/test_golden.py` writes the files anew.
-"""
+"""Golden files with every child of the example runs. `RLRUN_WRITE_GOLDEN=1 pytest tests/unit/operator/build/test_golden.py` writes
+them."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ import yaml
 from tests.unit.operator.build.examples import HERE, ON_RECORD, everything, example
 
 
-def rendered(name: str) -> str:
+def render_text(name: str) -> str:
     documents = everything(example(name))
     for document in documents:
-        if document["kind"] == "ConfigMap":  # its text as what it says, so that a difference is one line
+        if document["kind"] == "ConfigMap":  # parsed text gives a difference of one line
             document["data"] = {key: json.loads(text) for key, text in document["data"].items()}
     return yaml.dump_all(documents, Dumper=Plain, sort_keys=False, width=120)
 
@@ -30,12 +28,12 @@ class Plain(yaml.SafeDumper):
 
 
 @pytest.mark.parametrize("name", ON_RECORD)
-def test_children_are_those_on_record(name: str) -> None:
+def test_rendered_children_match_golden_file(name: str) -> None:
     file = HERE / "golden" / f"{name}.yaml"
     if os.environ.get("RLRUN_WRITE_GOLDEN"):
-        file.write_text(rendered(name))
+        file.write_text(render_text(name))
     lines = difflib.unified_diff(
-        file.read_text().splitlines(), rendered(name).splitlines(), "on record", "rendered", n=6
+        file.read_text().splitlines(), render_text(name).splitlines(), "on record", "rendered", n=6
     )
     difference = "\n".join(lines)
     assert not difference, f"{file.name}; if this is meant, write it anew with RLRUN_WRITE_GOLDEN=1:\n{difference}"

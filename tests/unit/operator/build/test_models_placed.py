@@ -1,4 +1,4 @@
-"""The examples with real models: valid, within their GPUs' memory, and placed on nodes of the kind that they are written for."""
+"""Examples with real models are valid, fit into GPU memory and are scheduled on their intended nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "examples" / "models").glob("*.yaml"))
 GPU, PRODUCT = "nvidia.com/gpu", "nvidia.com/gpu.product"
 ANY_GPU = "NVIDIA-L4"
-"""The smallest GPU that an example without a product says it is for."""
+"""Smallest GPU that an example without a product supports."""
 NODES = {
     "qwen3-0-6b-gsm8k": [1],
     "qwen3-8b-lora": [1],
@@ -39,40 +39,40 @@ ARGUMENTS: Mapping[str, Any] = {"gsm8k": Gsm8kArgs, "dataset": DatasetArgs}
 
 @dataclass
 class Node:
-    """A node with GPUs, tainted as clusters commonly do."""
+    """GPU node with the usual taint."""
 
     labels: dict[str, str]
     free: int
 
     def takes(self, pod: Mapping[str, Any], gpus: int) -> bool:
-        """Whether the scheduler's filters let the pod in."""
+        """Return whether the scheduler's filters admit the pod."""
         wanted = pod.get("nodeSelector", {})
         bears = any(t.get("key") == GPU and t.get("operator") == "Exists" for t in pod.get("tolerations", []))
         return gpus <= self.free and bears and wanted.items() <= self.labels.items()
 
 
-def gpus(pod: Mapping[str, Any]) -> int:
-    """GPUs that a pod asks for."""
+def count_gpus(pod: Mapping[str, Any]) -> int:
+    """Number of GPUs that a pod requests."""
     return sum(int(c.get("resources", {}).get("limits", {}).get(GPU, 0)) for c in pod["containers"])
 
 
-def pods(run: RLRun) -> Iterator[dict[str, Any]]:
-    """Specifications of the run's pods that have GPUs."""
+def iterate_pods(run: RLRun) -> Iterator[dict[str, Any]]:
+    """Pod specs of the run's workloads."""
     ctx = RunContext(run.metadata.name, "team-a", "uid-1", run.spec, 1, RenderSettings())
     for made in render_workloads(ctx).existing:
         if made["kind"] in ("StatefulSet", "Deployment"):
             yield from [made["spec"]["template"]["spec"]] * made["spec"]["replicas"]
 
 
-def place(run: RLRun, nodes: list[Node]) -> list[dict[str, Any]]:
-    """Place the pods one after the other, the largest first; those that have no place."""
+def place_pods(run: RLRun, nodes: list[Node]) -> list[dict[str, Any]]:
+    """Place the pods one by one, the largest first, and return the pods without a place."""
     left = []
-    for pod in sorted((pod for pod in pods(run) if gpus(pod)), key=gpus, reverse=True):
-        node = next((node for node in nodes if node.takes(pod, gpus(pod))), None)
+    for pod in sorted((pod for pod in iterate_pods(run) if count_gpus(pod)), key=count_gpus, reverse=True):
+        node = next((node for node in nodes if node.takes(pod, count_gpus(pod))), None)
         if node is None:
             left.append(pod)
             continue
-        node.free -= gpus(pod)
+        node.free -= count_gpus(pod)
     return left
 
 
@@ -83,12 +83,12 @@ def nodes_of(run: RLRun, product: str) -> list[Node]:
     ]
 
 
-def test_there_is_an_example_for_each_kind_of_run() -> None:
+def test_examples_cover_every_kind_of_run() -> None:
     assert {path.stem for path in EXAMPLES} == set(NODES)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_valid_and_its_models_and_arguments_are_known(path: Path) -> None:
+def test_example_is_valid_with_known_models_and_arguments(path: Path) -> None:
     run = read_manifest(path)
     assert run.metadata.name == path.stem
     assert shape_of(run.spec.model, "spec.model", environment={"HF_HOME": "/nowhere"}) in KNOWN.values()
@@ -97,19 +97,19 @@ def test_an_example_is_valid_and_its_models_and_arguments_are_known(path: Path) 
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_examples_pods_fill_their_nodes_and_no_others(path: Path) -> None:
+def test_example_fills_exactly_its_intended_nodes(path: Path) -> None:
     run = read_manifest(path)
     product = run.spec.placement.gpu_product or ANY_GPU
     nodes = nodes_of(run, product)
-    assert place(run, nodes) == []
+    assert place_pods(run, nodes) == []
     assert [node.free for node in nodes] == [0 for _ in nodes]
-    elsewhere = place(run, nodes_of(run, "NVIDIA-Other"))
+    elsewhere = place_pods(run, nodes_of(run, "NVIDIA-Other"))
     assert bool(elsewhere) == (run.spec.placement.gpu_product is not None)
-    assert place(run, [Node(node.labels, node.free - 1) for node in nodes_of(run, product)])
+    assert place_pods(run, [Node(node.labels, node.free - 1) for node in nodes_of(run, product)])
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_fits_its_gpus_with_room_for_the_unforeseen(path: Path) -> None:
+def test_example_fits_gpu_memory_with_reserve(path: Path) -> None:
     run = read_manifest(path)
     memory = memory_of(run.spec.placement.gpu_product or ANY_GPU)
     assert memory is not None

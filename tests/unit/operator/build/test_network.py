@@ -1,4 +1,4 @@
-"""Who reaches whom, and where: the policies of a run as a network would judge them."""
+"""Network policies of a run, evaluated as a network plugin would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun_operator.restrictions import Installation, RunPolicy, find_refusals
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects
 from tests.unit.operator.build.examples import container, context, everything
-from tests.unit.operator.build.test_guest import SHARED, guest
+from tests.unit.operator.build.test_guest import SHARED, make_guest
 
 STORE, CHANNEL, POD, ENGINE, METRICS, ANY = 29500, 29600, 29601, 8000, 9100, 40000
 PORTS = (STORE, CHANNEL, POD, ENGINE, METRICS, ANY)
@@ -31,16 +31,17 @@ class Elsewhere(NamedTuple):
     namespace: str
 
 
-def policies(*runs: RunContext) -> list[dict[str, Any]]:
+def list_policies(*runs: RunContext) -> list[dict[str, Any]]:
     return [child["spec"] for ctx in runs for child in everything(ctx) if child["kind"] == "NetworkPolicy"]
 
 
-def pod(run: str, role: str) -> Labels:
+def make_labels(run: str, role: str) -> Labels:
     return {"rlrun.io/run": run, "rlrun.io/role": role}
 
 
-def passes(found: list[dict[str, Any]], source: Labels | None, target: Labels | Elsewhere | str, port: int) -> bool:
-    """Whether a TCP connection is allowed; a source of None is a stranger's pod, a target that is a text an address outside."""
+def is_allowed(found: list[dict[str, Any]], source: Labels | None, target: Labels | Elsewhere | str, port: int) -> bool:
+    """Return whether a TCP connection is allowed. A source of None is a pod outside of all runs; a text as target is an external
+    address."""
     if source is not None and not _allowed(found, source, ("egress", "to"), target, port):
         return False
     return isinstance(target, str | Elsewhere) or _allowed(found, target, ("ingress", "from"), source, port)
@@ -79,59 +80,64 @@ def _port(ports: list[dict[str, Any]] | None, port: int) -> bool:
     return not ports or any(entry["protocol"] == "TCP" and entry.get("port", port) == port for entry in ports)
 
 
-def ways(found: list[dict[str, Any]]) -> Iterator[Way]:
+def list_ways(found: list[dict[str, Any]]) -> Iterator[Way]:
     for source in ROLES:
         for target in ROLES:
             for port in PORTS:
-                if passes(found, pod("run", source), pod("run", target), port):
+                if is_allowed(found, make_labels("run", source), make_labels("run", target), port):
                     yield source, target, port
 
 
 DOORS = {("orchestrator", "trainer", CHANNEL), ("orchestrator", "inference", ENGINE)}
 
 
-def test_the_group_meets_and_the_orchestrator_reaches_the_two_doors() -> None:
+def test_orchestrator_reaches_only_trainer_channel_and_engines() -> None:
     group = {("trainer", "trainer", port) for port in PORTS}
-    assert set(ways(policies(context()))) == group | DOORS
+    assert set(list_ways(list_policies(context()))) == group | DOORS
 
 
-def test_transfers_between_trainer_and_engines_are_open_where_there_are_any() -> None:
+def test_nccl_transfer_opens_ports_between_trainer_and_engines() -> None:
     both = ("trainer", "inference")
     group = {(source, target, port) for source in both for target in both for port in PORTS}
-    assert set(ways(policies(context({"weightSync": {"transport": "NCCL"}})))) == group | DOORS
+    assert set(list_ways(list_policies(context({"weightSync": {"transport": "NCCL"}})))) == group | DOORS
 
 
-def test_engines_in_the_trainers_pods_are_reached_there() -> None:
+def test_colocated_engines_are_reached_at_trainer_pods() -> None:
     both = context({"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}})
-    asked = {way for way in ways(policies(both)) if way[0] == "orchestrator"}
+    asked = {way for way in list_ways(list_policies(both)) if way[0] == "orchestrator"}
     assert asked == {("orchestrator", "trainer", CHANNEL), ("orchestrator", "trainer", ENGINE)}
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_strangers_reach_nothing_of_a_run_and_it_reaches_none_of_them(role: str) -> None:
-    found = policies(context())
-    others = (None, pod("other", "trainer"), pod("other", "orchestrator"))
-    assert [p for p in PORTS for other in others if passes(found, other, pod("run", role), p)] == []
-    assert [p for p in PORTS if passes(found, pod("run", role), pod("other", "trainer"), p)] == []
+def test_run_and_other_pods_cannot_connect(role: str) -> None:
+    found = list_policies(context())
+    others = (None, make_labels("other", "trainer"), make_labels("other", "orchestrator"))
+    assert [p for p in PORTS for other in others if is_allowed(found, other, make_labels("run", role), p)] == []
+    assert [p for p in PORTS if is_allowed(found, make_labels("run", role), make_labels("other", "trainer"), p)] == []
 
 
-def reached(found: list[dict[str, Any]], port: int, address: str = "203.0.113.7") -> set[str]:
-    return {role for role in ROLES if passes(found, pod("run", role), address, port)}
+def list_reaching_roles(found: list[dict[str, Any]], port: int, address: str = "203.0.113.7") -> set[str]:
+    return {role for role in ROLES if is_allowed(found, make_labels("run", role), address, port)}
 
 
 API_SERVER = {"to": [{"ipBlock": {"cidr": "10.9.8.7/32"}}], "ports": [{"protocol": "TCP", "port": 6443}]}
 
 
-def known_address(ctx: RunContext) -> RunContext:
+def set_known_address(ctx: RunContext) -> RunContext:
     return replace(ctx, settings=replace(ctx.settings, network=NetworkSettings(api_server=(API_SERVER,))))
 
 
-def test_the_api_server_is_reached_by_its_address_alone() -> None:
-    found = policies(known_address(context()))
-    assert reached(found, 6443, "10.9.8.7") == {"orchestrator"}
-    assert reached(found, 443, "10.9.8.7") == reached(found, 6443) == reached(found, 443) == set()
-    unknown = policies(context())
-    assert reached(unknown, 443) == reached(unknown, 6443) == {"orchestrator"}
+def test_api_server_is_reached_only_at_its_address() -> None:
+    found = list_policies(set_known_address(context()))
+    assert list_reaching_roles(found, 6443, "10.9.8.7") == {"orchestrator"}
+    assert (
+        list_reaching_roles(found, 443, "10.9.8.7")
+        == list_reaching_roles(found, 6443)
+        == list_reaching_roles(found, 443)
+        == set()
+    )
+    unknown = list_policies(context())
+    assert list_reaching_roles(unknown, 443) == list_reaching_roles(unknown, 6443) == {"orchestrator"}
 
 
 READERS: list[tuple[dict[str, Any], set[str]]] = [
@@ -154,21 +160,21 @@ READERS: list[tuple[dict[str, Any], set[str]]] = [
 
 
 @pytest.mark.parametrize(("edit", "readers"), READERS, ids=[str(edit) for edit, _ in READERS])
-def test_the_hub_is_open_to_who_reads_it(edit: dict[str, Any], readers: set[str]) -> None:
-    found = policies(known_address(context(edit)))
-    assert reached(found, 443) == readers
-    assert reached(found, 6443) == set()
+def test_hub_is_open_to_roles_that_read_it(edit: dict[str, Any], readers: set[str]) -> None:
+    found = list_policies(set_known_address(context(edit)))
+    assert list_reaching_roles(found, 443) == readers
+    assert list_reaching_roles(found, 6443) == set()
 
 
-def test_a_run_opens_more_for_all_of_its_pods() -> None:
+def test_extra_egress_applies_to_all_pods() -> None:
     judge = {"to": [{"ipBlock": {"cidr": "198.51.100.9/32"}}], "ports": [{"protocol": "TCP", "port": 8443}]}
-    found = policies(context({"networkPolicy": {"extraEgress": [judge]}}))
-    assert reached(found, 8443, "198.51.100.9") == set(ROLES)
-    assert policies(context({"networkPolicy": {"mode": "None"}})) == []
+    found = list_policies(context({"networkPolicy": {"extraEgress": [judge]}}))
+    assert list_reaching_roles(found, 8443, "198.51.100.9") == set(ROLES)
+    assert list_policies(context({"networkPolicy": {"mode": "None"}})) == []
 
 
-def test_all_pods_reach_the_clusters_dns_and_no_other() -> None:
-    for policy in policies(context()):
+def test_pods_reach_only_the_cluster_dns() -> None:
+    for policy in list_policies(context()):
         (dns,) = (rule for rule in policy["egress"] if any(port["port"] == 53 for port in rule.get("ports", ())))
         pods, node = dns["to"]
         assert pods["podSelector"] == {"matchLabels": {"k8s-app": "kube-dns"}}
@@ -176,12 +182,14 @@ def test_all_pods_reach_the_clusters_dns_and_no_other() -> None:
         assert node == {"ipBlock": {"cidr": "169.254.20.10/32"}}
 
 
-def test_a_guest_reaches_the_two_doors_of_its_host_and_nothing_else_of_it() -> None:
-    found = policies(context(SHARED, name="host"), guest())
-    asks = pod("guest", "orchestrator")
-    open_ways = {(role, port) for role in ROLES for port in PORTS if passes(found, asks, pod("host", role), port)}
+def test_guest_reaches_only_host_channel_and_engines() -> None:
+    found = list_policies(context(SHARED, name="host"), make_guest())
+    asks = make_labels("guest", "orchestrator")
+    open_ways = {
+        (role, port) for role in ROLES for port in PORTS if is_allowed(found, asks, make_labels("host", role), port)
+    }
     assert open_ways == {("trainer", CHANNEL), ("inference", ENGINE)}
-    assert [p for p in PORTS for role in ROLES if passes(found, pod("host", role), asks, p)] == []
+    assert [p for p in PORTS for role in ROLES if is_allowed(found, make_labels("host", role), asks, p)] == []
 
 
 TRACKED = {"tensorboard": {}, "trackio": {}}
@@ -209,35 +217,38 @@ NAMED: list[tuple[str, set[tuple[str | Elsewhere, int]]]] = [
 ]
 
 
-def judged(args: dict[str, Any], url: str) -> dict[str, Any]:
-    """A run whose environment `dataset` has these arguments, with the server's URL in them."""
+def make_reward_blocks(args: dict[str, Any], url: str) -> dict[str, Any]:
+    """Blocks of a run whose environment `dataset` has these arguments with the server's URL."""
     text = json.dumps({"path": "/data/rows", **args}).replace("{url}", url)
     return {"environments": [{"id": "dataset", "args": json.loads(text)}]}
 
 
-def ways_out(edit: dict[str, Any], role: str = "orchestrator") -> set[tuple[str | Elsewhere, int]]:
-    """Places and ports outside of the run that a role reaches. A port that is open to any address is there once, with `OUTSIDE`."""
-    found = policies(known_address(context(edit)))
-    own, anywhere = pod("run", role), {port for port in DOORS_OUT if passes(found, pod("run", role), OUTSIDE, port)}
+def list_ways_out(edit: dict[str, Any], role: str = "orchestrator") -> set[tuple[str | Elsewhere, int]]:
+    """External places and ports that a role reaches. A port open to any address appears once, with `OUTSIDE`."""
+    found = list_policies(set_known_address(context(edit)))
+    own, anywhere = (
+        make_labels("run", role),
+        {port for port in DOORS_OUT if is_allowed(found, make_labels("run", role), OUTSIDE, port)},
+    )
     places = (LITERAL, Elsewhere("tools"), Elsewhere("other"))
-    only = {(place, port) for place in places for port in DOORS_OUT if passes(found, own, place, port)}
+    only = {(place, port) for place in places for port in DOORS_OUT if is_allowed(found, own, place, port)}
     return {(OUTSIDE, port) for port in anywhere} | {way for way in only if way[1] not in anywhere}
 
 
 @pytest.mark.parametrize(("url", "open_ways"), NAMED, ids=[url for url, _ in NAMED])
-def test_the_server_of_a_tracker_or_a_reward_is_open_to_the_orchestrator_alone(
+def test_tracker_and_reward_servers_are_open_only_to_orchestrator(
     url: str, open_ways: set[tuple[str | Elsewhere, int]]
 ) -> None:
-    for edit in ({"tracking": {"mlflow": {"uri": url}}}, *(judged(args, url) for args in JUDGED)):
-        assert ways_out(edit) == open_ways
-        assert ways_out(edit, "trainer") == ways_out(edit, "inference") == set()
+    for edit in ({"tracking": {"mlflow": {"uri": url}}}, *(make_reward_blocks(args, url) for args in JUDGED)):
+        assert list_ways_out(edit) == open_ways
+        assert list_ways_out(edit, "trainer") == list_ways_out(edit, "inference") == set()
 
 
-def test_a_name_of_one_label_is_a_service_of_the_runs_own_namespace() -> None:
-    found = policies(known_address(context({"tracking": {"mlflow": {"uri": "http://mlflow:80"}}})))
-    asks = pod("run", "orchestrator")
-    assert passes(found, asks, {"app": "mlflow"}, 5000)
-    assert not passes(found, asks, OUTSIDE, 80)
+def test_single_label_hostname_is_service_in_run_namespace() -> None:
+    found = list_policies(set_known_address(context({"tracking": {"mlflow": {"uri": "http://mlflow:80"}}})))
+    asks = make_labels("run", "orchestrator")
+    assert is_allowed(found, asks, {"app": "mlflow"}, 5000)
+    assert not is_allowed(found, asks, OUTSIDE, 80)
 
 
 WANDB: list[tuple[dict[str, Any], list[dict[str, str]], set[tuple[str | Elsewhere, int]]]] = [
@@ -254,15 +265,15 @@ WANDB: list[tuple[dict[str, Any], list[dict[str, str]], set[tuple[str | Elsewher
 
 
 @pytest.mark.parametrize(("tracking", "env", "open_ways"), WANDB)
-def test_a_tracker_opens_what_its_fields_and_variables_say(
+def test_tracker_egress_follows_its_fields_and_variables(
     tracking: dict[str, Any], env: list[dict[str, str]], open_ways: set[tuple[str | Elsewhere, int]]
 ) -> None:
-    assert ways_out({"tracking": tracking, "orchestrator": {"env": env}}) == open_ways
+    assert list_ways_out({"tracking": tracking, "orchestrator": {"env": env}}) == open_ways
 
 
-def test_a_server_that_two_name_has_one_rule() -> None:
+def test_server_with_two_uses_has_one_rule() -> None:
     url = "http://192.0.2.7:5000"
-    rules = outside_rules(context({"tracking": {"mlflow": {"uri": url}}, **judged(JUDGED[0], url)}).spec)
+    rules = outside_rules(context({"tracking": {"mlflow": {"uri": url}}, **make_reward_blocks(JUDGED[0], url)}).spec)
     assert len(rules) == 1
 
 
@@ -279,15 +290,15 @@ PROXIES: list[tuple[dict[str, str], set[tuple[str | Elsewhere, int]]]] = [
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("variable", "open_ways"), PROXIES)
-def test_the_proxy_of_a_role_is_open_to_it(
+def test_role_proxy_is_open_to_that_role(
     variable: dict[str, str], open_ways: set[tuple[str | Elsewhere, int]], role: str
 ) -> None:
     edit = {role: {"env": [variable]}}
-    assert ways_out(edit, role) == open_ways
-    assert ways_out(edit, "trainer" if role == "orchestrator" else "orchestrator") == set()
+    assert list_ways_out(edit, role) == open_ways
+    assert list_ways_out(edit, "trainer" if role == "orchestrator" else "orchestrator") == set()
 
 
-def test_no_proxy_leads_to_what_is_in_the_cluster() -> None:
+def test_cluster_addresses_bypass_the_proxy() -> None:
     def exempt(env: list[dict[str, Any]], **more: Any) -> dict[str, str]:
         ctx = context({"orchestrator": {"env": env}, **more})
         return {
@@ -309,10 +320,10 @@ def test_no_proxy_leads_to_what_is_in_the_cluster() -> None:
     assert exempt([proxy, kept]) == {"NO_PROXY": ""}
 
 
-def test_scrapers_reach_the_metrics_of_all_pods_and_nothing_else() -> None:
+def test_scrapers_reach_only_metrics_ports() -> None:
     peer = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     ctx = context()
-    found = policies(replace(ctx, settings=replace(ctx.settings, network=NetworkSettings(metrics_from=(peer,)))))
+    found = list_policies(replace(ctx, settings=replace(ctx.settings, network=NetworkSettings(metrics_from=(peer,)))))
     scraped = [
         (policy["podSelector"], rule["ports"])
         for policy in found
@@ -324,11 +335,11 @@ def test_scrapers_reach_the_metrics_of_all_pods_and_nothing_else() -> None:
     assert all("rlrun.io/run" in selector["matchLabels"] for selector, _ in scraped)
 
 
-def test_a_run_without_policies_gets_none_for_its_scrapers() -> None:
-    """A first policy would close its pods to everybody else."""
+def test_run_without_policies_gets_none_for_scrapers() -> None:
+    """A first policy would close the pods to all other clients."""
     ctx = context({"networkPolicy": {"mode": "None"}})
     settings = replace(ctx.settings, network=NetworkSettings(metrics_from=({"podSelector": {}},)))
-    assert policies(replace(ctx, settings=settings)) == []
+    assert list_policies(replace(ctx, settings=settings)) == []
 
 
 EVERYWHERE: dict[str, Any] = {
@@ -336,31 +347,35 @@ EVERYWHERE: dict[str, Any] = {
     "tracking": {"mlflow": {"uri": "http://mlflow.example.org"}},
     "networkPolicy": {"extraEgress": [{"ports": [{"protocol": "TCP", "port": 5000}]}, {}]},
 }
-"""A run with every rule that names no address."""
+"""A run with every kind of rule without an address."""
 
 
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "169.254.170.2", "fe80::a9fe:a9fe", "fd00:ec2::254", "fd20:ce::254"]
 )
-def test_metadata_of_the_cloud_is_reached_by_no_rule_without_an_address(address: str) -> None:
-    found = policies(context(EVERYWHERE))
-    assert [port for port in (80, 443, 5000, 6443) if reached(found, port, address)] == []
-    assert reached(found, 80, OUTSIDE) == reached(found, 443, "2001:db8::1") == set(ROLES)
+def test_cloud_metadata_is_blocked_in_rules_without_address(address: str) -> None:
+    found = list_policies(context(EVERYWHERE))
+    assert [port for port in (80, 443, 5000, 6443) if list_reaching_roles(found, port, address)] == []
+    assert list_reaching_roles(found, 80, OUTSIDE) == list_reaching_roles(found, 443, "2001:db8::1") == set(ROLES)
 
 
-def limited(ctx: RunContext, *blocks: str) -> RunContext:
+def limit_egress(ctx: RunContext, *blocks: str) -> RunContext:
     policy = RunPolicy.model_validate({"egress": blocks})
     return replace(ctx, settings=replace(ctx.settings, installation=Installation(policy)))
 
 
-def test_policy_limits_what_a_rule_without_an_address_opens() -> None:
-    found = policies(limited(known_address(context(EVERYWHERE)), "198.51.100.0/24", "169.254.0.0/16"))
-    assert reached(found, 443, "198.51.100.7") == reached(found, 443, "169.254.169.254") == set(ROLES)
-    assert reached(found, 443, OUTSIDE) == reached(found, 443, "2001:db8::1") == set()
-    assert not passes(found, pod("run", "trainer"), Elsewhere("other"), 443)
-    unknown = policies(limited(context(), "198.51.100.0/24"))
-    assert reached(unknown, 6443) == {"orchestrator"}, "the API server's address is not the policy's"
-    assert reached(policies(limited(context(EVERYWHERE))), 5000) == set()
+def test_policy_limits_rules_without_address() -> None:
+    found = list_policies(limit_egress(set_known_address(context(EVERYWHERE)), "198.51.100.0/24", "169.254.0.0/16"))
+    assert (
+        list_reaching_roles(found, 443, "198.51.100.7")
+        == list_reaching_roles(found, 443, "169.254.169.254")
+        == set(ROLES)
+    )
+    assert list_reaching_roles(found, 443, OUTSIDE) == list_reaching_roles(found, 443, "2001:db8::1") == set()
+    assert not is_allowed(found, make_labels("run", "trainer"), Elsewhere("other"), 443)
+    unknown = list_policies(limit_egress(context(), "198.51.100.0/24"))
+    assert list_reaching_roles(unknown, 6443) == {"orchestrator"}, "the API server's address is not the policy's"
+    assert list_reaching_roles(list_policies(limit_egress(context(EVERYWHERE))), 5000) == set()
 
 
 BLOCK = {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}

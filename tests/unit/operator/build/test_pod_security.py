@@ -1,4 +1,4 @@
-"""Every pod that the operator renders meets Kubernetes' restricted standard: docs/install.md has namespaces labelled with it."""
+"""Pods that the operator renders meet Kubernetes' restricted standard, which docs/install.md requires of namespaces."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.unit.operator.build.examples import ON_RECORD, context, example
 from tests.unit.operator.restrictions.pod_security import violations
 
 LOOSENED = {"pod-template"}
-"""Its podTemplate adds a capability and a sidecar of its own: what the policy is for."""
+"""Examples whose podTemplate adds a capability and a sidecar; the policy covers these."""
 
 
-def specs(ctx: RunContext) -> list[dict[str, Any]]:
-    """The spec of each role's pods."""
+def list_pod_specs(ctx: RunContext) -> list[dict[str, Any]]:
+    """Spec of each role's pods."""
     return [
         child["spec"] if child["kind"] == "Pod" else child["spec"]["template"]["spec"]
         for child in render_workloads(ctx).existing
@@ -25,23 +25,23 @@ def specs(ctx: RunContext) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", sorted(ON_RECORD))
 def test_rendered_pods_meet_the_restricted_standard(name: str) -> None:
-    found = [violation for spec in specs(example(name)) for violation in violations(spec)]
+    found = [violation for spec in list_pod_specs(example(name)) for violation in violations(spec)]
     assert bool(found) == (name in LOOSENED), found
 
 
-def test_containers_of_environments_meet_it_too() -> None:
+def test_environment_containers_meet_restricted_standard() -> None:
     ctx = context({"environments": [{"id": "reverse-text", "image": "registry.example.com/x:1"}]})
-    orchestrator = specs(ctx)[-1]
+    orchestrator = list_pod_specs(ctx)[-1]
     assert [c["name"] for c in orchestrator["initContainers"]] == ["folder", "environment-code", "environment-0"]
     assert violations(orchestrator) == []
 
 
 @pytest.mark.parametrize("name", sorted(ON_RECORD.keys() - LOOSENED))
-def test_a_namespace_that_assigns_users_is_asked_for_none(name: str) -> None:
+def test_pods_set_no_user_in_namespace_with_assigned_users(name: str) -> None:
     """OpenShift's restricted-v2 refuses a user, a group or an fsGroup outside of the namespace's range."""
     ctx = example(name)
     ctx = replace(ctx, settings=replace(ctx.settings, assigned_users=True))
-    for spec in specs(ctx):
+    for spec in list_pod_specs(ctx):
         contexts = [
             spec["securityContext"],
             *(c["securityContext"] for c in (*spec["initContainers"], *spec["containers"])),
@@ -51,7 +51,7 @@ def test_a_namespace_that_assigns_users_is_asked_for_none(name: str) -> None:
         assert violations(spec) == []
 
 
-def test_containers_of_environments_have_the_pods_user_there() -> None:
+def test_environment_containers_set_no_user_with_assigned_users() -> None:
     ctx = context({"environments": [{"id": "reverse-text", "image": "registry.example.com/x:1"}]})
     ctx = replace(ctx, settings=replace(ctx.settings, assigned_users=True))
-    assert "runAsUser" not in str(specs(ctx)[-1])
+    assert "runAsUser" not in str(list_pod_specs(ctx)[-1])

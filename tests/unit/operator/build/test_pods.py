@@ -1,4 +1,4 @@
-"""From the manifest's fields to the pods: resources, images, variables, storage, probes, network."""
+"""Pod fields rendered from the manifest: resources, images, variables, storage and probes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from rlrun_operator.render import RunContext, render_workloads
 from rlrun_operator.settings import RenderSettings
-from tests.unit.operator.build.examples import container, context, everything, example, of_kind, pods, spec
+from tests.unit.operator.build.examples import container, context, everything, example, find_child, make_spec, pods
 
 
-def test_gpus_are_requested_and_limited_beside_the_own_resources() -> None:
+def test_gpus_are_added_to_requests_and_limits() -> None:
     ctx = context(
         {"trainer": {"gpusPerReplica": 8, "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "8Gi"}}}}
     )
@@ -22,14 +22,14 @@ def test_gpus_are_requested_and_limited_beside_the_own_resources() -> None:
     assert "resources" not in container(ctx, "inference")
 
 
-def test_another_gpu_resource_is_requested_and_its_taint_tolerated() -> None:
+def test_custom_gpu_resource_is_requested_and_tolerated() -> None:
     ctx = context({"inference": {"gpusPerReplica": 1}, "placement": {"gpuResource": "amd.com/gpu"}})
     assert container(ctx, "inference")["resources"]["limits"] == {"amd.com/gpu": "1"}
     assert pods(ctx)["inference"]["spec"]["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
     assert "tolerations" not in pods(ctx)["trainer"]["spec"]
 
 
-def test_the_model_is_made_only_where_the_manifest_asks_for_a_tiny_one() -> None:
+def test_model_container_exists_only_for_tiny_model() -> None:
     tiny = context(
         {"model": {"tiny": {}}, "trainer": {"gpusPerReplica": 2, "resources": {"requests": {"cpu": "2"}}}},
     )
@@ -40,23 +40,23 @@ def test_the_model_is_made_only_where_the_manifest_asks_for_a_tiny_one() -> None
         assert [c["name"] for c in others["spec"]["initContainers"]] == ["folder"]
 
 
-def test_a_pod_without_gpus_sees_none_and_one_with_gpus_is_left_alone() -> None:
+def test_pod_without_gpus_hides_gpu_devices() -> None:
     ctx = context({"trainer": {"gpusPerReplica": 1}})
     hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
     assert hidden in container(ctx, "orchestrator")["env"]
     assert hidden not in container(ctx, "trainer")["env"]
 
 
-def test_image_and_pull_policy_of_the_operator_unless_the_block_names_an_image() -> None:
+def test_role_image_overrides_operator_default() -> None:
     images: dict[Any, str] = {"trainer": "t:1", "orchestrator": "o:1", "inference": "i:1"}
     settings = RenderSettings(images=images, image_pull_policy="Never")
     blocks = {"trainer": {"image": "own:2"}, "orchestrator": {"imagePullPolicy": "Always"}}
-    ctx = RunContext("run", "team-a", "uid-1", spec(blocks), 1, settings)
+    ctx = RunContext("run", "team-a", "uid-1", make_spec(blocks), 1, settings)
     seen = {role: (container(ctx, role)["image"], container(ctx, role).get("imagePullPolicy")) for role in pods(ctx)}
     assert seen == {"trainer": ("own:2", None), "inference": ("i:1", "Never"), "orchestrator": ("o:1", "Always")}
 
 
-def test_a_variable_of_the_block_replaces_ours_and_comes_once() -> None:
+def test_role_variable_replaces_default_variable() -> None:
     ctx = context({"trainer": {"env": [{"name": "HF_HOME", "value": "/x"}, {"name": "A", "value": "1"}]}})
     env = [(variable["name"], variable.get("value")) for variable in container(ctx, "trainer")["env"]]
     assert ("HF_HOME", "/x") in env
@@ -65,7 +65,7 @@ def test_a_variable_of_the_block_replaces_ours_and_comes_once() -> None:
 
 
 @pytest.mark.parametrize(("cache", "folder"), [("Run", "/mnt/run"), ("Volume", "/mnt")])
-def test_the_hub_cache_is_the_runs_own_unless_the_manifest_shares_it(cache: str, folder: str) -> None:
+def test_hub_cache_is_per_run_unless_shared(cache: str, folder: str) -> None:
     ctx = context({"storage": {"claimName": "c", "mountPath": "/mnt", "hubCache": cache}})
     shared = {"name": "data", "mountPath": "/mnt/.huggingface", "subPath": ".huggingface"}
     for role in pods(ctx):
@@ -73,20 +73,20 @@ def test_the_hub_cache_is_the_runs_own_unless_the_manifest_shares_it(cache: str,
         assert (shared in container(ctx, role)["volumeMounts"]) == (cache == "Volume")
 
 
-def written(ctx: RunContext, role: Any) -> list[dict[str, Any]]:
-    """Mounts of the run's volume that the role's container may write to."""
+def list_writable_mounts(ctx: RunContext, role: Any) -> list[dict[str, Any]]:
+    """Writable mounts of the run's volume in the role's container."""
     mounts = [m for m in container(ctx, role)["volumeMounts"] if m["name"] == "data"]
     assert mounts[0]["mountPath"] == ctx.storage.mount_path, "everything can be read"
     return [m for m in mounts if not m.get("readOnly")]
 
 
 @pytest.mark.parametrize("above", [None, "team-a/runs"])
-def test_a_run_writes_its_own_folder_and_has_it_made_before(above: str | None) -> None:
+def test_run_creates_and_writes_only_its_own_folder(above: str | None) -> None:
     storage = {"claimName": "c", "mountPath": "/mnt"} | ({"subPath": above} if above else {})
     ctx = context({"storage": storage, "trainer": {"resources": {"limits": {"memory": "8Gi"}}, "gpusPerReplica": 1}})
     own = {"name": "data", "mountPath": "/mnt/run", "subPath": f"{above}/run" if above else "run"}
     for role, pod in pods(ctx).items():
-        assert written(ctx, role) == [own]
+        assert list_writable_mounts(ctx, role) == [own]
         first = pod["spec"]["initContainers"][0]
         own_folder = [word for word in first["command"] if not word.startswith("/mnt/run/.huggingface/")]
         assert own_folder[-3:] == ["rlrun-pod", "make-folders", "/mnt/run"]
@@ -95,16 +95,16 @@ def test_a_run_writes_its_own_folder_and_has_it_made_before(above: str | None) -
         assert first.get("resources") == ({"limits": {"memory": "8Gi"}} if role == "trainer" else None)
 
 
-def test_a_trainer_that_takes_guests_writes_their_folders_too_and_nobody_else_does() -> None:
+def test_host_trainer_is_the_only_writer_of_guest_folders() -> None:
     ctx = context({"trainer": {"lora": {"rank": 4, "slots": 2}}})
-    assert written(ctx, "trainer") == [{"name": "data", "mountPath": "/data"}]
+    assert list_writable_mounts(ctx, "trainer") == [{"name": "data", "mountPath": "/data"}]
     for role in ("inference", "orchestrator"):
-        assert [m["mountPath"] for m in written(ctx, role)] == ["/data/run"]
+        assert [m["mountPath"] for m in list_writable_mounts(ctx, role)] == ["/data/run"]
     alone = context({"trainer": {"lora": {"rank": 4}}})
-    assert [m["mountPath"] for m in written(alone, "trainer")] == ["/data/run"]
+    assert [m["mountPath"] for m in list_writable_mounts(alone, "trainer")] == ["/data/run"]
 
 
-def test_folder_of_the_volume_and_size_of_shared_memory() -> None:
+def test_volume_subpath_and_shared_memory_size_are_rendered() -> None:
     ctx = context({"storage": {"claimName": "c", "subPath": "a/b"}, "trainer": {"sharedMemory": "2Gi"}})
     whole = {"name": "data", "mountPath": "/data", "subPath": "a/b", "readOnly": True}
     assert whole in container(ctx, "trainer")["volumeMounts"]
@@ -113,7 +113,7 @@ def test_folder_of_the_volume_and_size_of_shared_memory() -> None:
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pods(ctx)["inference"]["spec"]["volumes"]
 
 
-def test_a_big_model_may_take_an_hour_and_an_unready_engine_is_not_restarted() -> None:
+def test_probes_allow_slow_model_load_and_unready_engine() -> None:
     engine = container(context(), "inference")
     startup, ready, live = (engine[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness"))
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 3600
@@ -122,7 +122,7 @@ def test_a_big_model_may_take_an_hour_and_an_unready_engine_is_not_restarted() -
     assert "livenessProbe" not in container(context(), "trainer")
 
 
-def test_workloads_restart_as_their_role_demands() -> None:
+def test_workloads_have_update_and_restart_policy_of_their_role() -> None:
     trainer, inference, orchestrator = render_workloads(context({"trainer": {"replicas": 2}}))
     assert (trainer["spec"]["podManagementPolicy"], trainer["spec"]["updateStrategy"]) == (
         "Parallel",
@@ -137,13 +137,13 @@ def test_workloads_restart_as_their_role_demands() -> None:
 
 
 @pytest.mark.parametrize("name", ["quickstart", "gpu"])
-def test_a_run_needs_few_objects(name: str) -> None:
+def test_run_has_at_most_15_objects(name: str) -> None:
     assert len(everything(example(name))) <= 15
 
 
-def test_claim_asks_for_what_the_template_says() -> None:
+def test_claim_follows_its_template() -> None:
     template = {"storageClassName": "fast", "size": "5Gi", "accessModes": ["ReadWriteOnce"]}
-    claim = of_kind(context({"storage": {"claimTemplate": template}}), "PersistentVolumeClaim")
+    claim = find_child(context({"storage": {"claimTemplate": template}}), "PersistentVolumeClaim")
     assert claim["spec"] == {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "5Gi"}},
@@ -158,7 +158,7 @@ IMAGES = [
 ]
 
 
-def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> None:
+def test_environment_image_becomes_sidecar_without_secrets() -> None:
     ctx = context({"environments": IMAGES, "orchestrator": {"image": "mine:1"}})
     spec = pods(ctx)["orchestrator"]["spec"]
     _, code, chain, sums, shared = spec["initContainers"]
@@ -181,7 +181,7 @@ def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> Non
     assert "RLRUN_ENVIRONMENT_SOCKETS" not in str(pods(plain))
 
 
-def test_keys_of_trackers_come_from_their_secrets_to_the_orchestrators_container_alone() -> None:
+def test_tracker_keys_reach_only_the_orchestrator_container() -> None:
     ctx = context(
         {
             "task": "SFT",
@@ -211,7 +211,7 @@ def test_keys_of_trackers_come_from_their_secrets_to_the_orchestrators_container
     ]
 
 
-def test_a_variable_of_the_orchestrators_own_wins_over_a_trackers_secret() -> None:
+def test_orchestrator_variable_overrides_tracker_secret() -> None:
     secret = {"valueFrom": {"secretKeyRef": {"name": "mine", "key": "k"}}}
     ctx = context(
         {
@@ -223,7 +223,7 @@ def test_a_variable_of_the_orchestrators_own_wins_over_a_trackers_secret() -> No
     assert keys == [{"name": "WANDB_API_KEY", **secret}]
 
 
-def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
+def test_environment_containers_share_no_writable_volume() -> None:
     storage = {"claimName": "team", "subPath": "exp", "mountPath": "/mnt/rl"}
     ctx = context({"environments": IMAGES, "storage": storage})
     spec = pods(ctx)["orchestrator"]["spec"]
@@ -248,7 +248,7 @@ def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
     ]
 
 
-def test_every_scratch_volume_has_a_limit() -> None:
+def test_scratch_volumes_have_size_limits() -> None:
     spec = pods(context({"environments": IMAGES}))["orchestrator"]["spec"]
     empty = {v["name"]: v["emptyDir"] for v in spec["volumes"] if "emptyDir" in v and "medium" not in v["emptyDir"]}
     assert {"tmp", "home", "state", "environment-code", "environment-1", "environment-2-tmp"} <= set(empty)

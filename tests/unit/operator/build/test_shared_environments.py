@@ -1,4 +1,4 @@
-"""The container that environments without an image share: what it has, what it has not, and what the pod requests with it."""
+"""Shared container for environments without an image: mounts, variables and resources."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ APART = {"id": "reverse-text"}
 TWENTY = [{"id": "reverse-text", "name": f"e{index}", "isolation": "Container"} for index in range(20)]
 
 
-def orchestrator(blocks: dict[str, Any] | None = None) -> dict[str, Any]:
+def render_orchestrator(blocks: dict[str, Any] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = pods(context({"environments": [APART], **(blocks or {})}))["orchestrator"]["spec"]
     return found
 
 
-def shared(spec: dict[str, Any]) -> dict[str, Any]:
+def find_shared_container(spec: dict[str, Any]) -> dict[str, Any]:
     (found,) = (c for c in spec["initContainers"] if c["name"] == "environments")
     assert isinstance(found, dict)
     return found
@@ -32,7 +32,7 @@ def test_environments_share_one_container_without_secrets() -> None:
         "orchestrator": {"image": "mine:1", "env": [{"name": "TEAM_TOKEN", "value": "x"}]},
         "tracking": {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}},
     }
-    found = shared(orchestrator(blocks))
+    found = find_shared_container(render_orchestrator(blocks))
     assert (found["image"], found["restartPolicy"], found["command"][-3:]) == (
         "mine:1",
         "Always",
@@ -45,9 +45,9 @@ def test_environments_share_one_container_without_secrets() -> None:
     assert variables["RLRUN_SHARED_ENVIRONMENTS_SOCKET"] == SOCKET
 
 
-def test_shared_container_writes_nothing_that_another_container_reads_but_caches_of_data() -> None:
-    spec = orchestrator({"storage": {"claimName": "team", "subPath": "exp", "mountPath": "/mnt"}})
-    writes = [m for m in shared(spec)["volumeMounts"] if not m.get("readOnly")]
+def test_shared_container_writes_only_data_caches_of_others() -> None:
+    spec = render_orchestrator({"storage": {"claimName": "team", "subPath": "exp", "mountPath": "/mnt"}})
+    writes = [m for m in find_shared_container(spec)["volumeMounts"] if not m.get("readOnly")]
     assert [m["mountPath"] for m in writes if m["name"] == "data"] == [
         f"/mnt/run/.huggingface/{name}" for name in ("hub", "datasets", "assets", "xet")
     ]
@@ -65,24 +65,24 @@ def test_shared_container_writes_nothing_that_another_container_reads_but_caches
         [{"id": "reverse-text", "image": "x:1", "isolation": "Container"}],
     ],
 )
-def test_pod_has_no_shared_container_if_no_environment_is_in_it(environments: list[dict[str, Any]]) -> None:
-    spec = orchestrator({"environments": environments})
+def test_pod_without_shared_environments_has_no_shared_container(environments: list[dict[str, Any]]) -> None:
+    spec = render_orchestrator({"environments": environments})
     assert "environments" not in [c["name"] for c in spec["initContainers"]]
     assert "SHARED_ENVIRONMENTS" not in str(spec)
     assert ".huggingface/hub" not in str(spec)
 
 
-def test_pod_requests_as_much_as_with_one_container() -> None:
+def test_shared_container_does_not_increase_pod_requests() -> None:
     asked = {"requests": {"cpu": "3", "memory": "5Gi"}, "limits": {"memory": "16Gi", "ephemeral-storage": "1001"}}
     inside = [{"id": "reverse-text", "isolation": "Process"}]
-    with_one = requests_of(orchestrator({"orchestrator": {"resources": asked}, "environments": inside}))
-    with_two = requests_of(orchestrator({"orchestrator": {"resources": asked}}))
-    assert with_two == with_one | {"ephemeral-storage": 1002.0}  # half a byte each
+    with_one = requests_of(render_orchestrator({"orchestrator": {"resources": asked}, "environments": inside}))
+    with_two = requests_of(render_orchestrator({"orchestrator": {"resources": asked}}))
+    assert with_two == with_one | {"ephemeral-storage": 1002.0}  # rounding: half a byte per container
 
 
-def test_run_without_resources_adds_none() -> None:
-    assert "resources" not in shared(orchestrator())
-    assert "resources" not in orchestrator()["containers"][0]
+def test_run_without_resources_gets_no_resources() -> None:
+    assert "resources" not in find_shared_container(render_orchestrator())
+    assert "resources" not in render_orchestrator()["containers"][0]
 
 
 def test_resources_are_split_between_both_containers() -> None:
@@ -102,23 +102,25 @@ def test_resources_are_split_between_both_containers() -> None:
     }
 
 
-def test_volumes_that_a_pod_template_adds_are_read_in_the_shared_container_too_but_secrets() -> None:
+def test_shared_container_reads_template_volumes_except_secrets() -> None:
     volumes = [
         {"name": "rewards", "configMap": {"name": "rewards"}},
         {"name": "netrc", "secret": {"secretName": "for-rlrun-netrc"}},
     ]
     mounts = [{"name": "rewards", "mountPath": "/opt/rewards"}, {"name": "netrc", "mountPath": "/opt/netrc"}]
     template = {"spec": {"volumes": volumes, "containers": [{"name": "orchestrator", "volumeMounts": mounts}]}}
-    found = shared(orchestrator({"orchestrator": {"podTemplate": template}}))["volumeMounts"]
+    found = find_shared_container(render_orchestrator({"orchestrator": {"podTemplate": template}}))["volumeMounts"]
     assert {"name": "rewards", "mountPath": "/opt/rewards", "readOnly": True} in found
     assert "netrc" not in str(found)
 
 
 @pytest.mark.parametrize("template", [{"spec": 3}, {"spec": {"containers": "x", "volumes": [1]}}])
-def test_malformed_pod_template_is_left_to_the_api_server(template: dict[str, Any]) -> None:
-    assert shared(orchestrator({"orchestrator": {"podTemplate": template}}))
+def test_malformed_pod_template_is_passed_to_api_server(template: dict[str, Any]) -> None:
+    assert find_shared_container(render_orchestrator({"orchestrator": {"podTemplate": template}}))
 
 
-def test_cache_for_all_runs_is_mounted_whole() -> None:
-    found = shared(orchestrator({"storage": {"claimName": "c", "hubCache": "Volume"}}))["volumeMounts"]
+def test_cache_for_all_runs_is_mounted_at_its_root() -> None:
+    found = find_shared_container(render_orchestrator({"storage": {"claimName": "c", "hubCache": "Volume"}}))[
+        "volumeMounts"
+    ]
     assert [m["subPath"] for m in found if m["name"] == "data" and not m.get("readOnly")] == [".huggingface"]

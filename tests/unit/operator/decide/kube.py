@@ -1,8 +1,6 @@
-"""A small Kubernetes in memory: enough of its API and controllers that `decide` can live a run's whole life against it.
-
-Time passes only in `tick`. What the operator sees may lag behind (`lag`), and a decision may be carried out in part
-(`do(..., stop_after)`), as when the operator is killed between two requests.
-"""
+"""In-memory Kubernetes with enough of its API and controllers to run `decide` through the life of a run. Time passes only in `tick`.
+The operator's view may lag (`lag`), and a decision may stop after some requests (`do(..., stop_after)`), like an operator that is
+killed between two requests."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ MAX_PASSES = 30
 Object = dict[str, Any]
 
 
-def copied(documents: Any) -> Any:
-    """As `copy.deepcopy`, which takes most of the time of a simulation, and several times as fast."""
+def copy_documents(documents: Any) -> Any:
+    """Deep copy by pickle, several times as fast as `copy.deepcopy`, which dominates the time of a simulation."""
     return pickle.loads(pickle.dumps(documents, pickle.HIGHEST_PROTOCOL))
 
 
@@ -45,9 +43,9 @@ class Kube:
     """One RLRun in its namespace.
 
     Args:
-        spec: blocks of the specification beside the smallest one, camelCase.
-        name: of the run.
-        uid: of the run.
+        spec: blocks added to the minimal specification, camelCase.
+        name: name of the run.
+        uid: UID of the run.
     """
 
     def __init__(self, spec: dict[str, Any] | None = None, *, name: str = NAME, uid: str = UID) -> None:
@@ -70,7 +68,7 @@ class Kube:
         self._met: dict[str, Object] = {}
         """Pods that the operator has seen since it started, by UID."""
         self._views: dict[Ref, Object] = {}
-        """What the controllers saw last."""
+        """Objects that the controllers saw in their last round."""
         self.lease_changed_at: float | None = None
         self.lease_moved_at: float | None = None
         self.watching_since: float | None = EPOCH
@@ -78,48 +76,48 @@ class Kube:
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
         self.refused: tuple[Refusal, ...] = ()
-        """Writes that were not let in."""
+        """Refused writes."""
         self.admission: Admission | None = None
-        """Answer of the queue; None: there is none."""
+        """Answer of the queue, or None without a queue."""
         self.defaults: TeamDefaults | None = None
         """Defaults of the namespace."""
         self.taken: str | None = None
         self.edited: set[Ref] = set()
-        """Parts that somebody has edited."""
+        """Parts that a user has edited."""
         self.repaired_at = float("-inf")
         self.ungrown: Refusal | None = None
         self.refuses_growth = ""
-        """Why the API server does not let claims grow."""
+        """Message with which the API server refuses to grow claims."""
         self.lost_key: str | None = None
-        """The Secret that the operator has found deleted."""
+        """Secret that the operator has found deleted."""
         self.asked: list[str] = []
-        """Secrets that it has asked for."""
+        """Secrets whose existence the operator has checked."""
         self.host: Kube | None = None
-        """The run that `trainer.sharedWith` names; None: there is none."""
+        """Host in `trainer.sharedWith`, or None."""
         self.guests: list[Kube] = []
-        """The runs that name this one, or for a guest its host."""
+        """Guests of this run, or of the host of a guest."""
         self.told: list[tuple[str, str]] = []
-        """Type and reason of every event posted."""
+        """Type and reason of every posted event."""
         self.messages: list[str] = []
         self.writes: list[str] = []
-        """Every request that changed something."""
+        """Requests that changed an object."""
         self.applied: list[tuple[str, int]] = []
-        """Kind and attempt of every StatefulSet and Pod that was rendered onto the API."""
+        """Kind and attempt of every applied StatefulSet and Pod."""
         self.rendered_again: list[Ref] = []
-        """Those that existed already, of the same attempt."""
+        """Applied objects that existed already in the same attempt."""
         self.bind_claims = self.schedule = self.make_ready = True
         self.place: Callable[[Object], str | None] = lambda pod: "node-1"
-        """The scheduler: the node that a pod gets, if any."""
+        """Scheduler: node of a pod, or None."""
         self.lingering: set[str] = set()
-        """Roles whose deleted pods do not end: a dead node, or a process that takes its grace period."""
+        """Roles whose deleted pods do not end, because of a dead node or during a grace period."""
         self.random = 0.5
         self.settings = RenderSettings()
 
-    # ---- the operator's side
+    # ---- requests and view of the operator
 
     def edit(self, **blocks: Any) -> None:
-        """Somebody edits the specification."""
-        self.run["spec"] = copied(self.run["spec"]) | blocks
+        """Edit the specification as a user would."""
+        self.run["spec"] = copy_documents(self.run["spec"]) | blocks
         self.run["metadata"]["generation"] += 1
 
     @property
@@ -131,8 +129,8 @@ class Kube:
         return found
 
     def look(self, lag: frozenset[str] = frozenset()) -> Observed:
-        """What the operator sees; the parts in `lag` (workloads, pods, lease) as when it looked last."""
-        fresh = copied(self.objects)
+        """Return the operator's view; the parts in `lag` (workloads, pods, lease) are those of the previous look."""
+        fresh = copy_documents(self.objects)
         kinds = {
             "workloads": ("StatefulSet", "Deployment", "PersistentVolumeClaim"),
             "pods": ("Pod",),
@@ -144,7 +142,7 @@ class Kube:
                 if part == "pods":
                     self._seen[part] = {ref: self._met_again(pod) for ref, pod in self._seen[part].items()}
         return Observed(
-            run=copied(self.run),
+            run=copy_documents(self.run),
             children=self._seen["workloads"] | self._claims_of_host(),
             pods=tuple(self._seen["pods"].values()),
             gone=self._gone(),
@@ -159,8 +157,8 @@ class Kube:
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
             repaired_ago=self.now - self.repaired_at,
             admission=self.admission,
-            host=copied(self.host.run) if self.host is not None else None,
-            guests=tuple(copied(guest.run) for guest in self.guests),
+            host=copy_documents(self.host.run) if self.host is not None else None,
+            guests=tuple(copy_documents(guest.run) for guest in self.guests),
         )
 
     def _refusals(self) -> tuple[Refusal, ...]:
@@ -174,13 +172,13 @@ class Kube:
         return tuple(found)
 
     def _held(self, part: Object) -> Object:
-        """As the store keeps it: its metadata, and whether the operator still holds what it has applied."""
+        """Part as the store keeps it: its metadata, and whether the operator still holds the applied fields."""
         edited = Ref(part["kind"], part["metadata"]["name"]) in self.edited
         metadata = {"resourceVersion": "1", **part["metadata"]}
         return {"kind": part["kind"], "metadata": metadata, "held": "{}" if edited else "all", "accepted": "all"}
 
     def _met_again(self, pod: Object) -> Object:
-        """As the store keeps it."""
+        """Pod as the store keeps it."""
         uid = str(pod["metadata"]["uid"])
         self._met[uid] = dict(remember_deletion(slim_object(pod), self._met.get(uid)))
         return self._met[uid]
@@ -197,20 +195,20 @@ class Kube:
         return (*(pod for pod in lost if attempt_of(pod["metadata"]) == newest), *spot)
 
     def new_operator(self) -> None:
-        """Another process operates from now on; it fills its caches before it acts."""
+        """Replace the operator process; the new one fills its caches before it acts."""
         self._met.clear()
         self.look()
 
     def _claims_of_host(self) -> dict[Ref, Object]:
         objects = self.host.objects if self.host is not None else {}
-        return {ref: copied(found) for ref, found in objects.items() if ref.kind == "PersistentVolumeClaim"}
+        return {ref: copy_documents(found) for ref, found in objects.items() if ref.kind == "PersistentVolumeClaim"}
 
     def decide(self, lag: frozenset[str] = frozenset()) -> TypedDecision:
         decision = decide(self.look(lag), self.now, settings=self.settings, fresh_key="k" * 32, random=self.random)
         return typed_decision(decision)
 
     def do(self, plan: Decision, stop_after: int | None = None) -> bool:
-        """Carry out a decision; `stop_after` requests the operator dies. Returns whether anything changed."""
+        """Execute a decision, at most `stop_after` requests. Returns whether anything changed."""
         decision = typed_decision(plan)
         if decision.ask is not None and self._is_lost(decision.ask):
             return True
@@ -220,7 +218,7 @@ class Kube:
                 break
             try:
                 request()
-            except KeyError:  # 404: the rest of the decision falls away, and the queue comes back to the run
+            except KeyError:  # 404: the rest of the decision is dropped, and the queue retries the run
                 break
         return len(self.writes) > before
 
@@ -244,7 +242,8 @@ class Kube:
         yield lambda: self._write_status(decision)
 
     def _is_lost(self, secret: Any) -> bool:
-        """A dry-run create: whether it would be made. The operator then decides again, and does nothing else."""
+        """Return whether a dry-run create of the Secret succeeds, which means that it is lost. The operator then decides again and
+        writes nothing else."""
         name = secret["metadata"]["name"]
         self.asked.append(name)
         if Ref("Secret", name) in self.objects:
@@ -253,7 +252,7 @@ class Kube:
         return True
 
     def settle(self) -> None:
-        """Decide, act and let the controllers work until nothing changes any more, without time passing."""
+        """Decide, act and run the controllers until nothing changes, without passing time."""
         for _ in range(MAX_PASSES):
             acted = self.do(self.decide())
             moved = self.controllers()
@@ -262,7 +261,7 @@ class Kube:
         raise AssertionError(f"no rest after {MAX_PASSES} passes; last writes: {self.writes[-10:]}")
 
     def tick(self, seconds: float = 1.0) -> None:
-        """Let time pass, then settle."""
+        """Pass time, then settle."""
         self.now += seconds
         self.settle()
 
@@ -291,8 +290,8 @@ class Kube:
         elif any(old.get(k) != child[k] for k in child if k != "metadata") or any(
             old["metadata"].get(k) != v for k, v in child["metadata"].items()
         ):
-            old["metadata"] |= copied(dict(child["metadata"]))
-            old |= copied({k: v for k, v in child.items() if k not in ("metadata", "status")})
+            old["metadata"] |= copy_documents(dict(child["metadata"]))
+            old |= copy_documents({k: v for k, v in child.items() if k not in ("metadata", "status")})
             old["metadata"]["generation"] += 1
             self.writes.append(f"apply {ref.kind} {ref.name}")
 
@@ -303,11 +302,11 @@ class Kube:
 
     def _put(self, ref: Ref, child: Any) -> None:
         self._uids += 1
-        new = {"kind": ref.kind, **copied(dict(child))}
+        new = {"kind": ref.kind, **copy_documents(dict(child))}
         new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
         if ref.kind in ("Pod", "PersistentVolumeClaim"):
             new["status"] = {"phase": "Pending"}
-        if ref.kind == "Lease":  # as the store takes it in
+        if ref.kind == "Lease":  # as the store converts it
             self.lease_changed_at = self.lease_moved_at = self.now
         self.objects[ref] = new
         self.writes.append(f"create {ref.kind} {ref.name}")
@@ -331,7 +330,7 @@ class Kube:
 
     def _scale(self, ref: Ref, uid: str, replicas: int) -> None:
         if self.objects[ref]["metadata"]["uid"] != uid:
-            raise KeyError(ref)  # 422, which is another pass, too
+            raise KeyError(ref)  # 422, which also leads to another pass
         self.objects[ref]["spec"]["replicas"] = replicas
         self.objects[ref]["metadata"]["generation"] += 1
         self.writes.append(f"scale {ref.kind} {ref.name} {replicas}")
@@ -350,12 +349,12 @@ class Kube:
             self.writes.append(f"delete {ref.kind} {ref.name}")
 
     def shorten(self, meta: Object, grace_seconds: int) -> None:
-        """A later request with a shorter grace period writes over the time of the one before."""
+        """Overwrite the deletion time, as a later request with a shorter grace period does."""
         ends = rfc3339(self.now + grace_seconds)
         meta |= {"deletionTimestamp": ends, "deletionGracePeriodSeconds": grace_seconds}
 
     def last_words(self, role: str, index: int = 0, code: int = 143) -> None:
-        """A pod that was told to end does; its kubelet asks that it be removed at once, and it is still there."""
+        """End a pod that is being deleted; it remains visible while its kubelet requests the final removal."""
         pod = self.pod(role, index)
         self.exit(role, code, index)
         self.now += 1
@@ -370,15 +369,15 @@ class Kube:
 
     def _write_status(self, decision: Decision) -> None:
         if dict(decision.status) != self.status:
-            self.run["status"] = copied(dict(decision.status))
+            self.run["status"] = copy_documents(dict(decision.status))
             self.writes.append("status")
             self.told += [(e.type, e.reason) for e in decision.events]
             self.messages += [e.message for e in decision.events]
 
-    # ---- the others
+    # ---- other clients and controllers
 
     def delete(self, ref: Ref) -> None:
-        """Somebody deletes an object: workloads vanish with their pods, pods with a grace period."""
+        """Delete an object as a user would: workloads vanish with their pods, pods after a grace period."""
         if ref.kind == "Pod":
             meta = self.objects[ref]["metadata"]
             meta.setdefault("deletionTimestamp", rfc3339(self.now + GRACE_SECONDS))
@@ -405,11 +404,9 @@ class Kube:
         return Ref("Pod", self.pod(role, index)["metadata"]["name"])
 
     def controllers(self, stale: bool = False) -> bool:
-        """One round of StatefulSet and Deployment controller, binder, scheduler and kubelet. Returns whether anything changed.
-
-        `stale`: the first two act on what they saw in their last round.
-        """
-        before = copied(self.objects)
+        """Run StatefulSet and Deployment controllers, binder, scheduler and kubelet for one round. Returns whether anything changed.
+        `stale`: the first two act on their view of the previous round."""
+        before = copy_documents(self.objects)
         for ref, child in list(self.objects.items()):
             if ref.kind in ("StatefulSet", "Deployment"):
                 known = self._views.get(ref)
@@ -418,7 +415,7 @@ class Kube:
                     if stale and known is not None and known["metadata"]["uid"] == child["metadata"]["uid"]
                     else child
                 )
-                self._views[ref] = copied(view)
+                self._views[ref] = copy_documents(view)
                 child["status"] = self._reconcile(ref, view)
             elif ref.kind == "PersistentVolumeClaim" and self.bind_claims:
                 capacity = dict(child["spec"].get("resources", {}).get("requests", {}))
@@ -430,7 +427,7 @@ class Kube:
         return self.objects != before
 
     def _cheapest_gone(self, pods: list[Ref], names: list[str]) -> list[str]:
-        """Names of the pods that stay: the Deployment's controller removes the cheapest first, where they have a price."""
+        """Names of the remaining pods: the Deployment controller removes pods with the lowest deletion cost first."""
         costs = {p: (self.objects[p]["metadata"].get("annotations") or {}).get(DELETION_COST) for p in pods}
         if len(pods) != len(names) and not any(costs.values()):
             return names
@@ -454,7 +451,7 @@ class Kube:
                 self.delete(pod)
         for name in names:
             if Ref("Pod", name) not in self.objects:
-                made = copied(owner["spec"]["template"])
+                made = copy_documents(owner["spec"]["template"])
                 made["metadata"] |= {
                     "name": name,
                     "ownerReferences": [{"kind": ref.kind, "uid": owner["metadata"]["uid"]}],
@@ -488,18 +485,18 @@ class Kube:
             status["containerStatuses"] = [{"name": role, "ready": True, "restartCount": 0, "state": {"running": {}}}]
 
     def _lost_secret(self, pod: Object) -> str | None:
-        """A Secret that is not there, and without whose key no container is made."""
+        """Return the name of a missing Secret whose key a container needs."""
         sources = [env.get("valueFrom", {}).get("secretKeyRef") for c in pod["spec"]["containers"] for env in c["env"]]
         names = [source["name"] for source in sources if source is not None]
         return next((name for name in names if Ref("Secret", name) not in self.objects), None)
 
     def report(self, step: int | None, attempt: int | None = None, resumed: int | None = None, **more: object) -> None:
-        """The orchestrator renews its Lease."""
+        """Renew the Lease as the orchestrator does."""
         said = {keys.ATTEMPT: attempt or self.status["attempt"], keys.STEP: step, keys.RESUMED_FROM_STEP: resumed}
         said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
         lease = self.objects[Ref("Lease", f"{self.run['metadata']['name']}-progress")]
-        known = copied(lease)
-        asked = (keys.ENGINES_WANTED, keys.ENGINES_WINDOW, keys.ENGINES_SPOT)  # a merge patch leaves them
+        known = copy_documents(lease)
+        asked = (keys.ENGINES_WANTED, keys.ENGINES_WINDOW, keys.ENGINES_SPOT)  # a merge patch keeps these keys
         said |= {key: (lease["metadata"].get("annotations") or {}).get(key) for key in asked}
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
         lease["spec"] = {"renewTime": rfc3339(self.now), "holderIdentity": str(len(self.writes))}
@@ -510,13 +507,13 @@ class Kube:
         self.lease_changed_at, self.lease_moved_at = pulse.renewed_at, pulse.moved_at
 
     def answers(self, role: str, *, ready: bool) -> None:
-        """Its kubelet asks the role's own container, and says so."""
+        """Mark the role's container as ready, as its kubelet does after a probe."""
         status = self.pod(role)["status"]
         status["containerStatuses"][0]["ready"] = ready
         status["conditions"] = [{"type": "Ready", "status": str(ready)}]
 
     def hang(self, seconds: int, step: int, resumed: int | None = None, **more: object) -> None:
-        """Time passes in which the orchestrator renews its Lease, but no step is done."""
+        """Pass time in which the orchestrator renews its Lease without a new step."""
         for _ in range(0, seconds, 20):
             self.tick(20)
             self.report(step, resumed=resumed, **more)
@@ -524,7 +521,8 @@ class Kube:
     def exit(
         self, role: str, code: int, index: int = 0, message: str = "", reason: str = "", init: bool = False
     ) -> None:
-        """The role's process ends. A trainer's container is started again and holds, an engine's starts anew, the orchestrator's not."""
+        """End the role's process. The containers of trainer and engine restart (the trainer's then holds), the orchestrator's does
+        not."""
         pod = self.pod(role, index)
         end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
         ended = {"terminated": end | {"finishedAt": rfc3339(self.now)}}
@@ -540,16 +538,16 @@ class Kube:
             status["conditions"] = [{"type": "Ready", "status": "False"}]
 
     def disrupt(self, role: str, index: int = 0, reason: str = "EvictionByEvictionAPI") -> None:
-        """A drain, preemption or node loss takes the pod."""
+        """Take the pod away by a drain, a preemption or a node loss."""
         self.pod(role, index)["status"]["conditions"] = [
             {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "bye"}
         ]
         self.delete(self.ref(role, index))
 
-    # ---- short ways
+    # ---- shortcuts
 
     def start(self, step: int = 3, resumed: int | None = None) -> Kube:
-        """To a running attempt that has trained up to `step`."""
+        """Start an attempt and train it up to `step`."""
         self.settle()
         self.tick()
         self.report(step, resumed=resumed)

@@ -1,4 +1,4 @@
-"""What quotas and LimitRanges refuse, in words with the fix."""
+"""Refusals by quotas and LimitRanges, with reason and fix."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ INVALID = (
         (INVALID, "PodsRefused", "change ROLE"),
     ],
 )
-def test_a_refusal_has_its_reason_and_its_fix(text: str, reason: str, words: str) -> None:
+def test_limit_refusal_has_reason_and_fix(text: str, reason: str, words: str) -> None:
     say = limit_refusal("trainer", text, "ROLE")
     assert say is not None
     assert (say.reason, text in say.message, words in say.message) == (reason, True, True)
 
 
-def test_other_refusals_are_not_of_limits() -> None:
+def test_unrelated_refusal_is_not_a_limit_refusal() -> None:
     assert limit_refusal("trainer", 'violates PodSecurity "restricted:latest"', "ROLE") is None
 
 
-def test_a_limit_that_a_pod_has_itself_was_not_filled_in() -> None:
-    """That is the manifest's own mistake: waiting would not help."""
+def test_limit_set_by_the_pod_was_not_filled_in() -> None:
+    """A limit in the manifest is an error of the manifest, and waiting does not help."""
 
     def pod(limits: dict[str, str]) -> dict[str, object]:
         return {"kind": "Pod", "spec": {"containers": [{}, {"resources": {"limits": limits}}]}}

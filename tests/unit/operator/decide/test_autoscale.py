@@ -1,4 +1,4 @@
-"""The number of engines by load: it converges, follows the load, keeps its bounds, and does not swing."""
+"""Engine count by load: it converges, follows the load, keeps its bounds and does not oscillate."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlrun_operator.decide.engine_count import FULL, LEAST_STEPS, Choice, Rules,
 
 RULES = Rules(least=1, most=64, target_wait=0.05, stabilization_seconds=60.0)
 PARALLEL = 1000.0
-"""Continuations in flight of a run: enough for any number of engines."""
+"""Continuations in flight of a run, enough for any number of engines."""
 
 
-def measured(engines: int, work: float, *, requests: float = PARALLEL, seconds: float = 120.0) -> EngineLoad:
+def measure_load(engines: int, work: float, *, requests: float = PARALLEL, seconds: float = 120.0) -> EngineLoad:
     """Load of a steady run.
 
     Args:
-        engines: those that take requests.
-        work: seconds of engines for a step, relative to the trainer's time for it.
-        requests: continuations in flight, all together.
-        seconds: of the window.
+        engines: number of engines that take requests.
+        work: engine seconds per step, relative to the trainer's time per step.
+        requests: total number of continuations in flight.
+        seconds: length of the window.
     """
     generates = work / engines
     step = max(1.0, generates)
@@ -42,11 +42,11 @@ def measured(engines: int, work: float, *, requests: float = PARALLEL, seconds: 
     )
 
 
-def course(engines: int, work: float, rules: Rules = RULES, decisions: int = 12) -> list[int]:
-    """Numbers of engines, one decision after the other, each carried out before the next."""
+def simulate_decisions(engines: int, work: float, rules: Rules = RULES, decisions: int = 12) -> list[int]:
+    """Successive engine counts, each decision applied before the next."""
     numbers = [engines]
     for _ in range(decisions):
-        numbers.append(choose_engines(numbers[-1], measured(numbers[-1], work), rules).engines)
+        numbers.append(choose_engines(numbers[-1], measure_load(numbers[-1], work), rules).engines)
     return numbers
 
 
@@ -57,30 +57,30 @@ targets = st.floats(0.01, 0.5)
 
 @settings(deadline=None)
 @given(numbers, works, targets)
-def test_a_steady_load_is_met_soon_and_the_number_stays(engines: int, work: float, target: float) -> None:
+def test_steady_load_gives_a_stable_engine_count(engines: int, work: float, target: float) -> None:
     rules = Rules(1, 64, target, 60.0)
-    found = course(engines, work, rules)
-    assert len(set(found[7:])) == 1, found  # at most a doubling or halving each time: six of them from 1 to 64
-    last = measured(found[-1], work)
+    found = simulate_decisions(engines, work, rules)
+    assert len(set(found[7:])) == 1, found  # at most a doubling or halving per decision: six of them from 1 to 64
+    last = measure_load(found[-1], work)
     assert last.waited <= target + 1e-9 or found[-1] == 64
     assert work / max(1, found[-1] - 1) > FULL - 1e-9 or found[-1] == 1, "one fewer would do, with room"
 
 
 @settings(deadline=None)
 @given(numbers, works, targets)
-def test_it_never_goes_up_and_then_down_under_a_steady_load(engines: int, work: float, target: float) -> None:
-    found = course(engines, work, Rules(1, 64, target, 60.0))
+def test_engine_count_moves_in_one_direction_under_steady_load(engines: int, work: float, target: float) -> None:
+    found = simulate_decisions(engines, work, Rules(1, 64, target, 60.0))
     moves = [after - before for before, after in itertools.pairwise(found) if after != before]
     assert all(move > 0 for move in moves) or all(move < 0 for move in moves), found
 
 
 @settings(deadline=None)
 @given(st.integers(1, 16), st.floats(0.5, 8.0))
-def test_twice_the_load_is_followed_within_two_decisions_and_half_of_it_too(engines: int, work: float) -> None:
-    settled = course(engines, work)[-1]
-    doubled = course(settled, 2 * work, decisions=2)[-1]
-    assert measured(doubled, 2 * work).waited <= RULES.target_wait + 1e-9
-    halved = course(doubled, work, decisions=2)[-1]
+def test_changed_load_is_followed_within_two_decisions(engines: int, work: float) -> None:
+    settled = simulate_decisions(engines, work)[-1]
+    doubled = simulate_decisions(settled, 2 * work, decisions=2)[-1]
+    assert measure_load(doubled, 2 * work).waited <= RULES.target_wait + 1e-9
+    halved = simulate_decisions(doubled, work, decisions=2)[-1]
     assert halved <= max(1, math.ceil(work / FULL), math.ceil(doubled / 4))
 
 
@@ -104,7 +104,7 @@ def test_twice_the_load_is_followed_within_two_decisions_and_half_of_it_too(engi
     st.integers(1, 50),
     st.integers(0, 50),
 )
-def test_whatever_is_reported_the_bounds_hold_and_nothing_but_a_whole_window_moves_it(
+def test_engine_count_keeps_its_bounds_for_any_report(
     wanted: int, load: EngineLoad | None, least: int, more: int
 ) -> None:
     rules = Rules(least, least + more, 0.05, 60.0)
@@ -121,23 +121,23 @@ def test_whatever_is_reported_the_bounds_hold_and_nothing_but_a_whole_window_mov
         assert load.waited > rules.target_wait
 
 
-def test_engines_that_would_have_no_request_are_not_asked_for() -> None:
-    """A long answer at the end of each step: another engine would have nothing to do."""
-    alone = measured(4, 40.0, requests=3.0)
+def test_engines_without_requests_are_not_added() -> None:
+    """With a long answer at the end of each step, another engine would be idle."""
+    alone = measure_load(4, 40.0, requests=3.0)
     assert alone.waited > 0.8
     assert choose_engines(4, alone, RULES) == Choice(4)
-    assert choose_engines(4, measured(4, 40.0, requests=5.0), RULES).engines == 5
+    assert choose_engines(4, measure_load(4, 40.0, requests=5.0), RULES).engines == 5
 
 
-def test_a_trainer_that_waits_for_something_else_gets_no_more_engines() -> None:
-    """A slow environment, or a step whose engines and trainer take turns: most of the time the engines have nothing to do."""
-    turns = measured(4, 8.0).model_copy(update={"waited": 0.5, "busy": 0.5})
+def test_idle_engines_are_not_added_while_trainer_waits() -> None:
+    """With a slow environment, or alternating engines and trainer, the engines are idle most of the time."""
+    turns = measure_load(4, 8.0).model_copy(update={"waited": 0.5, "busy": 0.5})
     assert choose_engines(4, turns, RULES) == Choice(4)
     assert choose_engines(4, turns.model_copy(update={"busy": 0.9}), RULES).engines == 7
 
 
-def test_full_caches_and_queues_keep_engines_that_have_idle_times() -> None:
-    idle = measured(8, 2.0)
+def test_full_caches_or_queues_keep_idle_engines() -> None:
+    idle = measure_load(8, 2.0)
     assert choose_engines(8, idle, RULES).engines == 4
     assert choose_engines(8, idle.model_copy(update={"kv": 0.8}), RULES) == Choice(8)
     assert choose_engines(8, idle.model_copy(update={"kv": 0.6}), RULES).engines == 6
@@ -145,48 +145,48 @@ def test_full_caches_and_queues_keep_engines_that_have_idle_times() -> None:
 
 
 @pytest.mark.parametrize(("waited", "engines"), [(0.025, 4), (0.03, 8)])
-def test_number_falls_only_while_the_trainer_waits_for_half_of_the_target(waited: float, engines: int) -> None:
-    assert choose_engines(8, measured(8, 2.0).model_copy(update={"waited": waited}), RULES).engines == engines
+def test_engine_count_falls_only_below_half_target_wait(waited: float, engines: int) -> None:
+    assert choose_engines(8, measure_load(8, 2.0).model_copy(update={"waited": waited}), RULES).engines == engines
 
 
 @pytest.mark.parametrize(("idle", "engines"), [(0.15, 20), (0.2, 19)])
-def test_fewer_engines_have_work_for_85_percent_of_their_time(idle: float, engines: int) -> None:
+def test_reduced_engines_are_busy_85_percent(idle: float, engines: int) -> None:
     assert choose_engines(
-        20, measured(20, 20 * (1 - idle)).model_copy(update={"idle": idle, "waited": 0.0}), RULES
+        20, measure_load(20, 20 * (1 - idle)).model_copy(update={"idle": idle, "waited": 0.0}), RULES
     ).engines == (engines)
 
 
 @pytest.mark.parametrize(("steps", "engines"), [(1, 4), (2, 2)])
-def test_number_changes_after_two_steps_at_least(steps: int, engines: int) -> None:
-    assert choose_engines(4, measured(4, 1.0).model_copy(update={"steps": steps}), RULES).engines == engines
+def test_engine_count_changes_after_at_least_two_steps(steps: int, engines: int) -> None:
+    assert choose_engines(4, measure_load(4, 1.0).model_copy(update={"steps": steps}), RULES).engines == engines
 
 
 @pytest.mark.parametrize(("engines", "wanted"), [(1, 2), (3, 6)])
-def test_number_at_most_doubles_at_once(engines: int, wanted: int) -> None:
-    assert choose_engines(engines, measured(engines, 60.0), RULES).engines == wanted
+def test_engine_count_at_most_doubles(engines: int, wanted: int) -> None:
+    assert choose_engines(engines, measure_load(engines, 60.0), RULES).engines == wanted
 
 
-def test_engines_that_find_no_node_are_given_up_once_fewer_do() -> None:
-    assert choose_engines(6, measured(4, 12.0), RULES) == Choice(6)
-    assert choose_engines(6, measured(4, 1.5), RULES).engines == 2
+def test_unschedulable_engines_are_dropped_at_lower_load() -> None:
+    assert choose_engines(6, measure_load(4, 12.0), RULES) == Choice(6)
+    assert choose_engines(6, measure_load(4, 1.5), RULES).engines == 2
 
 
 @pytest.mark.parametrize("work", [1.0, 4.0, 40.0])
-def test_number_stays_while_engines_are_drained(work: float) -> None:
-    assert choose_engines(4, measured(8, work), RULES) == Choice(4)
+def test_engine_count_is_kept_during_a_drain(work: float) -> None:
+    assert choose_engines(4, measure_load(8, work), RULES) == Choice(4)
 
 
-def test_the_reason_has_the_numbers() -> None:
-    assert choose_engines(2, measured(2, 4.0), RULES).why == (
+def test_choice_reason_contains_the_measured_numbers() -> None:
+    assert choose_engines(2, measure_load(2, 4.0), RULES).why == (
         "with 2 engines the trainer waited for rollouts 50% of 120 s (target 5%)"
     )
-    assert choose_engines(4, measured(4, 1.0), RULES).why == (
+    assert choose_engines(4, measure_load(4, 1.0), RULES).why == (
         "4 engines had no request for 75% of 120 s, and the trainer waited for rollouts 0%"
     )
 
 
-def test_a_report_is_read_back_and_one_that_anybody_wrote_is_no_report() -> None:
-    load = measured(3, 4.0)
+def test_load_report_round_trips_and_invalid_report_is_none() -> None:
+    load = measure_load(3, 4.0)
     found = parse_load(load.text())
     assert found is not None
     assert (found.engines, found.waited) == (3, 0.25)
@@ -194,13 +194,13 @@ def test_a_report_is_read_back_and_one_that_anybody_wrote_is_no_report() -> None
         assert parse_load(text) is None
 
 
-def simulated(rules: Rules, seed: int, steps: int = 300) -> tuple[float, float, int]:
-    """A run whose answers become four times as long for a third of its steps, with chance in each of them.
+def simulate_run(rules: Rules, seed: int, steps: int = 300) -> tuple[float, float, int]:
+    """Simulate a run whose answers take four times as long for a third of its steps, with random variation.
 
-    Engines take half a minute to start, and as long to drain; the trainer takes 10 s a step.
+    Engines need 30 s to start and to drain; the trainer needs 10 s per step.
 
     Returns:
-        Share of the time that the trainer waited, engines on average, and changes of their number.
+        Share of time that the trainer waited, mean engine count, and number of changes.
     """
     random, now, waited, used, changes = Random(seed), 0.0, 0.0, 0.0, 0
     wanted = engines = rules.least
@@ -234,9 +234,9 @@ def simulated(rules: Rules, seed: int, steps: int = 300) -> tuple[float, float, 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_run_whose_load_changes_waits_little_with_few_engines(seed: int) -> None:
-    few, many = (simulated(Rules(n, n, 0.05, 30.0), seed) for n in (1, 4))
-    elastic = simulated(Rules(1, 6, 0.05, 30.0), seed)
+def test_variable_load_has_short_waits_with_few_engines(seed: int) -> None:
+    few, many = (simulate_run(Rules(n, n, 0.05, 30.0), seed) for n in (1, 4))
+    elastic = simulate_run(Rules(1, 6, 0.05, 30.0), seed)
     assert few[0] > 0.4
     assert many[0] < 0.01
     assert elastic[0] < 0.1, "what it takes to see the change, and to start engines, is in it"

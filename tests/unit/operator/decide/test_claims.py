@@ -1,4 +1,4 @@
-"""A claim that gets no volume: whose it is, what is said, and which edit and command help."""
+"""Pending claims: ownership, messages, and the edits and commands that help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rlrun_operator.names import ROLES, Ref
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import EPOCH, UID, Kube
-from tests.unit.operator.decide.test_waiting import event, patience_over, unscheduled
+from tests.unit.operator.decide.test_waiting import make_event, mark_unscheduled, pass_patience
 
 CLAIM = Ref("PersistentVolumeClaim", "run-data")
 DELETE = "kubectl -n team-a delete pvc run-data"
@@ -23,70 +23,70 @@ OF_EBS = (
 OF_PD = "rpc error: VolumeCapabilities is invalid: specified multi writer with mount access type"
 
 
-def pending(storage: dict[str, Any] | None = None, told: str = "", of_class: str | None = "standard") -> Kube:
-    """A run whose claim gets no volume, so that no pod gets a node."""
+def make_pending_run(storage: dict[str, Any] | None = None, told: str = "", of_class: str | None = "standard") -> Kube:
+    """Run whose claim gets no volume, so its pods get no node."""
     kube = Kube({"storage": storage} if storage else None)
     kube.bind_claims = kube.schedule = False
     kube.settle()
-    if of_class is not None:  # as the default class is filled in
+    if of_class is not None:  # the API server fills in the default class
         kube.objects[CLAIM]["spec"].setdefault("storageClassName", of_class)
     if told:
-        kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", told)]
-    patience_over(kube)
+        kube.events = [make_event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", told)]
+    pass_patience(kube)
     return kube
 
 
-def ready(kube: Kube) -> tuple[str, str, str]:
+def read_storage_condition(kube: Kube) -> tuple[str, str, str]:
     found = kube.condition("StorageReady")
     return found["status"], found["reason"], found["message"]
 
 
-def owners(kube: Kube) -> list[str]:
+def list_owners(kube: Kube) -> list[str]:
     return [owner["uid"] for owner in kube.objects[CLAIM]["metadata"].get("ownerReferences", ())]
 
 
-def test_claim_goes_with_its_run_until_it_has_a_volume() -> None:
-    kube = pending()
-    assert owners(kube) == [UID]
+def test_run_owns_claim_until_it_is_bound() -> None:
+    kube = make_pending_run()
+    assert list_owners(kube) == [UID]
     kube.bind_claims = kube.schedule = True
     kube.tick()
-    assert (owners(kube), kube.writes.count("disown run-data")) == ([], 1)
+    assert (list_owners(kube), kube.writes.count("disown run-data")) == ([], 1)
     kube.tick()
     assert kube.writes.count("disown run-data") == 1
 
 
-def test_owner_of_somebody_else_stays() -> None:
-    kube = pending()
+def test_foreign_owner_of_claim_is_kept() -> None:
+    kube = make_pending_run()
     kube.objects[CLAIM]["metadata"]["ownerReferences"].append({"kind": "Backup", "uid": "other"})
     kube.bind_claims = kube.schedule = True
     kube.tick()
-    assert owners(kube) == ["other"]
+    assert list_owners(kube) == ["other"]
 
 
-def test_claim_that_goes_with_its_run_keeps_its_owner() -> None:
+def test_claim_deleted_with_its_run_keeps_its_owner() -> None:
     kube = Kube({"storage": {"claimTemplate": {}, "whenDeleted": "Delete"}}).start()
-    assert owners(kube) == [UID]
+    assert list_owners(kube) == [UID]
 
 
-def test_claim_carries_no_tracking_label_of_gitops_tools() -> None:
-    assert "app.kubernetes.io/instance" not in pending().objects[CLAIM]["metadata"]["labels"]
+def test_claim_has_no_gitops_tracking_label() -> None:
+    assert "app.kubernetes.io/instance" not in make_pending_run().objects[CLAIM]["metadata"]["labels"]
 
 
 @pytest.mark.parametrize("told", [OF_KIND, OF_EBS, OF_PD])
-def test_class_without_many_nodes_is_named_with_an_edit_and_a_command(told: str) -> None:
-    status, reason, message = ready(pending(told=told))
+def test_single_node_class_is_reported_with_edit_and_command(told: str) -> None:
+    status, reason, message = read_storage_condition(make_pending_run(told=told))
     assert (status, reason) == ("False", "ClaimPending")
     assert told in message
     for part in ("storage.claimTemplate.storageClassName", "accessModes to [ReadWriteOnce]", DELETE):
         assert part in message
 
 
-def test_edited_claim_is_told_apart_from_the_one_that_is_there() -> None:
-    kube = pending(told=OF_KIND)
+def test_edited_claim_differs_from_existing_claim_until_recreated() -> None:
+    kube = make_pending_run(told=OF_KIND)
     kube.edit(storage={"claimTemplate": {"accessModes": ["ReadWriteOnce"]}})
     kube.tick()
     kube.tick(5)
-    message = ready(kube)[2]
+    message = read_storage_condition(kube)[2]
     assert "it was created before storage.claimTemplate was edited" in message
     assert DELETE in message
     kube.objects.pop(CLAIM)
@@ -96,35 +96,35 @@ def test_edited_claim_is_told_apart_from_the_one_that_is_there() -> None:
     kube.bind_claims = kube.schedule = True
     kube.tick()
     kube.tick(5)
-    assert (kube.status["phase"], ready(kube)[1]) == ("Starting", "ClaimBound")
+    assert (kube.status["phase"], read_storage_condition(kube)[1]) == ("Starting", "ClaimBound")
 
 
-def test_unbound_claim_of_an_earlier_run_is_named_with_the_command() -> None:
-    """Those of earlier releases had no owner, and a run made again took them over without a word."""
+def test_unbound_claim_of_earlier_run_is_reported_with_command() -> None:
+    """Earlier releases left claims without an owner, and a recreated run used them silently."""
     kube = Kube()
     kube.bind_claims = kube.schedule = False
-    kube.objects[CLAIM] = left(phase="Pending")
-    patience_over(kube)
-    _, reason, message = ready(kube)
+    kube.objects[CLAIM] = make_leftover_claim(phase="Pending")
+    pass_patience(kube)
+    _, reason, message = read_storage_condition(kube)
     assert reason == "ClaimPending"
     assert "an earlier run of this name left this claim" in message
     assert DELETE in message
 
 
-def test_bound_claim_of_an_earlier_run_is_used_and_named() -> None:
+def test_bound_claim_of_earlier_run_is_used_and_reported() -> None:
     kube = Kube()
-    kube.objects[CLAIM] = left(phase="Bound")
+    kube.objects[CLAIM] = make_leftover_claim(phase="Bound")
     kube.start()
-    status, reason, message = ready(kube)
+    status, reason, message = read_storage_condition(kube)
     assert (status, reason) == ("True", "ClaimBound")
     assert "an earlier run of this name left it with its data" in message
     assert DELETE in message
-    assert "earlier" not in ready(Kube().start())[2]
+    assert "earlier" not in read_storage_condition(Kube().start())[2]
 
 
-def test_volume_is_in_the_status_when_there_is_one() -> None:
-    """The rule that freezes `storage` reads it."""
-    kube = pending()
+def test_volume_appears_in_status_once_it_exists() -> None:
+    """The rule that freezes `storage` reads this field."""
+    kube = make_pending_run()
     kube.objects[CLAIM]["spec"]["volumeName"] = "pv-that-is-not-there"
     kube.tick()
     assert "volumeName" not in kube.status["storage"]
@@ -139,7 +139,7 @@ def test_storage_without_a_source_has_the_default_claim() -> None:
     assert (spec["accessModes"], spec["resources"]) == (["ReadWriteMany"], {"requests": {"storage": "100Gi"}})
 
 
-def left(phase: str) -> dict[str, Any]:
+def make_leftover_claim(phase: str) -> dict[str, Any]:
     return {
         "kind": "PersistentVolumeClaim",
         "metadata": {
@@ -154,12 +154,14 @@ def left(phase: str) -> dict[str, Any]:
     }
 
 
-def test_pods_that_wait_for_the_claim_alone_are_not_called_unschedulable() -> None:
-    """Free nodes do not help them."""
+def test_pods_waiting_for_their_claim_are_not_unschedulable() -> None:
+    """Free nodes do not help these pods."""
     kube = Kube()
     kube.bind_claims = False
-    unscheduled(kube, "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found", ROLES)
-    patience_over(kube)
+    mark_unscheduled(
+        kube, "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found", ROLES
+    )
+    pass_patience(kube)
     found = kube.condition("Scheduled")
     assert (found["reason"], kube.status["reason"]) == ("Scheduling", "ClaimPending")
     assert found["message"] == "the pods wait for the volume of claim run-data: see StorageReady"

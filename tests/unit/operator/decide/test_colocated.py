@@ -1,4 +1,4 @@
-"""A run whose engines are in the trainer's pods: no Deployment is made, and nothing is said of engines."""
+"""Run with colocated engines: no Deployment and no engine conditions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.unit.operator.decide.kube import Kube
 COLOCATED: dict[str, Any] = {"algorithm": {"maxAsyncLevel": 0}, "placement": {"colocate": True}}
 
 
-def kinds(kube: Kube) -> set[str]:
+def list_condition_types(kube: Kube) -> set[str]:
     return {condition["type"] for condition in kube.status["conditions"]}
 
 
-def test_from_creation_through_a_failure_without_a_deployment() -> None:
+def test_colocated_run_restarts_without_a_deployment() -> None:
     kube = Kube(COLOCATED)
     first = kube.decide()
     assert [a.manifest["kind"] for a in first.apply][-2:] == ["StatefulSet", "Pod"]
@@ -21,7 +21,7 @@ def test_from_creation_through_a_failure_without_a_deployment() -> None:
     assert sorted(services) == ["run-inference", "run-trainer"]
     kube.start()
     assert ("Normal", "Training") in kube.told
-    assert "InferenceAvailable" not in kinds(kube)
+    assert "InferenceAvailable" not in list_condition_types(kube)
     assert kube.condition("Scheduled")["status"] == "True"
     kube.exit("trainer", 1)
     for _ in range(60):

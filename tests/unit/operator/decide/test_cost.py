@@ -1,4 +1,4 @@
-"""GPU time of a run: what is counted equals what its pods held, and every part of it is one of the sum."""
+"""GPU time of a run: total, uses and budget match the GPUs that its pods hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlrun_operator.state import Admission
 from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.unit.operator.decide.kube import Kube
-from tests.unit.operator.decide.test_shared import HOST, a_guest, a_host, tick
+from tests.unit.operator.decide.test_shared import HOST, make_guest, make_host, tick
 
 GPUS = 2
 SPEC: dict[str, Any] = {
@@ -29,13 +29,13 @@ SPEC: dict[str, Any] = {
 TRAINERS, ENGINES = 4, 2
 
 
-def load(waited: float, idle: float) -> str:
+def load_text(waited: float, idle: float) -> str:
     return EngineLoad(
         engines=2, seconds=120, steps=2, waited=waited, ahead=idle, idle=idle, busy=1 - idle, requests=1, waiting=0
     ).text()
 
 
-def cost(kube: Kube) -> dict[str, Any]:
+def read_cost(kube: Kube) -> dict[str, Any]:
     found: dict[str, Any] = kube.status["cost"]
     rows = [row["gpuSeconds"] for row in found["attempts"]]
     sums: dict[str, int] = {}
@@ -47,26 +47,26 @@ def cost(kube: Kube) -> dict[str, Any]:
     return found
 
 
-def uses(kube: Kube, role: str | None = None) -> dict[str, int]:
+def sum_uses(kube: Kube, role: str | None = None) -> dict[str, int]:
     found: dict[str, int] = {}
-    for row in cost(kube)["attempts"]:
+    for row in read_cost(kube)["attempts"]:
         if role in (None, row["role"]):
             for use, seconds in row["gpuSeconds"].items():
                 found[use] = found.get(use, 0) + seconds
     return found
 
 
-def total(kube: Kube) -> int:
-    return sum(cost(kube)["gpuSeconds"].values())
+def sum_cost(kube: Kube) -> int:
+    return sum(read_cost(kube)["gpuSeconds"].values())
 
 
-def held(kube: Kube) -> int:
-    """GPUs that go on being counted."""
-    return sum(int(pod.split("/")[2]) for pod in cost(kube)["pods"])
+def count_held_gpus(kube: Kube) -> int:
+    """Number of GPUs that are currently counted."""
+    return sum(int(pod.split("/")[2]) for pod in read_cost(kube)["pods"])
 
 
-def counted_to(kube: Kube) -> float:
-    found = seconds_of(cost(kube)["countedTo"])
+def read_counted_to(kube: Kube) -> float:
+    found = seconds_of(read_cost(kube)["countedTo"])
     assert found is not None
     return found
 
@@ -78,36 +78,38 @@ def run_for(kube: Kube, seconds: int, step: int, every: int = 20, **more: object
         kube.tick(0)
 
 
-def test_a_run_without_gpus_has_no_cost() -> None:
+def test_run_without_gpus_has_no_cost() -> None:
     kube = Kube({"trainer": {"gpusPerReplica": 0}, "inference": {"gpusPerReplica": 0}}).start()
     assert "cost" not in kube.status
 
 
-def test_what_is_counted_is_what_pods_with_a_node_hold() -> None:
+def test_cost_counts_gpus_of_pods_with_a_node() -> None:
     kube = Kube(SPEC).start()
     began = kube.now - 2
     run_for(kube, 600, 4)
-    assert kube.now - counted_to(kube) < COUNT_SECONDS
-    assert total(kube) == (counted_to(kube) - began) * (TRAINERS + ENGINES)
-    assert {row["role"] for row in cost(kube)["attempts"]} == {"trainer", "inference"}, "the orchestrator has no GPU"
-    assert uses(kube)["startup"] == 2 * TRAINERS + 2 * ENGINES, "from node to the first step"
+    assert kube.now - read_counted_to(kube) < COUNT_SECONDS
+    assert sum_cost(kube) == (read_counted_to(kube) - began) * (TRAINERS + ENGINES)
+    assert {row["role"] for row in read_cost(kube)["attempts"]} == {"trainer", "inference"}, (
+        "the orchestrator has no GPU"
+    )
+    assert sum_uses(kube)["startup"] == 2 * TRAINERS + 2 * ENGINES, "from node to the first step"
 
 
-def test_what_was_trained_is_divided_by_the_same_time() -> None:
+def test_trained_tokens_are_divided_by_counted_gpu_hours() -> None:
     kube = Kube(SPEC).start()
-    assert "trained" not in cost(kube)
+    assert "trained" not in read_cost(kube)
     run_for(kube, 600, 4, trained="90000 640")
-    found = cost(kube)
+    found = read_cost(kube)
     assert found["trained"] == {"tokens": 90000, "samples": 640}
     hours = sum(found["gpuSeconds"].values()) / 3600
     assert found["perGpuHour"]["tokens"] == pytest.approx(90000 / hours, rel=1e-3)
     run_for(kube, 600, 5, trained="1e9 -3")
-    later = cost(kube)
+    later = read_cost(kube)
     assert later["trained"] == found["trained"], "words that nobody can read leave what is known"
     assert later["perGpuHour"]["tokens"] < found["perGpuHour"]["tokens"], "time goes on"
 
 
-def test_a_pod_that_waits_for_a_node_costs_nothing() -> None:
+def test_pod_without_node_costs_nothing() -> None:
     kube = Kube(SPEC)
     kube.schedule = False
     kube.settle()
@@ -123,31 +125,33 @@ def test_a_pod_that_waits_for_a_node_costs_nothing() -> None:
     kube.tick(100)
     kube.report(1)
     kube.tick(0)
-    assert total(kube) <= 100 * (TRAINERS + ENGINES) + 300 * (TRAINERS + ENGINES)  # the fake's pods are bound at once
+    assert sum_cost(kube) <= 100 * (TRAINERS + ENGINES) + 300 * (
+        TRAINERS + ENGINES
+    )  # pods of the in-memory cluster are bound immediately
 
 
-def test_waits_are_divided_as_the_orchestrator_measures_them() -> None:
+def test_waiting_time_is_divided_as_measured_by_orchestrator() -> None:
     kube = Kube(SPEC).start()
-    began = counted_to(kube)
-    run_for(kube, 1000, 4, engines=load(0.3, 0.1))
-    passed = counted_to(kube) - began
-    trainer, engines = uses(kube, "trainer"), uses(kube, "inference")
+    began = read_counted_to(kube)
+    run_for(kube, 1000, 4, engines=load_text(0.3, 0.1))
+    passed = read_counted_to(kube) - began
+    trainer, engines = sum_uses(kube, "trainer"), sum_uses(kube, "inference")
     assert trainer["waitedForRollouts"] == pytest.approx(0.3 * passed * TRAINERS, abs=TRAINERS)
     assert engines["waitedForTrainer"] == pytest.approx(0.1 * passed * ENGINES, abs=ENGINES)
 
 
 @pytest.mark.parametrize("every", [3, 7, 45])
-def test_shares_do_not_depend_on_how_often_time_is_counted(every: int) -> None:
+def test_use_shares_do_not_depend_on_counting_interval(every: int) -> None:
     kube = Kube(SPEC).start()
     for number in range(315 // every):
         kube.tick(every)
-        kube.report(4 + number, engines=load(0.13, 0.0))
+        kube.report(4 + number, engines=load_text(0.13, 0.0))
         kube.tick(0)
     passed = every * (315 // every)
-    assert uses(kube, "trainer")["waitedForRollouts"] == pytest.approx(0.13 * passed * TRAINERS, abs=3 * TRAINERS)
+    assert sum_uses(kube, "trainer")["waitedForRollouts"] == pytest.approx(0.13 * passed * TRAINERS, abs=3 * TRAINERS)
 
 
-def test_steps_that_a_restart_had_lost_are_repeated() -> None:
+def test_steps_lost_by_restart_are_counted_as_repeated() -> None:
     kube = Kube(SPEC).start(10)
     run_for(kube, 100, 10)
     kube.exit("trainer", 1)
@@ -158,34 +162,34 @@ def test_steps_that_a_restart_had_lost_are_repeated() -> None:
     kube.tick(10)
     kube.report(6, resumed=5)
     kube.tick(0)
-    assert "repeated" not in uses(kube), "until its first step it starts up"
-    began = total(kube)
+    assert "repeated" not in sum_uses(kube), "until its first step it starts up"
+    began = sum_cost(kube)
     for step in range(7, 13):
         kube.tick(10)
         kube.report(step, resumed=5)
         kube.tick(0)
-    assert uses(kube)["repeated"] == 4 * 10 * (TRAINERS + ENGINES), "steps 7 to 10; 11 and 12 are new"
-    assert total(kube) == began + 60 * (TRAINERS + ENGINES)
+    assert sum_uses(kube)["repeated"] == 4 * 10 * (TRAINERS + ENGINES), "steps 7 to 10; 11 and 12 are new"
+    assert sum_cost(kube) == began + 60 * (TRAINERS + ENGINES)
 
 
-def test_an_operator_that_was_away_loses_no_hour_and_counts_none_twice() -> None:
+def test_absent_operator_counts_the_missed_time_once() -> None:
     kube = Kube(SPEC).start()
-    before = total(kube)
-    counted = seconds_of(cost(kube)["countedTo"])
+    before = sum_cost(kube)
+    counted = seconds_of(read_cost(kube)["countedTo"])
     kube.now += 3600
     kube.new_operator()
     kube.tick(0)
     assert counted is not None
-    assert total(kube) - before == (kube.now - counted) * (TRAINERS + ENGINES)
-    again = total(kube)
+    assert sum_cost(kube) - before == (kube.now - counted) * (TRAINERS + ENGINES)
+    again = sum_cost(kube)
     kube.new_operator()
     kube.tick(0)
-    assert total(kube) == again
+    assert sum_cost(kube) == again
 
 
-def test_a_pod_that_ended_while_nobody_looked_is_counted_to_the_end_that_it_shows() -> None:
+def test_ended_pod_is_counted_up_to_its_reported_end() -> None:
     kube = Kube({**SPEC, "inference": {"replicas": 1, "gpusPerReplica": 1}}).start()
-    before, began = total(kube), kube.now
+    before, began = sum_cost(kube), kube.now
     kube.pod("trainer", 1)["status"] |= {
         "phase": "Failed",
         "containerStatuses": [
@@ -194,105 +198,107 @@ def test_a_pod_that_ended_while_nobody_looked_is_counted_to_the_end_that_it_show
     }
     kube.now += 3600
     kube.do(kube.decide())
-    assert total(kube) - before == 600 * GPUS + 3600 * (GPUS + 1)
+    assert sum_cost(kube) - before == 600 * GPUS + 3600 * (GPUS + 1)
     kube.settle()
-    assert total(kube) - before == 600 * GPUS + 3600 * (GPUS + 1), "not once more when it is removed"
+    assert sum_cost(kube) - before == 600 * GPUS + 3600 * (GPUS + 1), "not once more when it is removed"
     assert kube.now == began + 3600
 
 
-def test_a_pod_that_vanished_while_nobody_looked_is_counted_to_the_end_of_its_grace_period() -> None:
+def test_vanished_pod_is_counted_up_to_its_grace_period() -> None:
     kube = Kube(SPEC).start()
     kube.lingering = {"inference"}
     kube.delete(kube.ref("inference"))
     kube.tick(1)
-    before, began = total(kube), kube.now
+    before, began = sum_cost(kube), kube.now
     kube.lingering = set()
     del kube.objects[kube.ref("inference")]
     kube.now += 3600
     kube.do(kube.decide())
-    grace = 29  # of 30 seconds, one has passed
-    assert total(kube) - before == 3600 * (TRAINERS + 1) + grace
+    grace = 29  # one of 30 seconds has passed
+    assert sum_cost(kube) - before == 3600 * (TRAINERS + 1) + grace
     assert kube.now == began + 3600
 
 
-def test_engines_that_come_and_go_are_counted_while_they_are_there() -> None:
+def test_scaled_engines_are_counted_while_they_exist() -> None:
     kube = Kube(SPEC).start()
     run_for(kube, 60, 4)
     kube.edit(inference={**SPEC["inference"], "replicas": 5})
     kube.tick(0)
-    before = total(kube)
+    before = sum_cost(kube)
     run_for(kube, 120, 4)
     kube.edit(inference={**SPEC["inference"], "replicas": 1})
     kube.tick(0)
-    assert total(kube) - before == 120 * (TRAINERS + 5)
+    assert sum_cost(kube) - before == 120 * (TRAINERS + 5)
     run_for(kube, 60, 4)
-    assert total(kube) - before == 120 * (TRAINERS + 5) + 60 * (TRAINERS + 1)
+    assert sum_cost(kube) - before == 120 * (TRAINERS + 5) + 60 * (TRAINERS + 1)
 
 
-def test_a_suspended_run_costs_nothing() -> None:
+def test_suspended_run_costs_nothing() -> None:
     kube = Kube(SPEC).start()
     kube.edit(suspend=True)
     kube.tick()
     kube.tick()
     assert kube.status["phase"] == "Suspended"
     before = kube.status["cost"]
-    assert held(kube) == 0
+    assert count_held_gpus(kube) == 0
     kube.tick(3600)
     assert kube.status["cost"] == before
     kube.edit(suspend=False)
     kube.tick()
-    assert held(kube) == TRAINERS + ENGINES
+    assert count_held_gpus(kube) == TRAINERS + ENGINES
 
 
-def test_saving_is_called_stopping() -> None:
+def test_saving_time_is_counted_as_stopping() -> None:
     kube = Kube(SPEC).start()
     kube.edit(suspend=True)
     kube.lingering = {"trainer", "orchestrator"}
     kube.tick()
-    before = uses(kube).get("stopping", 0)
+    before = sum_uses(kube).get("stopping", 0)
     kube.tick(20)
     kube.lingering = set()
     kube.tick(0)
-    assert uses(kube)["stopping"] - before == 20 * (TRAINERS + ENGINES)
+    assert sum_uses(kube)["stopping"] - before == 20 * (TRAINERS + ENGINES)
 
 
-def test_a_pod_that_is_gone_is_not_counted_anew_by_an_operator_that_still_sees_it() -> None:
+def test_removed_pod_is_not_counted_again_from_stale_view() -> None:
     kube = Kube(SPEC).start()
     run_for(kube, 100, 4)
     stale = kube.look()
     kube.edit(inference={**SPEC["inference"], "replicas": 1})
     kube.tick(0)
-    before, began = total(kube), counted_to(kube)
+    before, began = sum_cost(kube), read_counted_to(kube)
     kube.now += 10
     seen = replace(stale, run=kube.look().run)
     kube.do(decide(seen, kube.now, settings=kube.settings, fresh_key="k" * 32, random=0.5))
     kube.settle()
-    assert total(kube) - before <= (counted_to(kube) - began) * (TRAINERS + ENGINES)
+    assert sum_cost(kube) - before <= (read_counted_to(kube) - began) * (TRAINERS + ENGINES)
 
 
-def test_a_clock_that_is_set_back_counts_nothing_twice_and_goes_on() -> None:
+def test_clock_set_back_counts_no_time_twice() -> None:
     kube = Kube(SPEC).start()
     run_for(kube, 120, 4)
-    before = total(kube)
+    before = sum_cost(kube)
     kube.now -= 7200
     kube.tick(0)
-    assert total(kube) == before
+    assert sum_cost(kube) == before
     run_for(kube, 120, 4)
-    assert total(kube) - before == 120 * (TRAINERS + ENGINES)
+    assert sum_cost(kube) - before == 120 * (TRAINERS + ENGINES)
 
 
-def test_the_clocks_of_two_operators_may_differ_a_little() -> None:
+def test_clock_difference_of_operators_counts_no_time_twice() -> None:
     kube = Kube(SPEC).start()
     run_for(kube, 120, 4)
-    before, began = total(kube), counted_to(kube)
+    before, began = sum_cost(kube), read_counted_to(kube)
     kube.now = began - 30
     kube.tick(0)
-    assert (total(kube), counted_to(kube)) == (before, began)
+    assert (sum_cost(kube), read_counted_to(kube)) == (before, began)
     run_for(kube, 120, 4)
-    assert total(kube) - before == (counted_to(kube) - began) * (TRAINERS + ENGINES), "the 30 s are counted already"
+    assert sum_cost(kube) - before == (read_counted_to(kube) - began) * (TRAINERS + ENGINES), (
+        "the 30 s are counted already"
+    )
 
 
-def test_time_is_counted_once_a_minute_where_nothing_changes() -> None:
+def test_idle_run_writes_its_cost_once_a_minute() -> None:
     kube = Kube(SPEC).start()
     run_for(kube, 120, 4)
     writes = len(kube.writes)
@@ -301,7 +307,7 @@ def test_time_is_counted_once_a_minute_where_nothing_changes() -> None:
     assert len(kube.writes) - writes <= 5 + 1
 
 
-def test_old_attempts_are_one_row_and_nothing_is_lost() -> None:
+def test_old_attempts_are_merged_into_one_row() -> None:
     kube = Kube({**SPEC, "failurePolicy": {"maxRestarts": 50}}).start(1)
     for number in range(2, ATTEMPTS_KEPT + 5):
         kube.disrupt("trainer")
@@ -309,7 +315,7 @@ def test_old_attempts_are_one_row_and_nothing_is_lost() -> None:
         kube.tick(30)
         kube.report(number, resumed=number - 1)
         kube.tick()
-    attempts = {row["attempt"] for row in cost(kube)["attempts"]}
+    attempts = {row["attempt"] for row in read_cost(kube)["attempts"]}
     assert (0 in attempts, len(attempts)) == (True, ATTEMPTS_KEPT + 1)
 
 
@@ -325,50 +331,50 @@ def test_old_attempts_are_one_row_and_nothing_is_lost() -> None:
         {"gpuHours": "many"},
     ],
 )
-def test_a_record_that_somebody_else_wrote_ends_no_pass(written: dict[str, Any]) -> None:
+def test_malformed_cost_record_does_not_fail_the_pass(written: dict[str, Any]) -> None:
     kube = Kube(SPEC).start()
     kube.run["status"] = json.loads(json.dumps({**kube.status, "cost": written}))
     kube.tick()
-    assert total(kube) < 1000
+    assert sum_cost(kube) < 1000
 
 
-def test_gpus_of_a_colocated_run_are_the_trainers_and_counted_once() -> None:
+def test_colocated_gpus_are_counted_once_as_trainer() -> None:
     engines = {"gpusPerReplica": 4, "dataParallel": 4}
     spec = {"trainer": {"gpusPerReplica": 4}, "inference": engines, "placement": {"colocate": True}}
     kube = Kube({**spec, "algorithm": {"maxAsyncLevel": 0}}).start()
-    began = counted_to(kube)
-    before = total(kube)
-    run_for(kube, 300, 4, engines=load(0.5, 0.5))
-    assert {row["role"] for row in cost(kube)["attempts"]} == {"trainer"}
-    assert total(kube) - before == 4 * (counted_to(kube) - began)
-    assert "waitedForRollouts" not in uses(kube), "they make the rollouts meanwhile"
+    began = read_counted_to(kube)
+    before = sum_cost(kube)
+    run_for(kube, 300, 4, engines=load_text(0.5, 0.5))
+    assert {row["role"] for row in read_cost(kube)["attempts"]} == {"trainer"}
+    assert sum_cost(kube) - before == 4 * (read_counted_to(kube) - began)
+    assert "waitedForRollouts" not in sum_uses(kube), "they make the rollouts meanwhile"
 
 
 @pytest.mark.parametrize("resource", ["amd.com/gpu", "nvidia.com/mig-3g.40gb", "example.com/accelerator"])
-def test_what_the_run_names_is_counted(resource: str) -> None:
+def test_cost_counts_the_configured_gpu_resource(resource: str) -> None:
     kube = Kube({**SPEC, "placement": {"gpuResource": resource}}).start()
-    assert held(kube) == TRAINERS + ENGINES
+    assert count_held_gpus(kube) == TRAINERS + ENGINES
 
 
-def test_a_guest_has_no_gpus_and_its_host_counts_them_once() -> None:
-    host = a_host({"trainer": {**HOST["trainer"], "gpusPerReplica": 2}}).start()
-    guest = a_guest(host)
+def test_host_counts_shared_gpus_and_guest_has_none() -> None:
+    host = make_host({"trainer": {**HOST["trainer"], "gpusPerReplica": 2}}).start()
+    guest = make_guest(host)
     tick(host, guest)
     guest.start()
     tick(host, guest, seconds=100)
-    assert total(host) >= 100 * 2
+    assert sum_cost(host) >= 100 * 2
     assert "cost" not in guest.status
 
 
-# ---- the budget
+# ---- budget
 
 
-def in_budget(gpu_hours: float) -> Kube:
+def start_run_with_budget(gpu_hours: float) -> Kube:
     return Kube({**SPEC, "budget": {"gpuHours": gpu_hours}}).start(7)
 
 
-def test_most_of_a_budget_is_warned_of_and_all_of_it_suspends() -> None:
-    kube = in_budget(1.0)  # 600 s of 6 GPUs
+def test_spent_budget_warns_first_and_then_suspends() -> None:
+    kube = start_run_with_budget(1.0)  # 600 s of 6 GPUs
     kube.report(7, checkpoint_step=7)
     assert kube.condition("WithinBudget")["reason"] == "BudgetLeft"
     wake = kube.decide().wake_in
@@ -387,12 +393,12 @@ def test_most_of_a_budget_is_warned_of_and_all_of_it_suspends() -> None:
     assert kube.run["spec"].get("suspend") is None, "nobody edits the specification"
     kube.tick(3600)
     assert kube.status["phase"] == "Suspended", "what is spent never falls"
-    assert total(kube) <= 3600 + 20 * (TRAINERS + ENGINES)
+    assert sum_cost(kube) <= 3600 + 20 * (TRAINERS + ENGINES)
 
 
-def test_a_run_goes_on_by_itself_once_its_budget_is_raised_or_removed() -> None:
+def test_raised_or_removed_budget_resumes_the_run() -> None:
     for change in ({"gpuHours": 5.0}, None):
-        kube = in_budget(0.1)
+        kube = start_run_with_budget(0.1)
         run_for(kube, 120, 7)
         assert kube.status["phase"] == "Suspended"
         kube.edit(budget=change)
@@ -401,7 +407,7 @@ def test_a_run_goes_on_by_itself_once_its_budget_is_raised_or_removed() -> None:
         assert bool(kube.condition("WithinBudget")) == (change is not None)
 
 
-def test_a_run_whose_budget_is_spent_holds_no_room_in_the_queue() -> None:
+def test_run_with_spent_budget_leaves_the_queue() -> None:
     kube = Kube({**SPEC, "budget": {"gpuHours": 0.1}})
     kube.admission = Admission(True, reasons.ROOM_FOUND, "there is room for all pods of the run")
     kube.start(7)
@@ -418,8 +424,8 @@ def test_a_run_whose_budget_is_spent_holds_no_room_in_the_queue() -> None:
     assert kube.status["phase"] == "Starting"
 
 
-def test_a_user_who_suspends_beside_a_spent_budget_is_heeded() -> None:
-    kube = in_budget(0.1)
+def test_manual_suspension_outlives_a_raised_budget() -> None:
+    kube = start_run_with_budget(0.1)
     run_for(kube, 120, 7)
     kube.edit(suspend=True)
     kube.tick()
@@ -431,8 +437,8 @@ def test_a_user_who_suspends_beside_a_spent_budget_is_heeded() -> None:
     assert kube.status["phase"] == "Starting"
 
 
-def test_a_run_that_is_complete_stays_complete_whatever_its_budget() -> None:
-    kube = in_budget(0.1)
+def test_complete_run_ignores_its_budget() -> None:
+    kube = start_run_with_budget(0.1)
     kube.run["spec"]["maxSteps"] = 7
     kube.exit("orchestrator", 0)
     kube.tick()
@@ -443,8 +449,8 @@ def test_a_run_that_is_complete_stays_complete_whatever_its_budget() -> None:
     assert kube.status["phase"] == "Complete"
 
 
-def test_the_end_of_a_budget_comes_although_nothing_happens() -> None:
-    kube = in_budget(1.0)
+def test_budget_end_wakes_an_idle_run() -> None:
+    kube = start_run_with_budget(1.0)
     waited = 0.0
     while kube.status["phase"] == "Running" and waited < 1200:
         step = kube.decide().wake_in
@@ -456,8 +462,8 @@ def test_the_end_of_a_budget_comes_although_nothing_happens() -> None:
     assert waited <= 610
 
 
-def test_no_engine_is_left_when_the_budget_ends_between_two_attempts() -> None:
-    kube = in_budget(0.3)
+def test_budget_end_between_attempts_deletes_engines() -> None:
+    kube = start_run_with_budget(0.3)
     kube.exit("trainer", 1)
     kube.tick()
     kube.tick(400)

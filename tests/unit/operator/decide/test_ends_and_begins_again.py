@@ -1,4 +1,4 @@
-"""How a run ends (deadline, cleanup, time to live) and what begins it again: more steps, or a restart by hand."""
+"""End of a run (deadline, cleanup, time to live), more steps after completion, and manual restarts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ STATEFULSET, DEPLOYMENT = Ref("StatefulSet", "run-trainer"), Ref("Deployment", "
 POLICY = {"failurePolicy": {"maxRestarts": 0}}
 
 
-def ask(kube: Kube, value: str) -> None:
+def request_restart(kube: Kube, value: str) -> None:
     kube.run["metadata"]["annotations"] = {RESTART_ANNOTATION: value}
 
 
-def complete(kube: Kube) -> Kube:
+def complete_run(kube: Kube) -> Kube:
     kube.exit("orchestrator", 0)
     kube.tick()
     assert kube.status["phase"] == "Complete"
     return kube
 
 
-def failed(kube: Kube) -> Kube:
+def fail_run(kube: Kube) -> Kube:
     kube.exit("trainer", 1)
     kube.tick()
     assert kube.status["phase"] == "Failed"
@@ -35,7 +35,7 @@ def failed(kube: Kube) -> Kube:
 # ---- activeDeadlineSeconds
 
 
-def test_a_run_saves_and_fails_when_its_time_is_over() -> None:
+def test_deadline_saves_and_fails_the_run() -> None:
     kube = Kube({"activeDeadlineSeconds": 100}).start()
     wake = kube.decide().wake_in
     assert wake is not None
@@ -55,7 +55,7 @@ def test_a_run_saves_and_fails_when_its_time_is_over() -> None:
     assert kube.status["checkpoint"]["latestCompleteStep"] == 4, "what it saved on its way out is told"
 
 
-def test_suspension_does_not_use_up_the_time() -> None:
+def test_suspended_time_does_not_count_towards_deadline() -> None:
     kube = Kube({"activeDeadlineSeconds": 100}).start()
     kube.edit(suspend=True)
     kube.tick()
@@ -69,14 +69,14 @@ def test_suspension_does_not_use_up_the_time() -> None:
     assert kube.status["reason"] == "DeadlineExceeded"
 
 
-def test_the_deadline_is_live_and_a_restart_by_hand_gives_as_much_again() -> None:
+def test_deadline_is_editable_and_reset_by_manual_restart() -> None:
     kube = Kube({"activeDeadlineSeconds": 100}).start()
     kube.edit(activeDeadlineSeconds=200)
     kube.tick(150)
     assert kube.status["phase"] == "Running"
     kube.tick(50)
     assert kube.status["phase"] == "Failed"
-    ask(kube, rfc3339(kube.now))
+    request_restart(kube, rfc3339(kube.now))
     kube.tick()
     kube.tick(150)
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 2)
@@ -86,13 +86,13 @@ def test_the_deadline_is_live_and_a_restart_by_hand_gives_as_much_again() -> Non
 
 
 @pytest.mark.parametrize(("policy", "engines", "orchestrators"), [("GPU", 0, 1), ("All", 0, 0), ("None", 1, 1)])
-def test_what_the_end_leaves(policy: str, engines: int, orchestrators: int) -> None:
-    kube = complete(Kube({"cleanupPolicy": {"onComplete": policy}}).start())
+def test_cleanup_on_complete_follows_its_policy(policy: str, engines: int, orchestrators: int) -> None:
+    kube = complete_run(Kube({"cleanupPolicy": {"onComplete": policy}}).start())
     assert (len(kube.pods("inference")), len(kube.pods("orchestrator"))) == (engines, orchestrators)
     assert (STATEFULSET in kube.objects) == (policy == "None")
 
 
-def test_what_the_end_leaves_is_seen_to_without_waiting_for_an_event() -> None:
+def test_completion_deletes_pods_without_waiting_for_an_event() -> None:
     kube = Kube({"cleanupPolicy": {"onComplete": "All"}}).start()
     kube.exit("orchestrator", 0)
     while (decision := kube.decide()).status["phase"] != "Complete":
@@ -104,8 +104,8 @@ def test_what_the_end_leaves_is_seen_to_without_waiting_for_an_event() -> None:
 
 
 @pytest.mark.parametrize(("policy", "trainers"), [("GPU", 0), ("All", 0), ("None", 1)])
-def test_what_a_failure_leaves(policy: str, trainers: int) -> None:
-    kube = failed(Kube(POLICY | {"cleanupPolicy": {"onFailure": policy}}).start())
+def test_cleanup_on_failure_follows_its_policy(policy: str, trainers: int) -> None:
+    kube = fail_run(Kube(POLICY | {"cleanupPolicy": {"onFailure": policy}}).start())
     assert (len(kube.pods("trainer")), len(kube.pods("inference"))) == (trainers, trainers)
     kube.tick(1000)
     assert len(kube.pods("trainer")) == trainers
@@ -114,16 +114,16 @@ def test_what_a_failure_leaves(policy: str, trainers: int) -> None:
     assert not any(ref.kind == "Pod" for ref in kube.objects)
 
 
-def test_a_deadline_stops_the_pods_also_where_a_failure_leaves_them() -> None:
+def test_deadline_deletes_pods_despite_cleanup_none() -> None:
     kube = Kube({"activeDeadlineSeconds": 10, "cleanupPolicy": {"onFailure": "None"}}).start()
     kube.tick(20)
     assert (kube.status["phase"], kube.pods("trainer")) == ("Failed", [])
 
 
 @pytest.mark.parametrize("policy", ["GPU", "None"])
-def test_the_children_go_after_their_time_and_run_and_volume_stay(policy: str) -> None:
+def test_ttl_deletes_children_but_not_run_and_volume(policy: str) -> None:
     spec = {"ttlSecondsAfterFinished": 60, "cleanupPolicy": {"onComplete": policy}}
-    kube = complete(Kube(spec).start())
+    kube = complete_run(Kube(spec).start())
     assert kube.pods("orchestrator")
     wake = kube.decide().wake_in
     assert wake is not None
@@ -138,7 +138,7 @@ def test_the_children_go_after_their_time_and_run_and_volume_stay(policy: str) -
 # ---- more steps
 
 
-def test_more_steps_are_trained_by_a_further_attempt_when_the_first_ones_are_done() -> None:
+def test_more_steps_start_another_attempt_after_the_first() -> None:
     kube = Kube({"maxSteps": 10}).start()
     kube.edit(maxSteps=20)
     kube.tick()
@@ -152,13 +152,13 @@ def test_more_steps_are_trained_by_a_further_attempt_when_the_first_ones_are_don
     status = kube.status
     assert (status["phase"], status["attempt"], status["restarts"], status["maxSteps"]) == ("Starting", 2, 0, 20)
     kube.report(20, resumed=10)
-    complete(kube)
+    complete_run(kube)
     assert kube.status["steps"] == "20/20"
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 9, 10, 11])
-def test_a_complete_run_goes_on_with_more_steps(stop_after: int) -> None:
-    kube = complete(Kube({"maxSteps": 10}).start(10))
+def test_complete_run_continues_with_more_steps(stop_after: int) -> None:
+    kube = complete_run(Kube({"maxSteps": 10}).start(10))
     kube.edit(maxSteps=20)
     for _ in range(4):
         kube.do(kube.decide(), stop_after=stop_after)
@@ -169,7 +169,7 @@ def test_a_complete_run_goes_on_with_more_steps(stop_after: int) -> None:
     assert kube.rendered_again == []
 
 
-def test_a_trainer_that_somebody_scales_after_more_steps_were_asked_for_returns_to_its_size() -> None:
+def test_manually_scaled_trainer_is_reset_despite_pending_steps() -> None:
     kube = Kube({"maxSteps": 10, "trainer": {"replicas": 2}}).start()
     kube.edit(maxSteps=20)
     kube.tick()
@@ -177,16 +177,16 @@ def test_a_trainer_that_somebody_scales_after_more_steps_were_asked_for_returns_
     assert kube.decide().scale == (Scale(STATEFULSET, kube.uid(STATEFULSET), 2),)
 
 
-def test_data_that_ends_before_max_steps_is_complete_all_the_same() -> None:
+def test_run_completes_when_data_ends_before_max_steps() -> None:
     kube = Kube({"maxSteps": 10}).start(3)
     kube.report(4, total_steps=4)
-    complete(kube)
+    complete_run(kube)
     kube.tick(100)
     assert kube.status["phase"] == "Complete"
 
 
-def test_a_complete_run_with_more_steps_that_is_to_be_suspended_is() -> None:
-    kube = complete(Kube({"maxSteps": 10}).start(10))
+def test_complete_run_with_more_steps_can_be_suspended() -> None:
+    kube = complete_run(Kube({"maxSteps": 10}).start(10))
     kube.edit(maxSteps=20, suspend=True)
     kube.tick()
     assert kube.status["phase"] == "Suspending", "a trainer that is not in the cache may be on its way into it"
@@ -197,27 +197,27 @@ def test_a_complete_run_with_more_steps_that_is_to_be_suspended_is() -> None:
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 2)
 
 
-# ---- a restart by hand
+# ---- manual restart
 
 
-def test_a_restart_by_hand_happens_once_and_does_not_count() -> None:
+def test_manual_restart_happens_once_and_is_uncounted() -> None:
     kube = Kube().start()
-    ask(kube, rfc3339(EPOCH))
+    request_restart(kube, rfc3339(EPOCH))
     kube.tick()
     status = kube.status
     assert (status["attempt"], status["restarts"], status["restartsCountedTowardsMax"]) == (2, 1, 0)
     assert kube.told.count(("Normal", "RestartRequested")) == 1
     kube.tick(100)
     assert kube.status["attempt"] == 2
-    ask(kube, rfc3339(EPOCH + 200))
+    request_restart(kube, rfc3339(EPOCH + 200))
     kube.tick()
     assert kube.status["attempt"] == 3
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 3])
-def test_the_operator_may_die_between_any_two_requests_of_a_restart_by_hand(stop_after: int) -> None:
+def test_manual_restart_survives_operator_crash(stop_after: int) -> None:
     kube = Kube().start()
-    ask(kube, rfc3339(EPOCH))
+    request_restart(kube, rfc3339(EPOCH))
     for _ in range(4):
         kube.do(kube.decide(), stop_after=stop_after)
         kube.new_operator()
@@ -226,33 +226,33 @@ def test_the_operator_may_die_between_any_two_requests_of_a_restart_by_hand(stop
     assert (kube.status["attempt"], kube.status["restarts"]) == (2, 1)
 
 
-def test_an_annotation_that_was_there_from_the_beginning_restarts_nothing() -> None:
+def test_restart_annotation_at_creation_is_ignored() -> None:
     kube = Kube()
-    ask(kube, rfc3339(EPOCH))
+    request_restart(kube, rfc3339(EPOCH))
     kube.start()
     assert (kube.status["attempt"], kube.status["restarts"]) == (1, 0)
     assert ("Normal", "RestartRequested") not in kube.told
 
 
-def test_a_restart_by_hand_ends_the_wait_between_two_attempts() -> None:
+def test_manual_restart_ends_the_backoff() -> None:
     kube = Kube({"failurePolicy": {"backoff": {"initialSeconds": 300}}}).start()
     for _ in range(2):
         kube.exit("trainer", 1)
         kube.tick()
     assert kube.status["nextRetryTime"]
-    ask(kube, rfc3339(EPOCH))
+    request_restart(kube, rfc3339(EPOCH))
     kube.tick()
     assert (kube.status["attempt"], kube.status["restarts"], kube.status["phase"]) == (3, 2, "Starting")
 
 
-def test_a_failed_run_begins_again_with_a_fresh_budget() -> None:
+def test_restarted_failed_run_has_a_fresh_restart_budget() -> None:
     kube = Kube({"failurePolicy": {"maxRestarts": 1}}).start()
     kube.exit("trainer", 1)
     kube.tick()
     assert kube.status["restartsCountedTowardsMax"] == 1
-    failed(kube)
+    fail_run(kube)
     kube.tick(10)
-    ask(kube, rfc3339(EPOCH))
+    request_restart(kube, rfc3339(EPOCH))
     kube.tick()
     kube.tick(4)
     status = kube.status
@@ -261,20 +261,20 @@ def test_a_failed_run_begins_again_with_a_fresh_budget() -> None:
     kube.exit("trainer", 1)
     kube.tick()
     assert kube.status["attempt"] == 4, "restarts are allowed again"
-    failed(kube)
+    fail_run(kube)
     kube.tick(10)
     assert kube.status["phase"] == "Failed", "the same annotation asks once"
 
 
-def test_a_failed_run_that_is_suspended_and_asked_to_begin_again_does_so_when_it_resumes() -> None:
+def test_failed_suspended_run_restarts_when_it_resumes() -> None:
     kube = Kube({"failurePolicy": {"maxRestarts": 1}}).start()
     kube.exit("trainer", 1)
     kube.tick()
-    failed(kube)
+    fail_run(kube)
     kube.edit(suspend=True)
     kube.tick(10)
     assert kube.status["phase"] == "Failed"
-    ask(kube, rfc3339(EPOCH))
+    request_restart(kube, rfc3339(EPOCH))
     kube.tick()
     assert (kube.status["phase"], kube.status["restartRequestedAt"]) == ("Suspending", rfc3339(EPOCH))
     kube.tick(4)
@@ -285,16 +285,16 @@ def test_a_failed_run_that_is_suspended_and_asked_to_begin_again_does_so_when_it
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 3), "the annotation asked once"
 
 
-def test_a_complete_run_is_not_restarted() -> None:
-    kube = complete(Kube().start())
-    ask(kube, rfc3339(EPOCH))
+def test_complete_run_is_not_restarted() -> None:
+    kube = complete_run(Kube().start())
+    request_restart(kube, rfc3339(EPOCH))
     kube.tick()
     assert kube.status["phase"] == "Complete"
 
 
-def test_a_value_that_is_no_time_is_told_once_and_does_nothing() -> None:
+def test_invalid_restart_time_is_reported_once() -> None:
     kube = Kube().start()
-    ask(kube, "now")
+    request_restart(kube, "now")
     kube.tick()
     kube.tick()
     assert (kube.status["attempt"], kube.status["restarts"]) == (1, 0)
@@ -302,8 +302,8 @@ def test_a_value_that_is_no_time_is_told_once_and_does_nothing() -> None:
     assert any("(now) is not a time; write the current time" in message for message in kube.messages)
 
 
-def test_a_guest_is_restarted_by_hand_without_its_host() -> None:
+def test_manual_restart_of_guest_keeps_its_host() -> None:
     host, guest = both()
-    ask(guest, rfc3339(EPOCH))
+    request_restart(guest, rfc3339(EPOCH))
     tick(host, guest)
     assert (guest.status["attempt"], host.status["attempt"]) == (2, 1)

@@ -1,4 +1,4 @@
-"""A run of task Eval: no trainer, answers for steps, measures in the status."""
+"""Run of task Eval: no trainer, answers as steps, and results in the status."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EVAL: dict[str, Any] = {"task": "Eval", "policies": {"fromRun": "taught"}}
 MEASURED = "reverse-text, base: avg@1 0.0500\nreverse-text, step 10: avg@1 0.6000"
 
 
-def kinds(kube: Kube) -> set[str]:
+def list_condition_types(kube: Kube) -> set[str]:
     return {condition["type"] for condition in kube.status["conditions"]}
 
 
-def begun() -> Kube:
-    """Half of the answers are there."""
+def start_evaluation() -> Kube:
+    """Evaluation with half of its answers."""
     kube = Kube(EVAL)
     kube.settle()
     kube.tick()
@@ -31,11 +31,11 @@ def begun() -> Kube:
     return kube
 
 
-def measured(kube: Kube) -> None:
+def report_results(kube: Kube) -> None:
     kube.objects[Ref("Lease", "run-progress")]["metadata"]["annotations"][keys.RESULTS] = MEASURED
 
 
-def test_from_creation_to_complete_without_a_trainer() -> None:
+def test_evaluation_completes_without_a_trainer() -> None:
     kube = Kube(EVAL)
     first = kube.decide()
     assert [a.manifest["kind"] for a in first.apply][-2:] == ["Deployment", "Pod"]
@@ -46,7 +46,7 @@ def test_from_creation_to_complete_without_a_trainer() -> None:
     assert (kube.status["launchedAttempt"], kube.status["trainerReady"], kube.status["steps"]) == (1, "0/0", "0/0")
     assert kube.condition("PodsReady")["message"] == "the orchestrator is ready"
     assert kube.status["phase"] == "Starting"
-    assert "CheckpointHealthy" not in kinds(kube)
+    assert "CheckpointHealthy" not in list_condition_types(kube)
     kube.report(0, total_steps=128)
     kube.tick()
     assert (kube.status["phase"], kube.status["steps"]) == ("Starting", "0/128"), "no answer is there"
@@ -56,7 +56,7 @@ def test_from_creation_to_complete_without_a_trainer() -> None:
     assert kube.condition("Progressing")["reason"] == "Answering"
     assert "attempt 1: 1 engine and the orchestrator" in kube.messages
     kube.report(128, total_steps=128)
-    measured(kube)
+    report_results(kube)
     kube.exit("orchestrator", 0)
     for _ in range(3):
         kube.tick()
@@ -73,10 +73,10 @@ def test_from_creation_to_complete_without_a_trainer() -> None:
     ]
 
 
-def test_a_killed_orchestrator_is_restarted_beside_its_engines_and_nothing_is_lost() -> None:
-    kube = begun()
+def test_killed_orchestrator_restarts_without_losing_answers() -> None:
+    kube = start_evaluation()
     engine = kube.pod("inference")["metadata"]["uid"]
-    measured(kube)
+    report_results(kube)
     kube.exit("orchestrator", 137)
     for _ in range(60):
         kube.tick()
@@ -92,8 +92,8 @@ def test_a_killed_orchestrator_is_restarted_beside_its_engines_and_nothing_is_lo
     assert not kube.do(kube.decide()), kube.writes[before:]
 
 
-def test_what_can_never_be_asked_fails_the_run_at_once() -> None:
-    kube = begun()
+def test_invalid_evaluation_fails_immediately() -> None:
+    kube = start_evaluation()
     kube.exit("orchestrator", exit_codes.DATA, message="policies.fromRun (taught): there is no folder /data/taught")
     for _ in range(3):
         kube.tick()
@@ -102,8 +102,8 @@ def test_what_can_never_be_asked_fails_the_run_at_once() -> None:
     assert not kube.pods("inference")
 
 
-def test_suspended_and_resumed_it_asks_the_rest() -> None:
-    kube = begun()
+def test_resumed_evaluation_requests_missing_answers() -> None:
+    kube = start_evaluation()
     kube.edit(suspend=True)
     for _ in range(90):
         kube.tick()
@@ -119,8 +119,8 @@ def test_suspended_and_resumed_it_asks_the_rest() -> None:
     assert (kube.status["phase"], kube.status["steps"]) == ("Running", "7/12")
 
 
-def test_one_that_hangs_is_restarted() -> None:
-    kube = begun()
+def test_hanging_evaluation_is_restarted() -> None:
+    kube = start_evaluation()
     kube.tick()
     kube.hang(2000, 6, total_steps=12)
     assert kube.status["failures"][0]["reason"] == "NoProgress"
@@ -128,7 +128,7 @@ def test_one_that_hangs_is_restarted() -> None:
     assert kube.status["attempt"] > 1
 
 
-def test_a_volume_of_one_node_is_where_the_engines_are() -> None:
+def test_single_node_volume_puts_evaluation_on_engine_node() -> None:
     one_node = {"storage": {"claimTemplate": {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}}}
     kube = Kube(EVAL | one_node)
     workloads = [a.manifest for a in kube.decide().apply if a.manifest["kind"] in ("Deployment", "Pod")]

@@ -1,4 +1,4 @@
-"""What ends an attempt, whether it counts, and how the next one begins."""
+"""Failures that end an attempt: their reason, whether they count, and the start of the next attempt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.api.lifecycle import BackoffSpec
 from rlrun_operator.failures.failure_policy import restart_backoff
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Delete, Scale
-from tests.unit.operator.decide.kube import Kube, copied
+from tests.unit.operator.decide.kube import Kube, copy_documents
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}}
 TRAINER = Ref("StatefulSet", "run-trainer")
@@ -26,7 +26,7 @@ def evict(kube: Kube) -> None:
 
 
 def replace(kube: Kube) -> None:
-    """Deleted and made again while no operator was there."""
+    """Delete and recreate the pod while no operator runs."""
     kube.now += 2
     del kube.objects[kube.ref("trainer")]
     kube.controllers()
@@ -34,13 +34,13 @@ def replace(kube: Kube) -> None:
 
 
 def replace_at_once(kube: Kube) -> None:
-    """Deleted and made again between two looks of the operator."""
+    """Delete and recreate the pod between two looks of the operator."""
     del kube.objects[kube.ref("trainer")]
     kube.controllers()
 
 
 def die_and_be_replaced(kube: Kube) -> None:
-    """Its failure was seen, and somebody removed it before it was acted on."""
+    """Fail the pod; the operator sees it, but the pod is removed before it acts."""
     kube.exit("trainer", 1)
     kube.look()
     replace_at_once(kube)
@@ -89,9 +89,7 @@ def die_and_be_removed(kube: Kube) -> None:
         (lambda k: k.disrupt("trainer", reason="DeletionByTaintManager"), "trainer", "NodeLost", False),
     ],
 )
-def test_a_failure_restarts_the_whole_run(
-    happens: Callable[[Kube], None], role: str, reason: str, counted: bool
-) -> None:
+def test_failure_restarts_all_roles(happens: Callable[[Kube], None], role: str, reason: str, counted: bool) -> None:
     kube = Kube(SPEC).start(step=7)
     happens(kube)
     kube.do(kube.decide())
@@ -100,7 +98,7 @@ def test_a_failure_restarts_the_whole_run(
     assert (kube.status["phase"], kube.status["attempt"]) == ("Restarting", 1)
     kube.schedule = True
     kube.tick()
-    kube.tick(4)  # pods of a StatefulSet that somebody has deleted may be seen late
+    kube.tick(4)  # a StatefulSet's deleted pods may become visible late
     assert (kube.status["phase"], kube.status["attempt"], kube.attempts_of_trainers()) == ("Starting", 2, {"2"})
     assert (kube.status["restarts"], kube.status["restartsCountedTowardsMax"]) == (1, int(counted))
     assert [pod["metadata"]["name"] for pod in kube.pods("orchestrator")] == ["run-orchestrator-2"]
@@ -108,8 +106,8 @@ def test_a_failure_restarts_the_whole_run(
     assert told in kube.told
 
 
-def test_a_pod_that_was_replaced_within_the_second_in_which_all_were_ready_restarts_the_run() -> None:
-    """Creation and readiness are told in whole seconds: only the UID says that the pod is another one."""
+def test_pod_replaced_within_its_ready_second_restarts_the_run() -> None:
+    """Creation and readiness have whole seconds, so only the UID differs."""
     kube = Kube(SPEC)
     kube.settle()
     assert kube.condition("PodsReady")["status"] == "True"
@@ -121,7 +119,7 @@ def test_a_pod_that_was_replaced_within_the_second_in_which_all_were_ready_resta
     assert (kube.status["lastFailure"]["reason"], kube.status["restartsCountedTowardsMax"]) == ("PodDeleted", 0)
 
 
-def test_a_pod_that_never_had_a_node_may_be_replaced() -> None:
+def test_unscheduled_pod_may_be_replaced() -> None:
     kube = Kube(SPEC)
     kube.schedule = False
     kube.settle()
@@ -131,7 +129,7 @@ def test_a_pod_that_never_had_a_node_may_be_replaced() -> None:
     assert (kube.status["attempt"], kube.condition("PodsReady")["status"]) == (1, "True")
 
 
-def test_the_cause_is_on_record_before_its_evidence_is_removed() -> None:
+def test_cause_is_recorded_before_pods_are_deleted() -> None:
     kube = Kube(SPEC).start()
     kube.exit("trainer", 1, message="CUDA error: device-side assert")
     first = kube.decide()
@@ -143,7 +141,7 @@ def test_the_cause_is_on_record_before_its_evidence_is_removed() -> None:
     assert [d.ref.name for d in second.delete] == ["run-orchestrator-1"]
 
 
-def test_a_pod_that_only_holds_is_given_no_time_to_save() -> None:
+def test_held_pod_gets_no_time_to_save() -> None:
     kube = Kube(SPEC).start()
     kube.lingering = {"trainer"}
     kube.exit("trainer", 1)
@@ -154,7 +152,7 @@ def test_a_pod_that_only_holds_is_given_no_time_to_save() -> None:
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "Complete"), (65, "Failed")])
-def test_a_run_that_is_over_gives_no_time_to_pods_that_only_hold_either(code: int, phase: str) -> None:
+def test_held_pod_of_finished_run_gets_no_grace_period(code: int, phase: str) -> None:
     kube = Kube(SPEC).start()
     kube.lingering = {"trainer"}
     kube.report(100)
@@ -169,7 +167,7 @@ def test_a_run_that_is_over_gives_no_time_to_pods_that_only_hold_either(code: in
     assert not kube.pods("trainer")
 
 
-def test_the_engines_stay_warm_through_a_restart() -> None:
+def test_restart_keeps_the_engines() -> None:
     kube = Kube(SPEC).start()
     engine = kube.pod("inference")["metadata"]["uid"]
     kube.exit("trainer", 1)
@@ -179,23 +177,21 @@ def test_the_engines_stay_warm_through_a_restart() -> None:
     assert kube.writes.count("apply Deployment run-inference") == 0
 
 
-def test_the_next_attempt_waits_until_the_old_pods_are_gone_and_the_controller_knows() -> None:
+def test_next_attempt_waits_for_old_pods_and_their_controller() -> None:
     kube = Kube(SPEC).start()
     kube.exit("trainer", 1)
     kube.do(kube.decide())
     kube.do(kube.decide())
     del kube.objects[kube.ref("trainer")], kube.objects[kube.ref("trainer")]
     kube.objects.pop(Ref("Pod", "run-orchestrator-1"))
-    waiting = (
-        kube.decide()
-    )  # the StatefulSet's controller has not seen the scale to 0 yet: it may make a pod at any moment
+    waiting = kube.decide()  # the StatefulSet's controller has not seen the scale to 0 yet and may still create a pod
     assert (waiting.apply, waiting.status["phase"]) == ((), "Restarting")
     kube.controllers()
     assert [a.manifest["kind"] for a in kube.decide().apply][-2:] == ["StatefulSet", "Pod"]
 
 
 @pytest.mark.parametrize("role", ["trainer", "orchestrator"])
-def test_a_pod_that_does_not_end_holds_the_next_attempt_back(role: str) -> None:
+def test_lingering_pod_delays_the_next_attempt(role: str) -> None:
     kube = Kube(SPEC).start()
     kube.lingering = {role}
     kube.exit("trainer", 1)
@@ -215,7 +211,7 @@ def test_a_pod_that_does_not_end_holds_the_next_attempt_back(role: str) -> None:
 
 @pytest.mark.parametrize("stop_after", range(14))
 @pytest.mark.parametrize("at", range(4))
-def test_the_operator_may_die_between_any_two_requests_of_a_restart(at: int, stop_after: int) -> None:
+def test_operator_crash_during_restart_is_recovered(at: int, stop_after: int) -> None:
     kube = Kube(SPEC).start()
     kube.exit("trainer", 1, message="first cause")
     for _ in range(at):
@@ -229,7 +225,7 @@ def test_the_operator_may_die_between_any_two_requests_of_a_restart(at: int, sto
     assert kube.applied == [("StatefulSet", 1), ("Pod", 1), ("StatefulSet", 2), ("Pod", 2)]
 
 
-def test_the_fourth_failure_ends_a_run_with_three_restarts() -> None:
+def test_fourth_failure_exceeds_three_restarts() -> None:
     kube = Kube(SPEC).start()
     waits = []
     for attempt in range(2, 5):
@@ -249,7 +245,7 @@ def test_the_fourth_failure_ends_a_run_with_three_restarts() -> None:
     assert kube.condition("Stalled")["status"] == "True"
 
 
-def test_the_backoff_is_kept() -> None:
+def test_backoff_delays_the_next_attempt() -> None:
     kube = Kube(SPEC | {"failurePolicy": {"backoff": {"initialSeconds": 20, "maxSeconds": 60}}}).start()
     for _ in range(2):
         kube.exit("trainer", 1)
@@ -273,7 +269,7 @@ def test_backoff_doubles_up_to_its_maximum(restart: int, random: float, seconds:
     assert restart_backoff(restart, BackoffSpec(), random) == pytest.approx(seconds)
 
 
-def test_disruptions_never_count() -> None:
+def test_disruptions_are_never_counted() -> None:
     kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 0}}).start()
     for attempt in range(2, 8):
         kube.delete(kube.ref("trainer"))
@@ -296,9 +292,7 @@ def test_disruptions_never_count() -> None:
         (lambda k: k.exit("inference", 69), "inference", "PermanentError"),
     ],
 )
-def test_what_no_restart_can_mend_fails_the_run_at_once(
-    happens: Callable[[Kube], None], role: str, reason: str
-) -> None:
+def test_permanent_failure_fails_the_run_immediately(happens: Callable[[Kube], None], role: str, reason: str) -> None:
     kube = Kube(SPEC).start()
     happens(kube)
     kube.tick()
@@ -308,7 +302,7 @@ def test_what_no_restart_can_mend_fails_the_run_at_once(
     assert ("Warning", "PermanentFailure") in kube.told
 
 
-def test_an_engine_that_crashes_is_reported_and_the_run_goes_on() -> None:
+def test_crashed_engine_is_reported_without_a_restart() -> None:
     kube = Kube(SPEC).start()
     kube.exit("inference", 1, message="CUDA out of memory")
     kube.tick()
@@ -319,7 +313,7 @@ def test_an_engine_that_crashes_is_reported_and_the_run_goes_on() -> None:
     assert "CUDA out of memory" in condition["message"]
 
 
-def test_an_engines_end_that_a_rule_lets_pass_costs_one_restart() -> None:
+def test_engine_exit_with_restart_rule_costs_one_restart() -> None:
     rule = {"name": "go-on", "action": "Restart", "onExitCodes": [65]}
     kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 3, "rules": [rule]}}).start()
     kube.exit("inference", 65)
@@ -336,7 +330,7 @@ def test_an_engines_end_that_a_rule_lets_pass_costs_one_restart() -> None:
     assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (3, 2), "it has ended once more"
 
 
-def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_began(
+def test_unrecorded_attempt_that_completes_reports_its_base(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kube = Kube(SPEC).start(step=27)
@@ -353,7 +347,7 @@ def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_be
     assert kube.status["checkpoint"] == {"resumedFromStep": 20, "stepsLostTotal": 7}
 
 
-def test_an_attempt_that_cannot_use_the_newest_checkpoint_reports_it_until_it_has_one() -> None:
+def test_lost_checkpoint_is_reported_until_a_new_one() -> None:
     kube = Kube(SPEC).start(step=27)
     kube.report(61, checkpoint_step=60)
     kube.tick()
@@ -377,7 +371,7 @@ def test_an_attempt_that_cannot_use_the_newest_checkpoint_reports_it_until_it_ha
     assert kube.condition("CheckpointHealthy")["reason"] == "CheckpointsComplete"
 
 
-def test_steps_lost_are_counted_once_per_restart() -> None:
+def test_lost_steps_are_counted_once_per_restart() -> None:
     kube = Kube(SPEC).start(step=27)
     for attempt, (reached, resumed, lost) in enumerate([(27, 20, 7), (44, 40, 11), (40, None, 51)], start=2):
         kube.report(reached)
@@ -398,7 +392,7 @@ def test_steps_lost_are_counted_once_per_restart() -> None:
     assert kube.told.count(("Normal", "ResumedFromCheckpoint")) == 2
 
 
-def test_the_report_of_an_older_attempt_is_not_read() -> None:
+def test_report_of_an_older_attempt_is_ignored() -> None:
     kube = Kube(SPEC).start(step=27)
     kube.exit("trainer", 137)
     kube.tick()
@@ -408,7 +402,7 @@ def test_the_report_of_an_older_attempt_is_not_read() -> None:
     assert (kube.status["attempt"], kube.status["steps"], kube.status["phase"]) == (2, "27/100", "Starting")
 
 
-def test_a_finished_run_is_complete_even_if_a_trainer_failed_on_its_way_out() -> None:
+def test_finished_run_is_complete_despite_late_trainer_failure() -> None:
     kube = Kube(SPEC).start()
     kube.exit("trainer", 1)
     kube.do(kube.decide())
@@ -419,14 +413,14 @@ def test_a_finished_run_is_complete_even_if_a_trainer_failed_on_its_way_out() ->
     assert (kube.status["phase"], kube.condition("Restarting")["status"]) == ("Complete", "False")
 
 
-def test_a_trainer_that_is_done_before_the_orchestrator_is_no_failure() -> None:
+def test_trainer_that_ends_before_orchestrator_is_not_a_failure() -> None:
     kube = Kube(SPEC).start()
     kube.exit("trainer", 0)
     kube.tick()
     assert (kube.status["phase"], kube.condition("PodsReady")["status"]) == ("Running", "True")
 
 
-def test_a_pod_of_an_older_attempt_that_appears_after_all_is_removed() -> None:
+def test_late_pod_of_an_older_attempt_is_deleted() -> None:
     kube = Kube(SPEC).start()
     zombie: Any = {
         **kube.pod("trainer"),
@@ -437,7 +431,7 @@ def test_a_pod_of_an_older_attempt_that_appears_after_all_is_removed() -> None:
     assert kube.decide().delete == (Delete(Ref("Pod", "run-trainer-9"), "z"),)
 
 
-def test_a_trainer_that_someone_scaled_returns_to_its_size() -> None:
+def test_manually_scaled_trainer_returns_to_its_size() -> None:
     kube = Kube(SPEC).start()
     kube.objects[TRAINER]["spec"]["replicas"] = 3
     assert kube.decide().scale == (Scale(TRAINER, kube.uid(TRAINER), 2),)
@@ -445,10 +439,10 @@ def test_a_trainer_that_someone_scaled_returns_to_its_size() -> None:
 
 @pytest.mark.parametrize("role", ["trainer", "orchestrator"])
 @pytest.mark.parametrize("other", [False, True], ids=["of this run", "of a deleted run"])
-def test_a_labelled_copy_of_a_pod_is_no_member_of_the_group(role: str, other: bool) -> None:
-    """Somebody copies a pod with its labels, to look into it: its end ends nothing, and nothing waits for it."""
+def test_copied_pod_with_labels_is_ignored(role: str, other: bool) -> None:
+    """A user may copy a pod with its labels for debugging; its end must not affect the run."""
     kube = Kube(SPEC).start()
-    copy = copied(kube.pod(role))
+    copy = copy_documents(kube.pod(role))
     name = f"{copy['metadata']['name']}-debug"
     copy["metadata"] |= {"name": name, "uid": "uid-of-copy", "ownerReferences": []}
     if other:
@@ -465,8 +459,8 @@ def test_a_labelled_copy_of_a_pod_is_no_member_of_the_group(role: str, other: bo
     assert Ref("Pod", name) in kube.objects
 
 
-def test_pods_of_a_deleted_statefulset_are_waited_for_although_none_is_seen() -> None:
-    """Its controller may have made one a moment before."""
+def test_deleted_statefulset_delays_the_next_attempt() -> None:
+    """Its controller may have created a pod a moment before."""
     kube = Kube().start()
     kube.delete(Ref("StatefulSet", "run-trainer"))
     while kube.condition("Restarting")["status"] != "True":

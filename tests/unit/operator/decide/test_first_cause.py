@@ -1,4 +1,4 @@
-"""The cause of an attempt's end, of all that has ended, and the attempt number that the volume knows."""
+"""Cause of an attempt's end if several pods ended, and attempt numbers already used on the volume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exits_in_order(
         (lambda k: (k.exit("trainer", 1, 0), k.exit("trainer", 1, 1, "CudaError: x")), "run-trainer-1", "CudaError"),
     ],
 )
-def test_the_first_cause_wins(happens: Callable[[Kube], None], pod: str, reason: str) -> None:
+def test_first_cause_is_recorded(happens: Callable[[Kube], None], pod: str, reason: str) -> None:
     kube = Kube(SPEC).start()
     happens(kube)
     kube.do(kube.decide())
@@ -57,7 +57,7 @@ def test_the_first_cause_wins(happens: Callable[[Kube], None], pod: str, reason:
         (78, "", "CudaError: x", "ConfigurationError", "x"),
     ],
 )  # fmt: skip
-def test_the_word_in_front_of_the_message_is_the_reason(
+def test_failure_reason_is_the_prefix_of_the_message(
     code: int, kubernetes: str, message: str, reason: str, told: str
 ) -> None:
     kube = Kube(SPEC).start()
@@ -67,7 +67,7 @@ def test_the_word_in_front_of_the_message_is_the_reason(
     assert (failure["reason"], failure["message"].startswith(told)) == (reason, True)
 
 
-def test_a_crash_before_the_deletion_is_the_cause_and_one_by_it_is_not() -> None:
+def test_crash_is_the_cause_only_before_the_deletion() -> None:
     crashed = Kube(SPEC).start()
     crashed.exit("trainer", 1)
     crashed.now += 5
@@ -82,7 +82,7 @@ def test_a_crash_before_the_deletion_is_the_cause_and_one_by_it_is_not() -> None
     assert not deleted.status["lastFailure"]["counted"]
 
 
-def test_a_number_that_the_volume_knows_is_left_out_at_once() -> None:
+def test_attempt_number_used_on_the_volume_is_skipped() -> None:
     kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 0}})
     kube.settle()
     kube.exit(
@@ -98,5 +98,5 @@ def test_a_number_that_the_volume_knows_is_left_out_at_once() -> None:
 @pytest.mark.parametrize(
     ("message", "number"), [("the next is 7", 7), ("x; next free attempt: 12", 12), ("no number", None)]
 )
-def test_the_free_number_is_read_from_the_message(message: str, number: int | None) -> None:
+def test_next_free_attempt_is_read_from_the_message(message: str, number: int | None) -> None:
     assert next_number(message) == number

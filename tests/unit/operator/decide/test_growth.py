@@ -1,4 +1,4 @@
-"""A run's own claim follows `storage.claimTemplate.size` upwards, beside whatever else the run does."""
+"""Growth of a run's own claim after an increase of `storage.claimTemplate.size`, in every state of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, Ref
 from rlrun_operator.render import spec_hash
 from rlrun_operator.validate_spec import judge_spec
 from tests.unit.operator.decide.kube import Kube
-from tests.unit.operator.decide.test_shared import a_guest, a_host, tick
+from tests.unit.operator.decide.test_shared import make_guest, make_host, tick
 
 CLAIM = Ref("PersistentVolumeClaim", "run-data")
 REFUSAL = (
@@ -20,11 +20,11 @@ REFUSAL = (
 )
 
 
-def sized(size: str | None = None, **storage: Any) -> dict[str, Any]:
+def make_storage_block(size: str | None = None, **storage: Any) -> dict[str, Any]:
     return {"storage": {"claimTemplate": {"size": size} if size else {}, **storage}}
 
 
-def grown(kube: Kube) -> list[str]:
+def list_growths(kube: Kube) -> list[str]:
     return [write for write in kube.writes if write.startswith("grow ")]
 
 
@@ -53,12 +53,12 @@ def ends(kube: Kube) -> None:
 
 
 @pytest.mark.parametrize("state", [None, restarts, waits, ends], ids=lambda state: getattr(state, "__name__", "trains"))
-def test_it_grows_at_once_and_nothing_else_happens(state: Callable[[Kube], None] | None) -> None:
-    kube = Kube(sized("100Gi") | {"failurePolicy": {"maxRestarts": 9}}).start()
+def test_claim_grows_immediately_without_other_writes(state: Callable[[Kube], None] | None) -> None:
+    kube = Kube(make_storage_block("100Gi") | {"failurePolicy": {"maxRestarts": 9}}).start()
     if state is not None:
         state(kube)
     before, phase = len(kube.writes), kube.status["phase"]
-    kube.edit(**sized("200Gi"))
+    kube.edit(**make_storage_block("200Gi"))
     kube.settle()
     claims = [write for write in kube.writes[before:] if "run-data" in write]
     assert claims == ["grow run-data 200Gi"]
@@ -73,12 +73,12 @@ def test_it_grows_at_once_and_nothing_else_happens(state: Callable[[Kube], None]
     assert kube.condition("StorageReady")["message"] == "claim run-data is bound"
 
 
-def test_what_the_driver_does_is_told_and_nothing_once_it_is_done() -> None:
-    kube = Kube(sized("100Gi")).start()
+def test_growth_is_reported_until_it_completes() -> None:
+    kube = Kube(make_storage_block("100Gi")).start()
     said = kube.condition("StorageReady")
     assert (said["reason"], said["message"]) == ("ClaimBound", "claim run-data is bound")
     assert kube.status["storage"]["size"] == "100Gi"
-    kube.edit(**sized("1Ti"))
+    kube.edit(**make_storage_block("1Ti"))
     kube.settle()
 
     def told() -> str:
@@ -104,15 +104,15 @@ def test_what_the_driver_does_is_told_and_nothing_once_it_is_done() -> None:
     kube.objects[CLAIM]["status"] |= {"conditions": [], "capacity": {"storage": "1Ti"}}
     kube.tick()
     assert (kube.condition("StorageReady")["reason"], told()) == ("ClaimBound", "claim run-data is bound")
-    assert grown(kube) == ["grow run-data 1Ti"]
+    assert list_growths(kube) == ["grow run-data 1Ti"]
     assert [reason for kind, reason in kube.told if kind == "Warning"] == []
 
 
-def test_a_refusal_is_told_once_and_harms_nothing() -> None:
-    kube = Kube(sized("100Gi")).start()
+def test_refused_growth_is_reported_without_other_effects() -> None:
+    kube = Kube(make_storage_block("100Gi")).start()
     kube.objects[CLAIM]["spec"]["storageClassName"] = "local-path"
     kube.refuses_growth = REFUSAL
-    kube.edit(**sized("200Gi"))
+    kube.edit(**make_storage_block("200Gi"))
     kube.settle()
     kube.tick(30)
     found = kube.condition("StorageReady")
@@ -123,7 +123,7 @@ def test_a_refusal_is_told_once_and_harms_nothing() -> None:
     assert (kube.status["phase"], kube.status["storage"]["size"]) == ("Running", "100Gi")
     assert kube.told.count(("Warning", "ClaimResizeRefused")) == 1
     assert kube.decide().grow is None, "it is not asked for in every pass"
-    kube.edit(**sized("300Gi"))
+    kube.edit(**make_storage_block("300Gi"))
     asked = kube.decide().grow
     assert asked is not None, "another size is asked for at once"
     assert asked.size == "300Gi"
@@ -144,18 +144,18 @@ def test_a_refusal_is_told_once_and_harms_nothing() -> None:
         ),
     ],
 )
-def test_a_refusal_comes_with_its_fix(text: str, fix: str) -> None:
-    kube = Kube(sized("100Gi")).start()
+def test_refused_growth_is_reported_with_a_fix(text: str, fix: str) -> None:
+    kube = Kube(make_storage_block("100Gi")).start()
     kube.refuses_growth = text
-    kube.edit(**sized("200Gi"))
+    kube.edit(**make_storage_block("200Gi"))
     kube.settle()
     assert text in kube.condition("StorageReady")["message"]
     assert fix in kube.condition("StorageReady")["message"]
 
 
-def test_a_full_volume_that_grows_says_both() -> None:
-    kube = Kube(sized("100Gi")).start()
-    kube.edit(**sized("200Gi"))
+def test_full_volume_reports_its_pending_growth() -> None:
+    kube = Kube(make_storage_block("100Gi")).start()
+    kube.edit(**make_storage_block("200Gi"))
     kube.settle()
     kube.report(3, storage="StorageFull: the volume is full: 12 MiB free of 100 GiB")
     kube.tick()
@@ -206,16 +206,16 @@ def the_spec_is_refused(kube: Kube) -> None:
     ],
     ids=lambda case: case.__name__,
 )
-def test_a_claim_is_left_alone(case: Callable[[Kube], None]) -> None:
-    kube = Kube(sized("100Gi")).start()
-    kube.edit(**sized("200Gi"))
+def test_claim_is_not_grown_if_changed_or_unreadable(case: Callable[[Kube], None]) -> None:
+    kube = Kube(make_storage_block("100Gi")).start()
+    kube.edit(**make_storage_block("200Gi"))
     asked = kube.decide().grow
     assert asked is not None
     case(kube)
     assert kube.decide().grow is None
 
 
-def test_a_claim_that_the_run_brings_is_left_alone() -> None:
+def test_existing_claim_is_not_grown() -> None:
     kube = Kube({"storage": {"claimName": "mine"}})
     mine = Ref("PersistentVolumeClaim", "mine")
     kube.objects[mine] = {
@@ -229,8 +229,8 @@ def test_a_claim_that_the_run_brings_is_left_alone() -> None:
     assert kube.status["storage"]["size"] == "1Gi"
 
 
-def test_a_guest_leaves_its_hosts_claim_alone_even_one_that_it_made_itself_once() -> None:
-    host = a_host({"storage": {"claimName": "guest-data"}})
+def test_guest_never_grows_the_claim_of_its_host() -> None:
+    host = make_host({"storage": {"claimName": "guest-data"}})
     host.objects[Ref("PersistentVolumeClaim", "guest-data")] = {
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "guest-data", "uid": "u", "labels": {RUN_LABEL: "guest"}},
@@ -238,27 +238,27 @@ def test_a_guest_leaves_its_hosts_claim_alone_even_one_that_it_made_itself_once(
         "status": {"phase": "Bound"},
     }
     host.start()
-    guest = a_guest(host)
+    guest = make_guest(host)
     tick(host, guest)
     guest.start()
     assert guest.status["storage"]["size"] == "50Gi"
     assert (guest.decide().grow, host.decide().grow) == (None, None)
 
 
-def test_an_unbound_claim_grows_when_it_is_bound() -> None:
-    kube = Kube(sized("100Gi"))
+def test_unbound_claim_grows_once_it_is_bound() -> None:
+    kube = Kube(make_storage_block("100Gi"))
     kube.bind_claims = False
     kube.settle()
-    kube.edit(**sized("200Gi"))
+    kube.edit(**make_storage_block("200Gi"))
     kube.tick()
-    assert grown(kube) == []
+    assert list_growths(kube) == []
     kube.bind_claims = True
     kube.settle()
-    assert grown(kube) == ["grow run-data 200Gi"]
+    assert list_growths(kube) == ["grow run-data 200Gi"]
 
 
 @pytest.mark.parametrize("storage", [None, {"claimTemplate": {}}, {"claimTemplate": {}, "mountPath": "/mnt"}])
-def test_the_size_is_no_part_of_what_an_attempt_is_made_from(storage: dict[str, Any] | None) -> None:
+def test_spec_hash_ignores_claim_size(storage: dict[str, Any] | None) -> None:
     def hashed(storage: dict[str, Any] | None) -> str:
         kube = Kube({"storage": storage} if storage is not None else None)
         spec = judge_spec(kube.run).spec
@@ -272,11 +272,11 @@ def test_the_size_is_no_part_of_what_an_attempt_is_made_from(storage: dict[str, 
 
 
 MARK_OF_BEFORE = "d65f6dbd991911b6"
-"""`spec_hash` of `SMALLEST` with a size of 200Gi, by the last release in which the size was part of it."""
+"""`spec_hash` of `SMALLEST` with a size of 200Gi, from the last release whose hash included the size."""
 
 
-def by_the_release_before(kube: Kube) -> None:
-    """Write the marks as if the release before had begun the attempt."""
+def write_previous_hashes(kube: Kube) -> None:
+    """Write the hashes of the previous release, which included the size."""
     present = kube.status["specHash"]
     kube.run["status"] = {**kube.status, "specHash": MARK_OF_BEFORE}
     for ref, child in kube.objects.items():
@@ -286,10 +286,10 @@ def by_the_release_before(kube: Kube) -> None:
             kube.objects[ref] = {**child, "metadata": {**child["metadata"], "annotations": marked}}
 
 
-def test_an_upgrade_takes_no_run_for_edited() -> None:
-    kube = Kube(sized("200Gi")).start()
+def test_upgrade_does_not_mark_a_run_as_edited() -> None:
+    kube = Kube(make_storage_block("200Gi")).start()
     engines = kube.objects[Ref("Deployment", "run-inference")]["metadata"]["uid"]
-    by_the_release_before(kube)
+    write_previous_hashes(kube)
     before = len(kube.writes)
     kube.tick()
     assert kube.condition("ConfigurationValid")["reason"] == "Valid"
@@ -303,9 +303,9 @@ def test_an_upgrade_takes_no_run_for_edited() -> None:
     assert "apply Deployment run-inference" not in kube.writes[before:]
 
 
-def test_an_edit_across_an_upgrade_is_told() -> None:
-    kube = Kube(sized("200Gi")).start()
-    by_the_release_before(kube)
-    kube.edit(**sized("200Gi", mountPath="/elsewhere"))
+def test_edit_during_an_upgrade_is_detected() -> None:
+    kube = Kube(make_storage_block("200Gi")).start()
+    write_previous_hashes(kube)
+    kube.edit(**make_storage_block("200Gi", mountPath="/elsewhere"))
     kube.tick()
     assert kube.condition("ConfigurationValid")["reason"] == "ChangePending"

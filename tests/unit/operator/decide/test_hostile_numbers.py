@@ -1,4 +1,4 @@
-"""What anybody with the right to write statuses, labels or annotations may have written there in place of the operator or a role."""
+"""Hostile values in statuses, labels and annotations, written by any user who may edit them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlrun_operator.pods import read_pods
 from tests.unit.operator.decide.kube import Kube
 
 HUGE = 2**63 - 1
-"""The largest number that the API takes: one more of it cannot be written."""
+"""Largest number that the API accepts; the operator cannot write this value plus one."""
 
 
 @pytest.mark.parametrize("value", [HUGE, -1, -HUGE])
-def test_a_number_that_no_operator_writes_is_not_read(value: int) -> None:
+def test_number_out_of_range_is_ignored(value: int) -> None:
     status = read_status(
         {
             "attempt": value,
@@ -33,20 +33,20 @@ def test_a_number_that_no_operator_writes_is_not_read(value: int) -> None:
     assert (status.progress.step, status.progress.total_steps, status.checkpoint.steps_lost_total) == (0, 9, 0)
 
 
-def test_a_number_that_can_be_written_is_read() -> None:
+def test_largest_valid_number_is_read() -> None:
     status = read_status({"attempt": ATTEMPT_MAX, "restarts": COUNT_MAX})
     assert (status.attempt, status.restarts) == (ATTEMPT_MAX, COUNT_MAX)
 
 
 @pytest.mark.parametrize("name", ["bad name!", "x" * 300, "A", ""])
-def test_a_node_that_cannot_exist_is_not_left_out(name: str) -> None:
-    """Rendered into the next attempt it would be refused, and the run would fail for it."""
+def test_invalid_node_name_is_not_excluded(name: str) -> None:
+    """The API server would refuse the next attempt with this name, and the run would fail."""
     other = {"name": "node-1", "until": "2999-01-01T00:00:00Z", "reason": "r"}
     status = read_status({"excludedNodes": [{**other, "name": name}, other]})
     assert [node.name for node in status.excluded_nodes or ()] == ["node-1"]
 
 
-def test_a_run_whose_status_was_filled_with_huge_numbers_restarts_and_counts_from_the_start() -> None:
+def test_run_with_huge_status_numbers_restarts_from_zero() -> None:
     kube = Kube().start()
     kube.run["status"] = {**kube.status, "restarts": HUGE, "restartsCountedTowardsMax": -HUGE, "launchedAttempt": HUGE}
     kube.exit("trainer", 1)
@@ -56,40 +56,40 @@ def test_a_run_whose_status_was_filled_with_huge_numbers_restarts_and_counts_fro
 
 
 @pytest.mark.parametrize("text", ["9" * 62, "9" * 10, "-1", "x", "", None])
-def test_a_label_that_no_attempt_has_is_no_number(text: str | None) -> None:
+def test_invalid_attempt_label_is_not_a_number(text: str | None) -> None:
     assert attempt_of({"labels": {"rlrun.io/attempt": text}}) is None
     assert attempt_of({"labels": {"rlrun.io/attempt": "999999999"}}) == ATTEMPT_MAX
 
 
-def test_a_message_names_no_number_that_an_attempt_cannot_have() -> None:
+def test_impossible_attempt_number_in_message_is_ignored() -> None:
     assert next_number("next free attempt: " + "9" * 900) is None
     assert next_number("next free attempt: 12") == 12
 
 
-def labelled(**metadata: Any) -> dict[str, Any]:
+def make_labelled_pod(**metadata: Any) -> dict[str, Any]:
     labels = {"rlrun.io/run": "run", "rlrun.io/role": "trainer", "rlrun.io/attempt": "1"}
     return {"metadata": {"name": "run-trainer-3", "uid": "p", "labels": labels, **metadata}}
 
 
-def test_a_pod_made_by_hand_with_a_runs_labels_is_neither_the_runs_nor_one_of_a_run_before() -> None:
-    """Taken for a younger pod of the trainer, it would restart a healthy run."""
-    assert read_pods([labelled()], uid="u", born_after=0.0) == ([], [])
+def test_handmade_pod_with_run_labels_is_ignored() -> None:
+    """Otherwise it would count as a newer trainer pod and restart a healthy run."""
+    assert read_pods([make_labelled_pod()], uid="u", born_after=0.0) == ([], [])
     owner = {"kind": "StatefulSet", "name": "run-trainer", "uid": "s"}
-    own, _ = read_pods([labelled(ownerReferences=[owner])], uid="u", born_after=0.0)
+    own, _ = read_pods([make_labelled_pod(ownerReferences=[owner])], uid="u", born_after=0.0)
     assert len(own) == 1
 
 
-def test_a_copied_label_makes_no_child() -> None:
+def test_copied_label_does_not_make_a_child() -> None:
     owner = {"kind": "RLRun", "name": "run", "uid": "another life"}
-    assert is_made_for(labelled(ownerReferences=[owner])["metadata"], "run")
-    assert is_made_for(labelled(annotations={RUN_UID_ANNOTATION: "u"})["metadata"], "run")
-    assert not is_made_for(labelled()["metadata"], "run")
-    assert not is_made_for(labelled(ownerReferences=[owner])["metadata"], "other")
+    assert is_made_for(make_labelled_pod(ownerReferences=[owner])["metadata"], "run")
+    assert is_made_for(make_labelled_pod(annotations={RUN_UID_ANNOTATION: "u"})["metadata"], "run")
+    assert not is_made_for(make_labelled_pod()["metadata"], "run")
+    assert not is_made_for(make_labelled_pod(ownerReferences=[owner])["metadata"], "other")
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Deployment", "Lease"])
-def test_an_object_of_somebody_else_with_a_copied_label_is_told_as_such(kind: str) -> None:
-    """Not as one of a deleted run, which would be waited for without an end."""
+def test_foreign_object_with_copied_label_is_reported_as_foreign(kind: str) -> None:
+    """An object of a deleted run would be waited for forever."""
     found = Kube().start()
     ref = next(ref for ref in found.objects if ref.kind == kind)
     copied = found.objects[ref]
@@ -102,7 +102,7 @@ def test_an_object_of_somebody_else_with_a_copied_label_is_told_as_such(kind: st
 
 
 @pytest.mark.parametrize("mark", ["nonsense", "uid/x", "uid/" + "9" * 5000, "/"])
-def test_a_mark_of_the_host_that_somebody_has_edited_stops_no_guest(mark: str) -> None:
+def test_edited_host_annotation_does_not_stop_a_guest(mark: str) -> None:
     host = Kube({"trainer": {"lora": {"slots": 2}, "guests": ["*"]}}, name="host", uid="uid-of-host").start()
     guest = Kube({"trainer": {"sharedWith": "host", "lora": {}}})
     guest.host, guest.guests = host, host.guests

@@ -1,4 +1,4 @@
-"""A run's life without failures: what is made, in which order, how often, and what a crash of the operator in between costs."""
+"""Life of a run without failures: creation order, number of writes, and recovery from crashes of the operator."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BUDGET = Ref("PodDisruptionBudget", "run-inference")
     ],
     ids=["podTemplate", "affinity", "extended resource"],
 )
-def test_only_what_the_api_server_alone_can_judge_is_dry_run(role: str, kind: str, block: dict[str, Any]) -> None:
+def test_fields_judged_only_by_api_server_are_dry_run(role: str, kind: str, block: dict[str, Any]) -> None:
     first = Kube({**SPEC, role: {**SPEC.get(role, {}), **block}}).decide()
     assert [child["kind"] for child in first.dry_run] == [kind]
 
 
-def test_the_first_pass_makes_everything_at_once() -> None:
+def test_first_pass_creates_everything() -> None:
     first = Kube(SPEC).decide()
     assert first.dry_run == ()
     assert {child["kind"] for child in first.create} == {"PersistentVolumeClaim", "Lease", "Secret"}
@@ -47,14 +47,14 @@ def test_the_first_pass_makes_everything_at_once() -> None:
     assert "launchedAttempt" not in first.status or first.status["launchedAttempt"] == 0
 
 
-def test_from_creation_to_complete() -> None:
+def test_run_goes_from_creation_to_complete() -> None:
     kube = Kube(SPEC)
     kube.settle()
     assert (kube.status["phase"], kube.status["launchedAttempt"], kube.status["trainerReady"]) == ("Starting", 1, "2/2")
     kube.tick()
     kube.report(0)
     kube.tick()
-    assert kube.status["phase"] == "Starting"  # a step of its own is what makes it Running
+    assert kube.status["phase"] == "Starting"  # only a step of this attempt leads to Running
     kube.report(1, reward=0.123456)
     kube.tick()
     assert (kube.status["phase"], kube.status["steps"], kube.status["progress"]["reward"]) == (
@@ -77,8 +77,8 @@ def test_from_creation_to_complete() -> None:
     assert kube.pods("orchestrator"), "the orchestrator's pod stays for its log"
 
 
-def test_the_log_stays_while_environments_in_images_of_their_own_still_end() -> None:
-    """The kubelet asks sidecars after the orchestrator has ended; until they have, the pod's phase is Running."""
+def test_orchestrator_pod_is_kept_while_its_sidecars_end() -> None:
+    """The kubelet stops sidecars after the orchestrator; until then the pod's phase is Running."""
     kube = Kube().start()
     kube.report(100)
     kube.exit("orchestrator", 0)
@@ -88,13 +88,13 @@ def test_the_log_stays_while_environments_in_images_of_their_own_still_end() -> 
     assert kube.pods("orchestrator")
 
 
-def test_from_creation_to_running_costs_few_writes_and_events() -> None:
+def test_start_of_a_run_costs_few_writes_and_events() -> None:
     kube = Kube(SPEC).start()
     assert len(kube.writes) + len(kube.told) <= 23, kube.writes
     assert kube.told == [("Normal", "AttemptStarted"), ("Normal", "EnginesAvailable"), ("Normal", "Training")]
 
 
-def test_nothing_is_written_while_nothing_changes() -> None:
+def test_unchanged_run_writes_nothing() -> None:
     kube = Kube(SPEC).start()
     for seconds in (1.0, 10.0, 30.0):
         kube.now += seconds
@@ -103,7 +103,7 @@ def test_nothing_is_written_while_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("stop_after", range(16))
-def test_the_operator_may_die_between_any_two_requests_of_the_beginning(stop_after: int) -> None:
+def test_operator_crash_during_start_is_recovered(stop_after: int) -> None:
     kube = Kube(SPEC)
     kube.do(kube.decide(), stop_after=stop_after)
     kube.controllers()
@@ -113,7 +113,7 @@ def test_the_operator_may_die_between_any_two_requests_of_the_beginning(stop_aft
     assert kube.told.count(("Normal", "AttemptStarted")) == 1
 
 
-def test_a_cache_that_lags_makes_nothing_twice() -> None:
+def test_lagging_cache_creates_nothing_twice() -> None:
     kube = Kube(SPEC)
     kube.do(kube.decide())
     behind = frozenset({"workloads", "pods", "lease"})
@@ -130,7 +130,7 @@ def test_a_cache_that_lags_makes_nothing_twice() -> None:
     assert kube.status["launchedAttempt"] == 0
 
 
-def test_the_number_of_engines_follows_the_specification_and_nothing_else_is_touched() -> None:
+def test_engine_count_edit_scales_only_the_engines() -> None:
     kube = Kube(SPEC).start()
     before = copy.deepcopy(kube.objects)
     kube.edit(inference={"replicas": 5, "minAvailable": 2})
@@ -143,7 +143,7 @@ def test_the_number_of_engines_follows_the_specification_and_nothing_else_is_tou
     assert all(kube.objects[ref] == before[ref] for ref in before if ref not in (DEPLOYMENT, BUDGET))
 
 
-def test_min_available_is_a_matter_of_the_status_and_of_drains_alone() -> None:
+def test_min_available_edit_changes_only_status_and_budget() -> None:
     kube = Kube(SPEC).start()
     kube.edit(inference={"replicas": 3, "minAvailable": 3})
     decision = kube.decide()
@@ -154,7 +154,7 @@ def test_min_available_is_a_matter_of_the_status_and_of_drains_alone() -> None:
     assert kube.status["observedGeneration"] == 2
 
 
-def test_an_edit_of_the_rest_waits_for_the_next_attempt() -> None:
+def test_other_edits_wait_for_the_next_attempt() -> None:
     kube = Kube(SPEC).start()
     before = copy.deepcopy(kube.objects)
     kube.edit(trainer={"replicas": 4})
@@ -168,7 +168,7 @@ def test_an_edit_of_the_rest_waits_for_the_next_attempt() -> None:
     assert kube.condition("ConfigurationValid")["reason"] == "Valid"
 
 
-def test_an_edit_between_two_children_begins_the_attempt_again() -> None:
+def test_edit_during_creation_starts_another_attempt() -> None:
     kube = Kube(SPEC)
     twelfth = [a.manifest["kind"] for a in kube.decide().apply].index("StatefulSet") + len(kube.decide().create) + 1
     kube.do(kube.decide(), stop_after=twelfth)
@@ -180,7 +180,7 @@ def test_an_edit_between_two_children_begins_the_attempt_again() -> None:
     assert kube.attempts_of_trainers() == {"2"}
 
 
-def test_a_deleted_deployment_is_made_again_and_the_run_goes_on() -> None:
+def test_deleted_deployment_is_recreated_without_a_restart() -> None:
     kube = Kube(SPEC).start()
     kube.delete(DEPLOYMENT)
     kube.tick()
@@ -199,7 +199,7 @@ def test_missing_engines_never_fail_a_run() -> None:
     assert ("Warning", "EnginesUnavailable") in kube.told
 
 
-def test_a_new_run_waits_until_nothing_of_the_deleted_one_of_its_name_is_left() -> None:
+def test_new_run_waits_for_deletion_of_its_predecessor() -> None:
     old = Kube(SPEC).start()
     kube = Kube(SPEC)
     kube.now = old.now + 10
@@ -214,7 +214,7 @@ def test_a_new_run_waits_until_nothing_of_the_deleted_one_of_its_name_is_left() 
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 1)
 
 
-def test_a_run_that_is_being_deleted_is_left_alone() -> None:
+def test_run_under_deletion_is_unchanged() -> None:
     kube = Kube(SPEC).start()
     kube.run["metadata"]["deletionTimestamp"] = "2023-11-14T22:14:00Z"
     kube.delete(kube.ref("trainer"))
@@ -231,7 +231,7 @@ def _fail(kube: Kube) -> None:
 
 
 @pytest.mark.parametrize(("end", "phase"), [(_complete, "Complete"), (_fail, "Failed")])
-def test_a_terminal_state_absorbs(end: Callable[[Kube], None], phase: str) -> None:
+def test_terminal_phase_ignores_edits(end: Callable[[Kube], None], phase: str) -> None:
     kube = Kube(SPEC).start()
     end(kube)
     kube.tick()
@@ -243,7 +243,7 @@ def test_a_terminal_state_absorbs(end: Callable[[Kube], None], phase: str) -> No
     assert (kube.status["phase"], kube.pods("trainer")) == (phase, [])
 
 
-def test_a_status_that_cannot_be_read_is_no_reason_to_touch_a_run() -> None:
+def test_unreadable_status_leaves_the_run_unchanged() -> None:
     kube = Kube(SPEC).start()
     before = copy.deepcopy(kube.objects)
     kube.run["status"] |= {"invented": 1, "progress": {"step": "many", "speed": 3}}

@@ -1,4 +1,4 @@
-"""A run that is deleted and applied again at once, while the children of the old one are still on their way out."""
+"""Run that is deleted and recreated immediately, while children of the old run still exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.operator.decide.kube import Kube
 CLAIM = Ref("PersistentVolumeClaim", "run-data")
 
 
-def test_nothing_begins_on_a_claim_that_is_being_deleted() -> None:
+def test_run_waits_for_the_deletion_of_its_old_claim() -> None:
     kube = Kube()
     kube.objects[CLAIM] = {
         "kind": "PersistentVolumeClaim",
@@ -34,11 +34,11 @@ def test_nothing_begins_on_a_claim_that_is_being_deleted() -> None:
     assert kube.decide().apply
 
 
-def claim(kube: Kube, **metadata: str) -> None:
+def edit_claim(kube: Kube, **metadata: str) -> None:
     kube.objects[CLAIM]["metadata"] |= metadata
 
 
-def test_a_mended_run_that_waits_for_a_namesake_to_go_is_not_failed_for_ever() -> None:
+def test_corrected_run_waiting_for_a_name_is_not_failed() -> None:
     kube = Kube({"trainer": {"replicas": 0}})
     kube.tick(1)
     assert kube.status["phase"] == "Failed"
@@ -52,7 +52,7 @@ def test_a_mended_run_that_waits_for_a_namesake_to_go_is_not_failed_for_ever() -
     assert kube.status["phase"] == "Running"
 
 
-def test_a_claim_that_went_before_a_pod_could_use_it_is_made_again() -> None:
+def test_claim_deleted_before_use_is_recreated() -> None:
     kube = Kube()
     kube.schedule = False
     kube.tick(3)
@@ -63,9 +63,9 @@ def test_a_claim_that_went_before_a_pod_could_use_it_is_made_again() -> None:
     assert kube.status["attempt"] == 1
 
 
-def test_engines_that_hold_a_deleted_claim_go_and_the_next_attempt_begins_on_a_new_one() -> None:
+def test_deleted_claim_stops_engines_before_the_next_attempt() -> None:
     kube = Kube().start()
-    claim(kube, deletionTimestamp=rfc3339(kube.now))
+    edit_claim(kube, deletionTimestamp=rfc3339(kube.now))
     kube.tick(3)
     assert kube.status["phase"] == "Running", "what holds it works on"
     kube.delete(kube.ref("trainer"))
@@ -79,19 +79,19 @@ def test_engines_that_hold_a_deleted_claim_go_and_the_next_attempt_begins_on_a_n
     assert kube.pods("inference")
 
 
-def test_an_attempt_whose_pods_a_deleted_claim_does_not_take_begins_anew() -> None:
+def test_claim_deletion_restarts_an_unscheduled_attempt() -> None:
     kube = Kube()
     kube.place = lambda pod: "node-1" if "inference" in pod["metadata"]["name"] else None
     kube.tick(3)
-    claim(kube, deletionTimestamp=rfc3339(kube.now))
+    edit_claim(kube, deletionTimestamp=rfc3339(kube.now))
     kube.tick(8)
     assert kube.status["lastFailure"]["reason"] == reasons.CLAIM_DELETED
     assert kube.status["restartsCountedTowardsMax"] == 0
     assert not kube.pods("inference"), "they would hold it for ever"
 
 
-def remade(old: Kube) -> Kube:
-    """The run, deleted and made again in this very second; of the old one only the pods are left."""
+def remake_run(old: Kube) -> Kube:
+    """Run deleted and recreated within the same second; of the old one only the pods remain."""
     kube = Kube(uid="uid-of-another")
     kube.now = old.now
     kube.run["metadata"]["creationTimestamp"] = old.pod("trainer")["metadata"]["creationTimestamp"]
@@ -99,8 +99,8 @@ def remade(old: Kube) -> Kube:
     return kube
 
 
-def without_uid(kube: Kube) -> Kube:
-    """As an operator had made it that did not write whose its pods are: a StatefulSet's and a Deployment's pods say nothing of it."""
+def remove_run_uid(kube: Kube) -> Kube:
+    """Remove the run's UID from pods of workloads, as created by earlier releases."""
     templates = [
         found["spec"]["template"] for ref, found in kube.objects.items() if ref.kind in ("StatefulSet", "Deployment")
     ]
@@ -110,8 +110,8 @@ def without_uid(kube: Kube) -> Kube:
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
-def test_a_pod_is_not_taken_over_because_it_is_as_young_as_the_run(role: str) -> None:
-    kube = remade(Kube().start())
+def test_pod_as_young_as_the_run_is_not_adopted(role: str) -> None:
+    kube = remake_run(Kube().start())
     kube.objects = {ref: found for ref, found in kube.objects.items() if ref == kube.ref(role)}
     kube.tick(0)
     assert (kube.status["phase"], kube.status.get("attempt", 0)) == ("Pending", 0)
@@ -121,13 +121,13 @@ def test_a_pod_is_not_taken_over_because_it_is_as_young_as_the_run(role: str) ->
     assert (kube.status["phase"], kube.attempts_of_trainers()) == ("Starting", {"1"})
 
 
-def test_an_orchestrator_that_says_nothing_else_is_its_owners() -> None:
-    kube = remade(without_uid(Kube().start()))
+def test_orchestrator_without_annotation_belongs_to_its_owner() -> None:
+    kube = remake_run(remove_run_uid(Kube().start()))
     assert "Pod run-orchestrator-1" in kube.decide().status["message"]
 
 
-def test_pods_of_before_an_upgrade_are_told_by_their_age_and_left_alone() -> None:
-    kube = without_uid(Kube().start())
+def test_pods_from_before_upgrade_are_matched_by_age() -> None:
+    kube = remove_run_uid(Kube().start())
     before = {ref: found["metadata"]["uid"] for ref, found in kube.objects.items()}
     kube.tick()
     assert {ref: found["metadata"]["uid"] for ref, found in kube.objects.items()} == before
@@ -136,12 +136,12 @@ def test_pods_of_before_an_upgrade_are_told_by_their_age_and_left_alone() -> Non
     for _ in range(3):
         kube.tick()
     assert (kube.status["attempt"], kube.attempts_of_trainers()) == (2, {"2"})
-    later = remade(without_uid(Kube().start()))
+    later = remake_run(remove_run_uid(Kube().start()))
     later.run["metadata"]["creationTimestamp"] = rfc3339(later.now + 60)
     assert "Pod run-trainer-0" in later.decide().status["message"]
 
 
-def test_the_key_of_the_old_run_is_not_taken_for_the_new_ones() -> None:
+def test_secret_name_differs_for_a_recreated_run() -> None:
     names = Names("run")
     assert names.secret("11111111-aaaa") != names.secret("22222222-aaaa")
 
@@ -153,11 +153,11 @@ def test_the_key_of_the_old_run_is_not_taken_for_the_new_ones() -> None:
         ('Only one reference can have Controller set to true. Found "true" in two', False),
     ],
 )
-def test_a_child_that_belongs_to_the_old_run_is_tried_again(message: str, refused: bool) -> None:
+def test_conflict_with_child_of_old_run_is_retried(message: str, refused: bool) -> None:
     assert ApiError(422, "Invalid", message, "apply services/run-trainer").refused is refused
 
 
-def test_a_complete_run_waits_for_nothing() -> None:
+def test_complete_run_has_no_waiting_reason() -> None:
     kube = Kube().start()
     kube.report(100, **{"waiting-on": "the last checkpoint"})
     kube.tick()
@@ -170,10 +170,8 @@ def test_a_complete_run_waits_for_nothing() -> None:
 
 @pytest.mark.parametrize("taken", [None, "Service run-trainer"])
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_an_attempt_that_is_made_and_not_on_record_goes_there_whatever_else_is_refused(
-    attempt: int, taken: str | None
-) -> None:
-    """What it was begun with is not asked for again: a refusal would keep it off the record, and its failures unseen."""
+def test_created_attempt_is_recorded_despite_other_refusals(attempt: int, taken: str | None) -> None:
+    """Otherwise a refused dry run would keep the attempt unrecorded, and its failures undetected."""
     kube = Kube()
     if attempt == 2:
         kube.start()
@@ -185,7 +183,7 @@ def test_an_attempt_that_is_made_and_not_on_record_goes_there_whatever_else_is_r
             kube.controllers()
             kube.now += 1
     decision = kube.decide()
-    kube.do(decision, stop_after=len((*decision.create, *decision.apply)))  # and the operator dies
+    kube.do(decision, stop_after=len((*decision.create, *decision.apply)))  # the operator is killed here
     kube.taken = taken
     made = kube.decide()
     assert (made.create, made.apply, made.dry_run, made.repair) == ((), (), (), ())

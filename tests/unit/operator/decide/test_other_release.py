@@ -1,4 +1,4 @@
-"""An operator of another release takes over: no attempt is made of two releases, and none reads the other's file."""
+"""Takeover by an operator of another release: each attempt has one release, and no role reads another release's file."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CONFIG = Ref("ConfigMap", "run-rlrun")
 OTHER = {"trainer": "reg/trainer:2", "inference": "reg/inference:2", "orchestrator": "reg/trainer:2"}
 
 
-def other_images(kube: Kube) -> None:
+def change_images(kube: Kube) -> None:
     kube.settings = dataclasses.replace(kube.settings, images=OTHER)
     kube.new_operator()
 
 
-def other_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next release's configuration file has a field more."""
+def change_config_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add a field to the next release's configuration file."""
     text = RunContext.config_text.func
     monkeypatch.setattr(RunContext, "config_text", property(lambda ctx: text(ctx).replace("{", '{"new": 1,', 1)))
 
 
-def without_orchestrator() -> Kube:
-    """The attempt is on record, and a quota has kept its orchestrator out."""
+def start_without_orchestrator() -> Kube:
+    """Attempt that is recorded but whose orchestrator is refused by a quota."""
     kube = Kube()
     kube.make_ready = False
     kube.settle()
@@ -37,8 +37,8 @@ def without_orchestrator() -> Kube:
     return kube
 
 
-def images(kube: Kube) -> set[str]:
-    """Of the workloads, and of the group's pods: this Deployment controller replaces none."""
+def list_images(kube: Kube) -> set[str]:
+    """Images of workloads and of the group's pods; this Deployment controller replaces no pod."""
     pods = [kube.objects[ref]["spec"] for ref in kube.objects if ref.kind == "Pod" and "inference" not in ref.name]
     made = [
         o["spec"]["template"]["spec"] for ref, o in kube.objects.items() if ref.kind in ("StatefulSet", "Deployment")
@@ -46,36 +46,36 @@ def images(kube: Kube) -> set[str]:
     return {spec["containers"][0]["image"] for spec in (*pods, *made)}
 
 
-def test_a_pod_that_was_kept_out_comes_into_the_attempt_that_waits_for_it() -> None:
-    kube = without_orchestrator()
+def test_refused_pod_joins_the_waiting_attempt() -> None:
+    kube = start_without_orchestrator()
     kube.settle()
     assert kube.status["attempt"] == 1
     assert Ref("Pod", "run-orchestrator-1") in kube.objects
 
 
-def test_another_release_makes_the_whole_attempt_again_of_which_a_pod_was_kept_out() -> None:
-    kube = without_orchestrator()
-    before = images(kube)
-    other_images(kube)
+def test_incomplete_attempt_is_restarted_by_another_release() -> None:
+    kube = start_without_orchestrator()
+    before = list_images(kube)
+    change_images(kube)
     for _ in range(20):
         kube.tick()
-    assert images(kube).isdisjoint(before)
-    assert images(kube) == set(OTHER.values())
+    assert list_images(kube).isdisjoint(before)
+    assert list_images(kube) == set(OTHER.values())
     assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (2, 0)
 
 
-def test_a_whole_attempt_is_left_as_it_is() -> None:
+def test_complete_attempt_is_kept_by_another_release() -> None:
     kube = Kube().start()
-    before = images(kube)
-    other_images(kube)
+    before = list_images(kube)
+    change_images(kube)
     for _ in range(5):
         kube.tick()
-    assert (kube.status["attempt"], images(kube)) == (1, before)
+    assert (kube.status["attempt"], list_images(kube)) == (1, before)
 
 
-def test_a_lost_file_is_not_made_again_in_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_config_of_another_release_is_not_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
     kube = Kube().start()
-    other_file(monkeypatch)
+    change_config_format(monkeypatch)
     kube.new_operator()
     kube.tick()
     assert kube.condition("ChildrenIntact") == {}, "a file of another form is no damage"
@@ -94,12 +94,12 @@ def test_a_lost_file_is_not_made_again_in_another_form(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["marked", "of a release before marks"])
-def test_the_same_file_is_made_again_by_another_process(known: bool) -> None:
+def test_unchanged_config_is_recreated_by_another_process(known: bool) -> None:
     kube = Kube().start()
     if not known:
         (pod,) = (o for o in kube.objects.values() if o["metadata"]["name"] == "run-orchestrator-1")
         del pod["metadata"]["annotations"][CONFIG_ANNOTATION]
-    kube.edit(inference={"replicas": 3})  # takes effect at once, and is no other file
+    kube.edit(inference={"replicas": 3})  # applies immediately and does not change the file
     kube.new_operator()
     kube.tick()
     del kube.objects[CONFIG]
@@ -107,17 +107,17 @@ def test_the_same_file_is_made_again_by_another_process(known: bool) -> None:
     assert CONFIG in kube.objects
 
 
-def other_release(kube: Kube) -> None:
-    """An operator of another release takes over: of its images, the engines' is another one."""
+def change_release(kube: Kube) -> None:
+    """Change the release of the operator, which has another engine image."""
     kube.settings = dataclasses.replace(
         kube.settings, images={**kube.settings.images, "inference": "reg/inference:2", "trainer": "reg/trainer:2"}
     )
     kube.new_operator()
 
 
-def test_after_an_upgrade_trainer_and_engines_are_renewed_together_by_the_next_attempt_and_not_before() -> None:
+def test_next_attempt_after_upgrade_renews_trainer_and_engines() -> None:
     kube = Kube().start()
-    other_release(kube)
+    change_release(kube)
     before = len(kube.writes)
     for _ in range(5):
         kube.hang(60, 3)
@@ -141,8 +141,8 @@ def test_after_an_upgrade_trainer_and_engines_are_renewed_together_by_the_next_a
     assert kube.writes.count("apply Deployment run-inference") == 1, "engines that are rendered no otherwise stay"
 
 
-def test_engines_are_renewed_where_the_format_of_their_file_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ConfigMap is one for all attempts: an engine of before that starts again would not read what it holds now."""
+def test_engines_are_renewed_if_config_format_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts share one ConfigMap, and a restarted old engine could not read the new format."""
     kube = Kube().start()
     monkeypatch.setattr("rlrun_operator.render.workloads.config_format", lambda: "another")
     kube.exit("trainer", 1)
@@ -152,11 +152,11 @@ def test_engines_are_renewed_where_the_format_of_their_file_is_another_one(monke
     assert kube.writes.count("apply Deployment run-inference") == 1
 
 
-def test_an_upgrade_in_the_middle_of_a_beginning_makes_one_attempt() -> None:
+def test_upgrade_during_a_start_makes_one_attempt() -> None:
     kube = Kube().start()
     kube.exit("trainer", 1)
     other = Kube()
-    other_release(other)
+    change_release(other)
     for _ in range(12):
         kube.do(kube.decide(), stop_after=3)
         kube.controllers()

@@ -1,4 +1,4 @@
-"""Services, policies, rights and ConfigMap that somebody deletes or edits while an attempt runs."""
+"""Repair of services, policies, roles and ConfigMap that a user deletes or edits during an attempt."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ PARTS = [
 ENGINES = {"inference": {"replicas": 2}}
 
 
-def told(kube: Kube) -> tuple[str, str, str]:
+def read_children_intact(kube: Kube) -> tuple[str, str, str]:
     condition = kube.condition("ChildrenIntact")
     return condition["status"], condition["reason"], condition["message"]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_a_deleted_part_is_told_and_made_again_and_the_attempt_goes_on(part: Ref) -> None:
+def test_deleted_part_is_reported_and_recreated_without_restart(part: Ref) -> None:
     kube = Kube(ENGINES).start()
     assert kube.condition("ChildrenIntact") == {}
     del kube.objects[part]
     kube.do(kube.decide())
     assert part in kube.objects
-    assert told(kube)[:2] == ("False", "Drifted")
+    assert read_children_intact(kube)[:2] == ("False", "Drifted")
     kube.tick()
-    assert told(kube) == ("True", "Repaired", f"{part.kind} {part.name} was deleted; it is repaired")
+    assert read_children_intact(kube) == ("True", "Repaired", f"{part.kind} {part.name} was deleted; it is repaired")
     assert (kube.status["attempt"], kube.status["phase"]) == (1, "Running")
     assert ("Warning", "Drifted") in kube.told
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_an_edited_part_is_told_and_applied_again(part: Ref) -> None:
+def test_edited_part_is_reported_and_repaired(part: Ref) -> None:
     kube = Kube(ENGINES).start()
     kube.edited.add(part)
     kube.settle()
     assert kube.edited == set()
-    assert told(kube)[1] == "Repaired"
-    assert f"{part.kind} {part.name} was edited (" in told(kube)[2]
+    assert read_children_intact(kube)[1] == "Repaired"
+    assert f"{part.kind} {part.name} was edited (" in read_children_intact(kube)[2]
 
 
-def test_a_part_that_the_cache_lacks_is_made_and_nothing_that_exists_is_written_over() -> None:
-    """The answer to a repair was lost, and so was its event: the part is whole."""
+def test_missing_part_is_created_without_overwriting() -> None:
+    """The part may exist already if the response to a repair and its event were lost."""
     kube = Kube(ENGINES).start()
     part = Ref("Role", "run-rlrun")
     del kube.objects[part]
@@ -62,7 +62,7 @@ def test_a_part_that_the_cache_lacks_is_made_and_nothing_that_exists_is_written_
     assert (repair.expect_absent, repair.replaces, repair.known) == (True, None, None)
 
 
-def test_an_edited_part_is_applied_over_that_edit_alone() -> None:
+def test_repair_overwrites_only_the_observed_edit() -> None:
     kube = Kube(ENGINES).start()
     part = Ref("Role", "run-rlrun")
     kube.edited.add(part)
@@ -71,8 +71,8 @@ def test_an_edited_part_is_applied_over_that_edit_alone() -> None:
     assert (repair.expect_absent, repair.replaces, repair.known) == (False, "77", None)
 
 
-def test_an_update_that_is_refused_is_told() -> None:
-    """An edit of `inference` moves the budget within the attempt."""
+def test_refused_update_is_reported() -> None:
+    """An edit of `inference` changes the budget within the attempt."""
     kube, words = Kube(ENGINES).start(), 'admission webhook "guard" denied the request'
     kube.edit(inference={"replicas": 3})
     kube.refused = (Refusal(Ref("PodDisruptionBudget", "run-inference"), words),)
@@ -87,7 +87,7 @@ def test_an_update_that_is_refused_is_told() -> None:
     assert kube.condition("ChildrenIntact") == {}, "it was never on record"
 
 
-def test_an_event_of_another_controller_about_a_part_is_no_refusal_of_its_repair() -> None:
+def test_unrelated_event_about_a_part_is_not_a_refusal() -> None:
     kube = Kube(ENGINES).start()
     kube.edit(inference={"replicas": 3})
     target = {"kind": "PodDisruptionBudget", "name": "run-inference"}
@@ -95,7 +95,7 @@ def test_an_event_of_another_controller_about_a_part_is_no_refusal_of_its_repair
     assert "no matching pods" not in str(kube.decide().status)
 
 
-def test_what_is_deleted_again_and_again_is_made_again_every_five_seconds() -> None:
+def test_repeated_repairs_are_five_seconds_apart() -> None:
     kube = Kube().start()
     made = []
     for _ in range(12):
@@ -105,7 +105,7 @@ def test_what_is_deleted_again_and_again_is_made_again_every_five_seconds() -> N
     assert [b - a for a, b in pairwise(made[1:])] == [5.0, 5.0]
 
 
-def test_the_next_attempt_forgets_what_was_put_right() -> None:
+def test_next_attempt_clears_the_repair_condition() -> None:
     kube = Kube().start()
     del kube.objects[Ref("Role", "run-rlrun")]
     kube.tick()
@@ -116,7 +116,7 @@ def test_the_next_attempt_forgets_what_was_put_right() -> None:
     assert kube.condition("ChildrenIntact") == {}
 
 
-def test_what_depends_on_an_edited_specification_waits_for_its_attempt() -> None:
+def test_part_with_pending_edit_waits_for_the_next_attempt() -> None:
     kube = Kube().start()
     kube.edit(maxSteps=70)
     kube.settle()
@@ -126,11 +126,11 @@ def test_what_depends_on_an_edited_specification_waits_for_its_attempt() -> None
     assert Ref("Role", "run-rlrun") in kube.objects
     kube.tick()
     assert Ref("ConfigMap", "run-rlrun") not in kube.objects
-    assert told(kube)[0] == "False"
-    assert "ConfigMap run-rlrun was deleted; the next attempt recreates it" in told(kube)[2]
+    assert read_children_intact(kube)[0] == "False"
+    assert "ConfigMap run-rlrun was deleted; the next attempt recreates it" in read_children_intact(kube)[2]
 
 
-def test_a_part_in_whose_place_is_something_else_is_left_to_its_owner() -> None:
+def test_foreign_object_in_place_of_part_is_kept() -> None:
     kube = Kube().start()
     kube.taken = "Role run-rlrun"
     del kube.objects[Ref("Role", "run-rlrun")]
@@ -139,7 +139,7 @@ def test_a_part_in_whose_place_is_something_else_is_left_to_its_owner() -> None:
     assert kube.condition("Progressing")["reason"] == "NameTaken"
 
 
-def test_a_pod_that_waits_for_a_lost_configuration_of_before_an_edit_ends_the_attempt() -> None:
+def test_outdated_lost_config_ends_the_attempt() -> None:
     kube = Kube().start()
     kube.edit(maxSteps=70)
     kube.settle()

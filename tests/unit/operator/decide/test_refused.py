@@ -1,4 +1,4 @@
-"""Refused writes to what exists: reported by ChildrenIntact, and where the run waits for them."""
+"""Refused writes to existing objects: reported by ChildrenIntact and by the conditions that wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINER, ENGINES, SERVICE = (
 )
 
 
-def said(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
+def read_condition(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
     found = kube.condition(kind)
     return found["status"], found["reason"], found["message"]
 
@@ -40,53 +40,61 @@ def said(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
         ),
     ],
 )
-def test_it_is_told_with_object_cause_and_fix_and_so_is_its_end(text: str, fix: str) -> None:
+def test_refused_write_is_reported_with_fix_until_it_ends(text: str, fix: str) -> None:
     kube = Kube().start()
     kube.refused = (Refusal(ENGINES, text, "be scaled to 2"),)
     kube.tick()
-    assert said(kube) == ("False", "AdmissionRefused", f"Deployment run-inference cannot be scaled to 2: {text}; {fix}")
+    assert read_condition(kube) == (
+        "False",
+        "AdmissionRefused",
+        f"Deployment run-inference cannot be scaled to 2: {text}; {fix}",
+    )
     assert ("Warning", "AdmissionRefused") in kube.told
     assert kube.status["phase"] == "Running"
     kube.refused = ()
     kube.tick()
-    assert said(kube) == ("True", "Repaired", "everything that the operator writes of this run is let in again")
+    assert read_condition(kube) == (
+        "True",
+        "Repaired",
+        "everything that the operator writes of this run is let in again",
+    )
 
 
-def test_several_are_told_with_their_number() -> None:
+def test_refused_writes_are_listed_with_their_number() -> None:
     kube = Kube().start()
     kube.refused = tuple(Refusal(Ref("Pod", f"run-{i}"), POLICY, "be deleted") for i in range(6))
     kube.tick()
-    assert said(kube)[2].count(". Also: Pod run-") == 3
-    assert said(kube)[2].endswith(" and 2 more")
+    assert read_condition(kube)[2].count(". Also: Pod run-") == 3
+    assert read_condition(kube)[2].endswith(" and 2 more")
 
 
-def test_it_is_told_beside_what_somebody_has_deleted_and_outlives_it() -> None:
+def test_refused_write_is_reported_with_and_after_a_deletion() -> None:
     kube = Kube().start()
     kube.refused = (Refusal(ENGINES, POLICY, "be scaled to 2"),)
     del kube.objects[SERVICE]
     kube.do(kube.decide())
-    status, reason, message = said(kube)
+    status, reason, message = read_condition(kube)
     assert (status, reason) == ("False", "Drifted")
     assert (
         "Service run-trainer was deleted; it is being repaired. Also: Deployment run-inference cannot be scaled"
         in message
     )
     kube.tick()
-    assert said(kube)[:2] == ("False", "AdmissionRefused")
-    assert "Service" not in said(kube)[2]
+    assert read_condition(kube)[:2] == ("False", "AdmissionRefused")
+    assert "Service" not in read_condition(kube)[2]
 
 
-def test_the_end_of_both_tells_of_neither_as_if_it_stood() -> None:
+def test_repaired_condition_reports_no_current_problem() -> None:
     kube = Kube().start()
     kube.refused = (Refusal(ENGINES, POLICY, "be scaled to 2"),)
     del kube.objects[SERVICE]
     kube.do(kube.decide())
     kube.refused = ()
     kube.tick()
-    assert said(kube) == ("True", "Repaired", "Service run-trainer was deleted; it is repaired")
+    assert read_condition(kube) == ("True", "Repaired", "Service run-trainer was deleted; it is repaired")
 
 
-def test_a_suspension_says_what_it_waits_for() -> None:
+def test_suspension_reports_its_refused_write() -> None:
     kube = Kube().start()
     kube.edit(suspend=True)
     kube.do(kube.decide())
@@ -96,7 +104,7 @@ def test_a_suspension_says_what_it_waits_for() -> None:
     assert f"; StatefulSet run-trainer cannot be scaled to 0: {POLICY}; {RETRIED}" in kube.status["message"]
 
 
-def test_what_cannot_be_made_is_left_to_the_conditions_that_wait_for_it() -> None:
+def test_refused_creation_is_reported_by_the_waiting_condition() -> None:
     kube = Kube().start()
     for ref in [ref for ref in kube.objects if ref == ENGINES or (ref.kind == "Pod" and "inference" in ref.name)]:
         del kube.objects[ref]
@@ -109,16 +117,16 @@ def test_what_cannot_be_made_is_left_to_the_conditions_that_wait_for_it() -> Non
     assert kube.condition("ChildrenIntact") == {}
 
 
-def test_what_cannot_be_made_and_nothing_waits_for_is_told_all_the_same() -> None:
+def test_refused_creation_of_spot_engines_is_reported() -> None:
     kube, spot = Kube().start(), Ref("Deployment", "run-inference-spot")
     kube.refused = (Refusal(spot, POLICY, MADE),)
     kube.events = events_of(kube.refused, "ns")
     kube.tick()
-    assert said(kube)[:2] == ("False", "AdmissionRefused")
-    assert said(kube)[2].startswith(f"Deployment run-inference-spot cannot be created: {POLICY}; {RETRIED}")
+    assert read_condition(kube)[:2] == ("False", "AdmissionRefused")
+    assert read_condition(kube)[2].startswith(f"Deployment run-inference-spot cannot be created: {POLICY}; {RETRIED}")
     kube.refused, kube.events = (), []
     kube.tick()
-    assert said(kube)[:2] == ("True", "Repaired")
+    assert read_condition(kube)[:2] == ("True", "Repaired")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def test_what_cannot_be_made_and_nothing_waits_for_is_told_all_the_same() -> Non
         (409, "the object has been modified", False),
     ],
 )
-def test_a_refused_status_is_an_event_and_a_conflict_is_none(status: int, text: str, told: bool) -> None:
+def test_refused_status_is_an_event_except_conflicts(status: int, text: str, told: bool) -> None:
     event = request_refused(
         ApiError(status, "Reason", text, "patch /apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a/status")
     )

@@ -1,4 +1,4 @@
-"""Where a restart's time goes: which phases are recorded, when, and what is said of those beyond their budgets."""
+"""Phases of a restart: their recording, durations and budgets."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ TRAINED = replace(UP, trained=True, start={"imports": 9.6, "model": 20.0, "batch
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}}
 
 
-def walk(*looks: tuple[float, Look]) -> RestartStatus | None:
+def walk_looks(*looks: tuple[float, Look]) -> RestartStatus | None:
     past: RestartStatus | None = None
     for seconds, look in looks:
         past = restart_after(past, look, NOW + seconds)
     return past
 
 
-def test_phases_add_up_to_the_whole() -> None:
-    whole = walk((0, FAILED), (12, GONE), (22, BEGUN), (25, PLACED), (65, UP), (110, TRAINED))
+def test_restart_phases_add_up_to_the_total() -> None:
+    whole = walk_looks((0, FAILED), (12, GONE), (22, BEGUN), (25, PLACED), (65, UP), (110, TRAINED))
     assert whole is not None
     assert whole.seconds == {
         "ending": 12, "waiting": 10, "scheduling": 3, "containers": 40, "imports": 10, "model": 20, "batch": 5,
@@ -45,59 +45,59 @@ def test_phases_add_up_to_the_whole() -> None:
     assert list(whole.seconds) == [name for name in RESTART_PHASES if name in whole.seconds]
 
 
-def test_what_was_not_seen_between_two_looks_has_no_time() -> None:
-    """An operator that was away sees the whole way at once, and a trainer of another release measures nothing."""
-    whole = walk((0, FAILED), (100, replace(TRAINED, start={})))
+def test_restart_phases_between_two_looks_have_no_duration() -> None:
+    """An absent operator sees all phases at once, and a trainer of another release measures none."""
+    whole = walk_looks((0, FAILED), (100, replace(TRAINED, start={})))
     assert whole is not None
     assert whole.seconds == {"ending": 100, "waiting": 0, "scheduling": 0, "containers": 0, "other": 0}
     assert whole.total_seconds == 100
 
 
-def test_a_clock_that_is_set_back_makes_no_phase_negative() -> None:
-    whole = walk((0, FAILED), (12, GONE), (-3000, BEGUN), (-2990, PLACED), (-2980, UP), (-2950, TRAINED))
+def test_clock_set_back_makes_no_phase_negative() -> None:
+    whole = walk_looks((0, FAILED), (12, GONE), (-3000, BEGUN), (-2990, PLACED), (-2980, UP), (-2950, TRAINED))
     assert whole is not None
     assert whole.seconds["ending"] == whole.total_seconds == 12
     assert set(whole.seconds.values()) == {0, 12}
 
 
-def test_a_trainers_words_never_exceed_the_time_that_passed() -> None:
-    whole = walk((0, FAILED), (5, UP), (30, replace(TRAINED, start={"imports": 1e6, "model": 4.0})))
+def test_trainer_phases_never_exceed_the_elapsed_time() -> None:
+    whole = walk_looks((0, FAILED), (5, UP), (30, replace(TRAINED, start={"imports": 1e6, "model": 4.0})))
     assert whole is not None
     assert (whole.seconds["imports"], whole.seconds["model"], whole.total_seconds) == (25, 0, 30)
 
 
 @pytest.mark.parametrize("look", [replace(UP, over=True), replace(GONE, over=True)])
-def test_a_restart_that_comes_to_nothing_leaves_no_record(look: Look) -> None:
-    assert walk((0, FAILED), (5, look)) is None
+def test_finished_run_leaves_no_open_restart_record(look: Look) -> None:
+    assert walk_looks((0, FAILED), (5, look)) is None
 
 
-def test_a_whole_record_stays_until_the_next_restart() -> None:
-    past = walk((0, FAILED), (5, UP), (30, TRAINED))
+def test_complete_restart_record_stays_until_next_restart() -> None:
+    past = walk_looks((0, FAILED), (5, UP), (30, TRAINED))
     assert restart_after(past, replace(UP, over=True), NOW + 99) is past
     again = restart_after(past, replace(FAILED, attempt=2), NOW + 100)
     assert again is not None
     assert (again.since, again.seconds, again.total_seconds) == (rfc3339(NOW + 100), {}, None)
 
 
-def test_an_attempt_that_fails_before_its_first_step_begins_the_record_anew() -> None:
-    again = walk((0, FAILED), (5, UP), (30, FAILED), (31, GONE))
+def test_failure_before_first_step_resets_the_record() -> None:
+    again = walk_looks((0, FAILED), (5, UP), (30, FAILED), (31, GONE))
     assert again is not None
     assert (again.since, again.seconds, again.attempt) == (rfc3339(NOW + 30), {"ending": 1}, None)
 
 
-def test_a_phase_beyond_its_budget_is_told_with_its_usual_cause() -> None:
-    present = walk((0, FAILED), (1, BEGUN), (2, PLACED), (400, PLACED))
+def test_phase_over_budget_is_reported_with_its_usual_cause() -> None:
+    present = walk_looks((0, FAILED), (1, BEGUN), (2, PLACED), (400, PLACED))
     assert present is not None
     assert present.slow is not None
     assert present.slow.startswith("containers takes more than 300 s: images that the nodes did not have")
-    assert restart_after(present, PLACED, NOW + 500) == present  # nothing in it changes all the time
+    assert restart_after(present, PLACED, NOW + 500) == present  # the record does not change in every look
     whole = restart_after(restart_after(present, UP, NOW + 402), TRAINED, NOW + 450)
     assert whole is not None
     assert whole.slow is not None
     assert whole.slow.startswith("containers took 400 s of 300 s: images")
 
 
-def test_a_record_that_somebody_else_wrote_does_no_harm() -> None:
+def test_malformed_restart_record_is_tolerated() -> None:
     hostile = RestartStatus(since="soon", seconds={"mine": 5, "ending": COUNT_MAX, "waiting": COUNT_MAX})
     whole = restart_after(hostile, TRAINED, NOW)
     assert whole is not None
@@ -106,7 +106,7 @@ def test_a_record_that_somebody_else_wrote_does_no_harm() -> None:
     RestartStatus.model_validate(whole.model_dump())
 
 
-def test_a_run_says_where_the_time_of_its_restart_went() -> None:
+def test_restart_phases_appear_in_the_status() -> None:
     kube = Kube(SPEC).start(step=7)
     assert "lastRestart" not in kube.status
     kube.exit("trainer", 1)
@@ -138,7 +138,7 @@ def test_a_run_says_where_the_time_of_its_restart_went() -> None:
     assert kube.status["lastRestart"] == whole
 
 
-def test_a_suspension_is_no_restart() -> None:
+def test_suspension_is_not_a_restart() -> None:
     kube = Kube(SPEC).start(step=7)
     kube.edit(suspend=True)
     kube.tick()
@@ -151,7 +151,7 @@ def test_a_suspension_is_no_restart() -> None:
     assert "lastRestart" not in kube.status
 
 
-def test_the_page_has_every_phase_in_order_with_its_budget() -> None:
+def test_failures_page_lists_phases_and_budgets_in_order() -> None:
     page = (Path(__file__).parents[4] / "docs/failures.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .* \| (none|\d+ s) \|$", page, re.MULTILINE)
     assert rows == [(name, f"{BUDGETS[name][0]} s" if name in BUDGETS else "none") for name in RESTART_PHASES]

@@ -1,4 +1,4 @@
-"""Runs that ask for more than the installation allows: not begun, told in words, and begun once either side is corrected."""
+"""Runs that exceed the restrictions of the installation: refused with a message, and started after either side is corrected."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POLICIES = {"Restricted": RunPolicy(), "Any": RunPolicy(pod_template="Any")}
 MODES = {mode: RenderSettings(installation=Installation(policy)) for mode, policy in POLICIES.items()}
 
 
-def under(kube: Kube, mode: str) -> Kube:
-    """The operator begins again with another policy."""
+def set_policy(kube: Kube, mode: str) -> Kube:
+    """Restart the operator with another policy."""
     kube.settings = MODES[mode]
     return kube
 
@@ -32,7 +32,7 @@ def check_refused(kube: Kube) -> None:
         assert field in kube.status["message"]
 
 
-def test_a_forbidden_run_makes_nothing_and_names_every_field() -> None:
+def test_forbidden_run_creates_nothing_and_reports_every_field() -> None:
     kube = Kube(PRIVILEGED)
     kube.settle()
     check_refused(kube)
@@ -43,7 +43,7 @@ def test_a_forbidden_run_makes_nothing_and_names_every_field() -> None:
     assert kube.writes == writes, "a refused run costs nothing"
 
 
-def test_a_corrected_run_begins() -> None:
+def test_corrected_run_starts() -> None:
     kube = Kube(PRIVILEGED)
     kube.settle()
     kube.edit(trainer={})
@@ -52,25 +52,25 @@ def test_a_corrected_run_begins() -> None:
     assert kube.condition("Failed").get("status") != "True"
 
 
-def test_a_run_begins_when_the_policy_allows_it() -> None:
+def test_run_starts_when_the_policy_allows_it() -> None:
     kube = Kube(PRIVILEGED)
     kube.settle()
-    under(kube, "Any").settle()
+    set_policy(kube, "Any").settle()
     assert (kube.status["attempt"], kube.condition("Failed").get("status")) == (1, "False")
     assert kube.condition("ConfigurationValid")["status"] == "True"
 
 
-def running() -> Kube:
-    """A run under way, whose policy has become stricter since it began."""
-    kube = under(Kube(PRIVILEGED), "Any")
+def start_restricted_run() -> Kube:
+    """Running run whose policy became stricter after its start."""
+    kube = set_policy(Kube(PRIVILEGED), "Any")
     kube.settle()
     assert kube.status["attempt"] == 1
-    under(kube, "Restricted").settle()
+    set_policy(kube, "Restricted").settle()
     return kube
 
 
-def test_a_stricter_policy_lets_the_attempt_go_on_and_says_so() -> None:
-    kube = running()
+def test_stricter_policy_is_reported_and_the_attempt_continues() -> None:
+    kube = start_restricted_run()
     valid = kube.condition("ConfigurationValid")
     assert (valid["status"], valid["reason"]) == ("False", "ForbiddenByPolicy")
     assert "attempt 1 continues, and no other attempt starts" in valid["message"]
@@ -79,8 +79,8 @@ def test_a_stricter_policy_lets_the_attempt_go_on_and_says_so() -> None:
     assert all(kube.pods(role) for role in ROLES)
 
 
-def test_no_attempt_is_rendered_against_a_stricter_policy() -> None:
-    kube = running()
+def test_new_attempt_is_refused_by_a_stricter_policy() -> None:
+    kube = start_restricted_run()
     rendered = list(kube.applied)
     kube.exit("trainer", 1)
     for _ in range(20):
@@ -91,8 +91,8 @@ def test_no_attempt_is_rendered_against_a_stricter_policy() -> None:
 
 
 @pytest.mark.parametrize("corrects", ["specification", "policy"])
-def test_a_suspended_run_stays_suspended_until_one_is_corrected(corrects: str) -> None:
-    kube = running()
+def test_suspended_run_resumes_after_correction_of_spec_or_policy(corrects: str) -> None:
+    kube = start_restricted_run()
     kube.edit(suspend=True)
     kube.tick(60)
     assert kube.status["phase"] == "Suspended"
@@ -101,15 +101,15 @@ def test_a_suspended_run_stays_suspended_until_one_is_corrected(corrects: str) -
     assert kube.status["phase"] == "Suspended"
     assert "hostNetwork (true)" in kube.status["message"]
     if corrects == "policy":
-        under(kube, "Any")
+        set_policy(kube, "Any")
     else:
         kube.edit(trainer={})
     kube.tick(60)
     assert kube.status["attempt"] == 2
 
 
-def test_engines_are_not_made_again_against_a_stricter_policy() -> None:
-    kube = running()
+def test_engines_are_not_recreated_under_a_stricter_policy() -> None:
+    kube = start_restricted_run()
     engines = Ref("Deployment", "run-inference")
     kube.delete(engines)
     kube.tick(30)
@@ -119,7 +119,7 @@ def test_engines_are_not_made_again_against_a_stricter_policy() -> None:
 CLAIMS = RenderSettings(installation=Installation(RunPolicy(claims=("mine",))))
 
 
-def test_a_guest_gets_no_claim_from_its_host_that_it_may_not_name() -> None:
+def test_guest_with_forbidden_host_claim_is_refused() -> None:
     host = Kube({"trainer": {"lora": {"slots": 2}, "guests": ["*"]}}, name="host", uid="uid-of-host").start()
     guest = Kube({"trainer": {"sharedWith": "host", "lora": {}}})
     guest.host, guest.guests = host, host.guests
@@ -133,17 +133,15 @@ def test_a_guest_gets_no_claim_from_its_host_that_it_may_not_name() -> None:
     assert guest.status["attempt"] == 1
 
 
-def claim(run: str | None) -> dict[str, Any]:
+def make_claim(run: str | None) -> dict[str, Any]:
     labels = {} if run is None else {"rlrun.io/run": run}
     return {"kind": "PersistentVolumeClaim", "metadata": {"name": "run-data", "labels": labels, "uid": "u"}, "spec": {}}
 
 
 @pytest.mark.parametrize(("made_by", "begins"), [("run", True), ("other", False), (None, False)])
-def test_a_claim_of_the_runs_name_is_its_own_only_if_a_run_of_that_name_made_it(
-    made_by: str | None, begins: bool
-) -> None:
+def test_existing_claim_is_used_only_if_made_by_run(made_by: str | None, begins: bool) -> None:
     kube = Kube()
-    kube.objects[Ref("PersistentVolumeClaim", "run-data")] = claim(made_by)
+    kube.objects[Ref("PersistentVolumeClaim", "run-data")] = make_claim(made_by)
     kube.settle()
     assert (kube.status["attempt"] == 1) is begins
     if begins:
@@ -156,7 +154,7 @@ def test_a_claim_of_the_runs_name_is_its_own_only_if_a_run_of_that_name_made_it(
     assert kube.status["attempt"] == 1
 
 
-def test_a_name_that_is_taken_holds_the_first_attempt_and_every_later_one() -> None:
+def test_taken_name_delays_every_attempt() -> None:
     kube = Kube()
     kube.taken = "Service run-trainer"
     kube.settle()
@@ -175,7 +173,7 @@ def test_a_name_that_is_taken_holds_the_first_attempt_and_every_later_one() -> N
 
 
 @pytest.mark.parametrize("lost", [Ref("Lease", "run-progress"), Ref("Deployment", "run-inference")], ids=str)
-def test_a_running_attempt_goes_on_without_what_somebody_else_has_the_name_of(lost: Ref) -> None:
+def test_running_attempt_continues_while_a_name_is_taken(lost: Ref) -> None:
     kube = Kube().start()
     del kube.objects[lost]
     kube.taken = f"{lost.kind} {lost.name}"
@@ -191,9 +189,9 @@ def test_a_running_attempt_goes_on_without_what_somebody_else_has_the_name_of(lo
     assert lost in kube.objects
 
 
-def test_a_lease_of_somebody_else_tells_nothing_about_the_run() -> None:
+def test_foreign_lease_is_reported_as_taken_name() -> None:
     kube = Kube()
-    kube.objects[Ref("Lease", "run-progress")] = claim(None) | {"kind": "Lease"}
+    kube.objects[Ref("Lease", "run-progress")] = make_claim(None) | {"kind": "Lease"}
     kube.objects[Ref("Lease", "run-progress")]["metadata"] |= {"name": "run-progress"}
     kube.settle()
     assert kube.status["message"].startswith("Lease run-progress exists and is not of this run")

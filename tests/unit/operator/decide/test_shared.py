@@ -1,4 +1,4 @@
-"""A guest and its host (`trainer.sharedWith`): when the guest may begin, what it makes, and what their lives do to each other."""
+"""Guest and host (`trainer.sharedWith`): start conditions, children, and effects of one on the other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}, "guests": ["*"]}}
 GUEST: dict[str, Any] = {"trainer": {"sharedWith": "host", "lora": {}}}
 
 
-def a_host(spec: dict[str, Any] | None = None) -> Kube:
+def make_host(spec: dict[str, Any] | None = None) -> Kube:
     return Kube(HOST | (spec or {}), name="host", uid="uid-of-host")
 
 
-def a_guest(host: Kube | None, spec: dict[str, Any] | None = None, name: str = "guest") -> Kube:
-    """A run that names the host, known to it and to its other guests."""
+def make_guest(host: Kube | None, spec: dict[str, Any] | None = None, name: str = "guest") -> Kube:
+    """Guest of `host`, visible to the host and to its other guests."""
     guest = Kube(GUEST | (spec or {}), name=name, uid=f"uid-of-{name}")
     guest.host = host
     guest.guests = [guest] if host is None else host.guests
@@ -28,7 +28,7 @@ def a_guest(host: Kube | None, spec: dict[str, Any] | None = None, name: str = "
 
 
 def tick(*runs: Kube, seconds: float = 1.0) -> None:
-    """Time passes for all of them, and each hears of the others' changes."""
+    """Pass time for all runs, and settle until no run reacts to another."""
     for run in runs:
         run.now += seconds
     for _ in range(20):
@@ -41,29 +41,29 @@ def tick(*runs: Kube, seconds: float = 1.0) -> None:
 
 
 def both() -> tuple[Kube, Kube]:
-    """Host and guest train."""
-    host = a_host().start()
-    guest = a_guest(host)
+    """Host and guest that both train."""
+    host = make_host().start()
+    guest = make_guest(host)
     tick(host, guest)
     guest.start()
     tick(host, guest)
     return host, guest
 
 
-def kinds(kube: Kube) -> list[tuple[str, str]]:
+def list_children(kube: Kube) -> list[tuple[str, str]]:
     return sorted((ref.kind, ref.name) for ref in kube.objects)
 
 
-def deleted(kube: Kube) -> None:
+def mark_deleted(kube: Kube) -> None:
     kube.run["metadata"]["deletionTimestamp"] = "2023-11-14T22:20:00Z"
 
 
-def test_a_guest_has_an_orchestrator_and_nothing_of_what_its_host_has() -> None:
+def test_guest_has_only_an_orchestrator_and_key() -> None:
     host, guest = both()
-    assert [name for kind, name in kinds(guest) if kind in ("StatefulSet", "Deployment", "Service")] == []
-    assert [name for kind, name in kinds(guest) if kind == "Secret"] == ["guest-key-uid-of-g"]
-    assert ("PersistentVolumeClaim", "guest-data") not in kinds(guest)
-    assert [name for kind, name in kinds(guest) if kind == "Pod"] == ["guest-orchestrator-1"]
+    assert [name for kind, name in list_children(guest) if kind in ("StatefulSet", "Deployment", "Service")] == []
+    assert [name for kind, name in list_children(guest) if kind == "Secret"] == ["guest-key-uid-of-g"]
+    assert ("PersistentVolumeClaim", "guest-data") not in list_children(guest)
+    assert [name for kind, name in list_children(guest) if kind == "Pod"] == ["guest-orchestrator-1"]
     for ref, found in guest.objects.items():
         assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == ["uid-of-guest"], ref
     status = guest.status
@@ -78,7 +78,8 @@ def test_a_guest_has_an_orchestrator_and_nothing_of_what_its_host_has() -> None:
 
 
 WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, str, list[str]]] = [
-    # reason, host's blocks, guest's blocks, host's status (None: as it is after a start), words
+    # reason, blocks of the host, blocks of the guest, status of the host (None: unchanged after its start), expected
+    # text
     ("HostNotShared", {"trainer": {"lora": {}}}, {}, None, ["trainer.lora.slots 1", "slots of 2 or more"]),
     ("HostNotShared", {"trainer": {}}, {}, None, ["has no trainer.lora"]),
     (
@@ -141,15 +142,15 @@ WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, st
 
 
 @pytest.mark.parametrize(("reason", "hosts", "guests", "status", "words"), WAITS)
-def test_what_keeps_a_guest_from_beginning_is_said_with_the_fix(
+def test_waiting_guest_reports_reason_and_fix(
     reason: str, hosts: dict[str, Any], guests: dict[str, Any], status: dict[str, Any] | None, words: list[str]
 ) -> None:
-    host = a_host(hosts)
+    host = make_host(hosts)
     if status is None:
         host.start()
     else:
         host.run["status"] = status
-    guest = a_guest(host, guests)
+    guest = make_guest(host, guests)
     guest.settle()
     found = guest.condition("HostAvailable")
     assert (found["status"], found["reason"]) == ("False", reason)
@@ -163,12 +164,12 @@ def test_what_keeps_a_guest_from_beginning_is_said_with_the_fix(
     assert guest.told == ([] if passes_by_itself else [("Warning", reason)])
 
 
-def test_a_guest_of_nobody_waits_until_its_host_is_made() -> None:
-    guest = a_guest(None)
+def test_guest_without_host_waits_until_the_host_exists() -> None:
+    guest = make_guest(None)
     guest.settle()
     assert (guest.status["phase"], guest.status["reason"]) == ("Pending", "HostNotFound")
     assert "there is no RLRun of this name" in guest.status["message"]
-    host = a_host()
+    host = make_host()
     guest.host, host.guests, guest.guests = host, [guest], [guest]
     host.start()
     tick(host, guest)
@@ -187,9 +188,9 @@ CLAIMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("hosts", "storage", "words"), CLAIMS)
-def test_a_guest_cannot_have_a_volume_of_its_own(hosts: dict[str, Any], storage: dict[str, Any], words: str) -> None:
-    host = a_host(hosts).start()
-    guest = a_guest(host, {"storage": storage})
+def test_guest_with_its_own_volume_is_refused(hosts: dict[str, Any], storage: dict[str, Any], words: str) -> None:
+    host = make_host(hosts).start()
+    guest = make_guest(host, {"storage": storage})
     guest.settle()
     valid = guest.condition("ConfigurationValid")
     assert (valid["status"], valid["reason"], guest.status["phase"]) == ("False", "InvalidConfiguration", "Pending")
@@ -202,9 +203,9 @@ def test_a_guest_cannot_have_a_volume_of_its_own(hosts: dict[str, Any], storage:
     assert guest.condition("ConfigurationValid")["status"] == "True"
 
 
-def test_a_guest_waits_for_a_slot_and_takes_the_first_that_is_free() -> None:
+def test_guest_waits_for_the_first_free_slot() -> None:
     host, guest = both()
-    second = a_guest(host, name="second")
+    second = make_guest(host, name="second")
     tick(host, guest, second)
     assert (second.status["phase"], second.status["reason"]) == ("Pending", "HostSlotsTaken")
     assert "by itself and by guest" in second.status["message"]
@@ -214,7 +215,7 @@ def test_a_guest_waits_for_a_slot_and_takes_the_first_that_is_free() -> None:
     assert host.status["guests"] == ["second"]
 
 
-def test_a_restart_of_the_host_is_not_the_guests_failure() -> None:
+def test_host_restart_does_not_count_as_guest_failure() -> None:
     host, guest = both()
     host.lingering = {"trainer"}
     host.exit("trainer", 137)
@@ -235,16 +236,16 @@ def test_a_restart_of_the_host_is_not_the_guests_failure() -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_an_orchestrator_that_fails_for_want_of_the_trainer_does_not_count(ready: bool) -> None:
+def test_orchestrator_failure_without_trainer_is_uncounted(ready: bool) -> None:
     host, guest = both()
-    if not ready:  # the operator has not looked at the host since
+    if not ready:  # the operator has not seen the host's change yet
         host.run["status"]["trainer"]["ready"] = 0
     guest.exit("orchestrator", 1, message="the trainer has been silent for 120 s")
     guest.settle()
     assert guest.status["restartsCountedTowardsMax"] == (1 if ready else 0)
 
 
-def test_a_number_that_the_guests_folder_knows_is_not_its_failure() -> None:
+def test_attempt_number_used_in_guest_folder_is_skipped() -> None:
     _, guest = both()
     guest.exit("orchestrator", 11, message="RLRUN_ATTEMPT is 1, but it already contains attempt 4; the next is 5")
     guest.tick()
@@ -254,9 +255,9 @@ def test_a_number_that_the_guests_folder_knows_is_not_its_failure() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_guest_whose_host_is_deleted_says_so_and_goes_on_with_its_successor(gone: bool) -> None:
+def test_guest_continues_with_the_successor_of_its_host(gone: bool) -> None:
     host, guest = both()
-    deleted(host)
+    mark_deleted(host)
     guest.host = None if gone else host
     for _ in range(5):
         guest.tick(10)
@@ -264,7 +265,7 @@ def test_a_guest_whose_host_is_deleted_says_so_and_goes_on_with_its_successor(go
     assert guest.status["lastFailure"]["reason"] == "HostGone"
     assert guest.pods("orchestrator") == []
     assert (guest.status["trainerReady"], guest.condition("Stalled")["status"]) == ("0/0" if gone else "1/1", "True")
-    successor = a_host()
+    successor = make_host()
     successor.run["metadata"]["uid"] = "uid-of-successor"
     successor.guests, guest.host = [guest], successor
     successor.start()
@@ -274,7 +275,7 @@ def test_a_guest_whose_host_is_deleted_says_so_and_goes_on_with_its_successor(go
     assert guest.status["restartsCountedTowardsMax"] == 0
 
 
-def test_a_guest_of_a_failed_host_waits_and_says_so() -> None:
+def test_guest_of_a_failed_host_waits_and_reports_it() -> None:
     host, guest = both()
     host.exit("trainer", 78, message="the configuration is wrong")
     for _ in range(5):
@@ -287,7 +288,7 @@ def test_a_guest_of_a_failed_host_waits_and_says_so() -> None:
     assert "the configuration is wrong" in guest.status["message"]
 
 
-def test_a_complete_host_keeps_trainer_and_engines_until_its_guests_are_over() -> None:
+def test_complete_host_keeps_trainer_until_guests_end() -> None:
     host, guest = both()
     host.exit("orchestrator", 0)
     tick(host, guest)
@@ -309,7 +310,7 @@ def test_a_complete_host_keeps_trainer_and_engines_until_its_guests_are_over() -
     assert "guests" not in host.status
 
 
-def test_a_trainer_that_dies_while_only_guests_need_it_is_started_again() -> None:
+def test_trainer_used_only_by_guests_is_restarted() -> None:
     host, guest = both()
     host.exit("orchestrator", 0)
     tick(host, guest)
@@ -318,15 +319,15 @@ def test_a_trainer_that_dies_while_only_guests_need_it_is_started_again() -> Non
         tick(host, guest, seconds=10)
     assert (host.status["attempt"], host.status["phase"]) == (2, "Starting")
     assert (guest.status["attempt"], guest.status["phase"]) == (2, "Starting")
-    host.exit("orchestrator", 0)  # there is no step left to do
+    host.exit("orchestrator", 0)  # no step is left
     tick(host, guest)
     assert (host.status["phase"], host.condition("Complete")["reason"]) == ("Completing", "GuestsJoined")
     assert guest.status["attempt"] == 2
 
 
-def test_a_host_that_is_done_does_not_fail_for_its_guests() -> None:
-    host = a_host({"failurePolicy": {"maxRestarts": 0}}).start()
-    guest = a_guest(host)
+def test_finished_host_does_not_fail_for_its_guests() -> None:
+    host = make_host({"failurePolicy": {"maxRestarts": 0}}).start()
+    guest = make_guest(host)
     tick(host, guest)
     guest.start()
     host.exit("orchestrator", 0)
@@ -341,17 +342,17 @@ def test_a_host_that_is_done_does_not_fail_for_its_guests() -> None:
     )
 
 
-def test_a_deleted_guest_lets_the_host_end() -> None:
+def test_deleted_guest_lets_the_host_complete() -> None:
     host, guest = both()
     host.exit("orchestrator", 0)
     tick(host, guest)
-    deleted(guest)
+    mark_deleted(guest)
     for _ in range(5):
         tick(host, seconds=10)
     assert host.status["phase"] == "Complete"
 
 
-def test_the_engines_of_a_guest_are_its_hosts_to_configure() -> None:
+def test_guest_with_inference_settings_is_refused() -> None:
     guest = Kube(GUEST | {"inference": {"replicas": 2}}, name="guest", uid="uid-of-guest")
     guest.settle()
     assert guest.status["phase"] == "Failed"
@@ -359,7 +360,7 @@ def test_the_engines_of_a_guest_are_its_hosts_to_configure() -> None:
     assert SMALLEST["model"]
 
 
-def test_a_guest_that_is_no_longer_named_goes_on_and_begins_no_other_attempt() -> None:
+def test_guest_removed_from_allowed_list_starts_no_new_attempt() -> None:
     host, guest = both()
     host.edit(trainer={"lora": {"slots": 2}, "guests": ["other"]})
     tick(host, guest)

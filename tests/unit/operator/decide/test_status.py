@@ -1,4 +1,4 @@
-"""What the status says: validity, conditions, heartbeat, checkpoints, kstatus, and how urgent its writing is."""
+"""Contents of the status: validity, conditions, heartbeat, checkpoints, kstatus and urgency of its writes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("blocks", "words"), INVALID)
-def test_an_invalid_specification_makes_nothing_and_says_field_value_and_fix(
-    blocks: dict[str, Any], words: str
-) -> None:
+def test_invalid_spec_creates_nothing_and_reports_the_fix(blocks: dict[str, Any], words: str) -> None:
     kube = Kube(blocks)
     kube.settle()
     assert (kube.status["phase"], list(kube.objects), kube.told) == (
@@ -40,7 +38,7 @@ def test_an_invalid_specification_makes_nothing_and_says_field_value_and_fix(
     assert words in kube.status["message"]
 
 
-def test_all_problems_are_named_within_bounds() -> None:
+def test_invalid_fields_are_reported_together_within_bounds() -> None:
     two = Kube({"trainer": {"replicas": 0}, "inference": {"replicas": -1}})
     two.settle()
     assert "spec.trainer.replicas" in two.status["message"]
@@ -51,7 +49,7 @@ def test_all_problems_are_named_within_bounds() -> None:
     assert "more" in many.status["message"]
 
 
-def test_a_name_that_does_not_fit_is_refused() -> None:
+def test_invalid_run_name_is_refused() -> None:
     kube = Kube()
     kube.run["metadata"]["name"] = "a.b"
     kube.settle()
@@ -59,7 +57,7 @@ def test_a_name_that_does_not_fit_is_refused() -> None:
     assert "metadata.name: 'a.b'" in kube.status["message"]
 
 
-def test_what_the_api_server_refuses_is_invalid_and_makes_nothing() -> None:
+def test_rejected_manifest_is_invalid_and_creates_nothing() -> None:
     kube = Kube()
     kube.rejection = 'StatefulSet "run-trainer" is invalid: spec.template.spec.containers[0].image: Required value'
     kube.settle()
@@ -67,7 +65,7 @@ def test_what_the_api_server_refuses_is_invalid_and_makes_nothing() -> None:
     assert "containers[0].image: Required value" in kube.condition("ConfigurationValid")["message"]
 
 
-def test_a_new_generation_is_judged_afresh() -> None:
+def test_new_generation_is_validated_again() -> None:
     kube = Kube({"trainer": {"replicas": 0}})
     kube.settle()
     kube.edit(trainer={"replicas": -1})
@@ -80,7 +78,7 @@ def test_a_new_generation_is_judged_afresh() -> None:
     assert "completionTime" not in kube.status
 
 
-def test_an_invalid_edit_does_not_end_a_run_that_trains() -> None:
+def test_invalid_edit_does_not_end_a_running_attempt() -> None:
     kube = Kube().start()
     kube.edit(trainer={"replicas": 0})
     kube.tick()
@@ -103,7 +101,7 @@ def test_an_invalid_edit_does_not_end_a_run_that_trains() -> None:
     assert (kube.status["phase"], kube.status["attempt"], kube.status["trainerReady"]) == ("Starting", 2, "2/2")
 
 
-def test_fields_of_a_newer_release_are_ignored_and_named() -> None:
+def test_unknown_fields_are_ignored_and_reported() -> None:
     kube = Kube({"task": "RL", "trainer": {"replicas": 1, "warpDrive": True}})
     kube.settle()
     condition = kube.condition("ConfigurationValid")
@@ -111,7 +109,7 @@ def test_fields_of_a_newer_release_are_ignored_and_named() -> None:
     assert "spec.trainer.warpDrive" in condition["message"]
 
 
-def test_a_lost_heartbeat_is_reported_and_fails_nothing() -> None:
+def test_lost_heartbeat_is_reported_without_a_failure() -> None:
     kube = Kube().start()
     assert kube.decide().wake_in == pytest.approx(59)
     kube.tick(61)
@@ -124,7 +122,7 @@ def test_a_lost_heartbeat_is_reported_and_fails_nothing() -> None:
     assert [reason for _, reason in kube.told][-2:] == ["HeartbeatLost", "HeartbeatResumed"]
 
 
-def test_an_operator_that_has_just_started_reports_no_lost_heartbeat() -> None:
+def test_restarted_operator_reports_no_lost_heartbeat() -> None:
     kube = Kube().start()
     kube.lease_changed_at = None
     kube.tick(1000)
@@ -141,7 +139,9 @@ def test_an_operator_that_has_just_started_reports_no_lost_heartbeat() -> None:
         ({"checkpoint": {"enabled": False}}, 95, None, "Unknown", "CheckpointsOff"),
     ],
 )
-def test_checkpoints(spec: dict[str, Any], step: int, saved: int | None, status: str, reason: str) -> None:
+def test_checkpoint_condition_follows_reports(
+    spec: dict[str, Any], step: int, saved: int | None, status: str, reason: str
+) -> None:
     kube = Kube(spec).start(step=1)
     kube.report(step, checkpoint_step=saved)
     kube.tick()
@@ -153,7 +153,7 @@ def test_checkpoints(spec: dict[str, Any], step: int, saved: int | None, status:
 FULL = "StorageFull: the volume is full: 12 MiB free of 10 GiB; cannot save a checkpoint since 10:00:00 UTC"
 
 
-def test_a_volume_that_is_of_no_use_is_told_with_what_a_restart_would_lose_and_forgotten_when_it_is_well() -> None:
+def test_storage_problem_is_reported_with_lost_steps_until_solved() -> None:
     kube = Kube().start(step=1)
     kube.report(47, checkpoint_step=40, storage=FULL)
     kube.tick()
@@ -176,7 +176,7 @@ def test_a_volume_that_is_of_no_use_is_told_with_what_a_restart_would_lose_and_f
     assert kube.condition("StorageReady")["reason"] == "ClaimBound"
 
 
-def test_progress_is_read_from_the_lease_and_nonsense_is_not() -> None:
+def test_progress_is_read_from_lease_without_invalid_values() -> None:
     kube = Kube().start(step=1)
     kube.report(
         42,
@@ -200,7 +200,7 @@ def test_progress_is_read_from_the_lease_and_nonsense_is_not() -> None:
     assert kube.status["progress"]["step"] == 42
 
 
-def test_how_long_a_status_may_wait_to_be_written() -> None:
+def test_status_urgency_follows_the_change() -> None:
     kube = Kube().start()
     kube.report(4)
     assert kube.decide().urgency == "progress"
@@ -211,7 +211,7 @@ def test_how_long_a_status_may_wait_to_be_written() -> None:
     assert kube.decide().urgency == "now"
 
 
-def test_transition_times_move_with_the_status_of_the_condition_alone() -> None:
+def test_transition_time_changes_only_with_condition_status() -> None:
     kube = Kube().start()
     before = {c["type"]: c["lastTransitionTime"] for c in kube.status["conditions"]}
     kube.edit(maxSteps=200)
@@ -222,7 +222,7 @@ def test_transition_times_move_with_the_status_of_the_condition_alone() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Starting", "Running", "Restarting", "Completing", "Complete", "Failed"])
-def test_what_gitops_tools_read(phase: str) -> None:
+def test_kstatus_conditions_follow_the_phase(phase: str) -> None:
     kube = Kube()
     kube.settle()
     if phase != "Starting":
@@ -240,7 +240,7 @@ def test_what_gitops_tools_read(phase: str) -> None:
     assert (kube.condition("Complete").get("status") == "True") == (phase == "Complete")
 
 
-def test_every_status_is_one_that_the_schema_allows() -> None:
+def test_status_is_valid_in_the_schema() -> None:
     kube = Kube().start()
     kube.exit("trainer", 1)
     kube.tick()

@@ -1,4 +1,4 @@
-"""A supervised run: no engines, and nothing is said of any."""
+"""Supervised run (task SFT): no engines and no engine conditions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SFT: dict[str, Any] = {
 }
 
 
-def kinds(kube: Kube) -> set[str]:
+def list_condition_types(kube: Kube) -> set[str]:
     return {condition["type"] for condition in kube.status["conditions"]}
 
 
-def test_from_creation_to_complete_without_engines() -> None:
+def test_supervised_run_completes_without_engines() -> None:
     kube = Kube(SFT)
     first = kube.decide()
     assert [a.manifest["kind"] for a in first.apply][-2:] == ["StatefulSet", "Pod"]
@@ -25,10 +25,10 @@ def test_from_creation_to_complete_without_engines() -> None:
     kube.start()
     assert kube.told == [("Normal", "AttemptStarted"), ("Normal", "Training")]
     assert "1 trainer pod and the orchestrator" in " ".join(kube.messages)
-    assert "InferenceAvailable" not in kinds(kube)
+    assert "InferenceAvailable" not in list_condition_types(kube)
     assert (kube.status["inferenceReady"], kube.status["launchedAttempt"]) == ("0/0", 1)
     assert kube.condition("Scheduled")["status"] == "True"
-    # The data ends before maxSteps, and the status says so.
+    # The data ends before maxSteps, and the status contains the actual total.
     kube.report(40, total_steps=40)
     kube.exit("orchestrator", 0)
     kube.tick()
@@ -38,17 +38,17 @@ def test_from_creation_to_complete_without_engines() -> None:
         "40/40",
         100,
     )
-    assert "InferenceAvailable" not in kinds(kube)
+    assert "InferenceAvailable" not in list_condition_types(kube)
     assert not kube.pods("trainer")
 
 
-def test_a_failed_trainer_restarts_the_run_and_makes_no_engine() -> None:
+def test_failed_trainer_restarts_supervised_run_without_engines() -> None:
     kube = Kube(SFT).start()
     kube.exit("trainer", 1)
     for _ in range(60):
         kube.tick()
     assert (kube.status["attempt"], kube.status["restarts"]) == (2, 1)
     assert not [ref for ref in kube.objects if ref.kind == "Deployment"]
-    assert "InferenceAvailable" not in kinds(kube)
+    assert "InferenceAvailable" not in list_condition_types(kube)
     before = len(kube.writes)
     assert not kube.do(kube.decide()), kube.writes[before:]

@@ -1,4 +1,4 @@
-"""Suspend and resume: a stop that saves, zero pods, and from there the next attempt, whenever somebody changes their mind."""
+"""Suspend and resume: saved checkpoint, zero pods, next attempt, and changes of `suspend` at any moment."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import pytest
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Delete, Scale
 from tests.unit.operator.decide.kube import Kube
-from tests.unit.operator.decide.test_shared import a_guest, a_host, both, tick
+from tests.unit.operator.decide.test_shared import both, make_guest, make_host, tick
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 2}}
 STATEFULSET, DEPLOYMENT = Ref("StatefulSet", "run-trainer"), Ref("Deployment", "run-inference")
 LINGERING = {"trainer", "orchestrator"}
 
 
-def running(step: int = 7) -> Kube:
+def start_run(step: int = 7) -> Kube:
     kube = Kube(SPEC).start(step)
     kube.report(step, checkpoint_step=5)
     kube.tick()
     return kube
 
 
-def no_pods(kube: Kube) -> bool:
+def has_no_pods(kube: Kube) -> bool:
     return not any(ref.kind == "Pod" for ref in kube.objects) and DEPLOYMENT not in kube.objects
 
 
-def all_but_the_status(kube: Kube) -> None:
-    """The operator dies before it can record what it did."""
+def execute_without_status(kube: Kube) -> None:
+    """Execute a decision without its status, like an operator that is killed before that write."""
     decision = kube.decide()
     requests = [*decision.create, *decision.apply, *decision.scale, *decision.delete]
     kube.do(decision, stop_after=len(requests))
 
 
-def test_the_trainer_and_the_orchestrator_save_then_the_engines_go_then_it_is_suspended() -> None:
-    kube = running()
+def test_suspension_saves_before_engines_are_deleted() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.lingering = set(LINGERING)
     first = kube.decide()
@@ -50,22 +50,22 @@ def test_the_trainer_and_the_orchestrator_save_then_the_engines_go_then_it_is_su
     kube.tick()
     assert (kube.status["phase"], len(kube.pods("inference"))) == ("Suspending", 2), "engines stay while they save"
     assert "run-trainer-0" in kube.condition("Suspended")["message"]
-    kube.report(7, checkpoint_step=7)  # the just-in-time checkpoint
+    kube.report(7, checkpoint_step=7)  # the final checkpoint during suspension
     kube.lingering = {"inference"}
     kube.tick()
     assert (kube.status["phase"], DEPLOYMENT in kube.objects) == ("Suspending", False)
     assert kube.status["checkpoint"]["latestCompleteStep"] == 7
     kube.lingering = set()
     kube.tick()
-    assert (kube.status["phase"], no_pods(kube)) == ("Suspended", True)
+    assert (kube.status["phase"], has_no_pods(kube)) == ("Suspended", True)
     assert "continues from the checkpoint of step 7, when" in kube.status["message"]
     assert Ref("PersistentVolumeClaim", "run-data") in kube.objects
     assert [t for t in kube.told if t[1].startswith("Suspend")] == [("Normal", "Suspending"), ("Normal", "Suspended")]
     assert kube.condition("Reconciling")["status"] == "False"
 
 
-def test_it_resumes_with_an_uncounted_attempt_and_no_step_lost() -> None:
-    kube = running()
+def test_resumed_run_has_uncounted_attempt_and_no_lost_steps() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.tick()
     kube.report(7, attempt=1, checkpoint_step=7)
@@ -83,8 +83,8 @@ def test_it_resumes_with_an_uncounted_attempt_and_no_step_lost() -> None:
     assert len(kube.pods("inference")) == 2
 
 
-def test_a_trainer_that_could_not_save_is_told_with_the_step_that_it_goes_on_from() -> None:
-    kube = running()
+def test_suspension_without_final_checkpoint_reports_lost_steps() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.do(kube.decide())
     kube.exit("trainer", 137)
@@ -94,8 +94,8 @@ def test_a_trainer_that_could_not_save_is_told_with_the_step_that_it_goes_on_fro
     assert (kube.status["restartsCountedTowardsMax"], kube.status.get("lastFailure")) == (0, None)
 
 
-def test_once_begun_it_finishes_and_only_then_resumes() -> None:
-    kube = running()
+def test_started_suspension_completes_before_resuming() -> None:
+    kube = start_run()
     kube.lingering = set(LINGERING)
     kube.edit(suspend=True)
     kube.tick()
@@ -127,7 +127,7 @@ def pods_that_start() -> Kube:
 
 def half_made() -> Kube:
     kube = Kube(SPEC)
-    all_but_the_status(kube)
+    execute_without_status(kube)
     assert "attempt" not in kube.status
     return kube
 
@@ -137,11 +137,11 @@ def half_made() -> Kube:
     [(Kube, 0), (pods_that_start, 1), (half_made, 1), (a_backoff, 2)],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_in_whatever_state_it_reaches_zero_pods_and_goes_on_from_there(made: Callable[[], Kube], attempt: int) -> None:
+def test_run_in_any_state_suspends_and_resumes(made: Callable[[], Kube], attempt: int) -> None:
     kube = made()
     kube.edit(suspend=True, **SPEC)
     kube.tick()
-    assert (kube.status["phase"], kube.status["attempt"], no_pods(kube)) == ("Suspended", attempt, True)
+    assert (kube.status["phase"], kube.status["attempt"], has_no_pods(kube)) == ("Suspended", attempt, True)
     assert "nextRetryTime" not in kube.status
     kube.tick(1000)
     assert kube.status["phase"] == "Suspended"
@@ -153,8 +153,8 @@ def test_in_whatever_state_it_reaches_zero_pods_and_goes_on_from_there(made: Cal
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 4, 7, 9, 10, 11, 12, 13])
-def test_the_operator_may_die_between_any_two_requests_of_it(stop_after: int) -> None:
-    kube = running()
+def test_operator_crash_during_suspension_is_recovered(stop_after: int) -> None:
+    kube = start_run()
     for suspend in (True, False):
         kube.edit(suspend=suspend)
         for _ in range(5):
@@ -163,42 +163,42 @@ def test_the_operator_may_die_between_any_two_requests_of_it(stop_after: int) ->
             kube.controllers()
         kube.tick()
         assert kube.status["phase"] == ("Suspended" if suspend else "Starting")
-        assert no_pods(kube) == suspend
+        assert has_no_pods(kube) == suspend
     assert (kube.status["attempt"], kube.attempts_of_trainers()) == (2, {"2"})
     assert kube.rendered_again == []
 
 
-def test_suspended_again_while_the_next_attempt_is_being_made() -> None:
-    kube = running()
+def test_run_can_be_suspended_again_during_resumption() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.tick()
     kube.edit(suspend=False)
-    all_but_the_status(kube)
+    execute_without_status(kube)
     kube.controllers()
     assert kube.attempts_of_trainers() == {"2"}
     assert kube.status["attempt"] == 1
     kube.edit(suspend=True)
     kube.tick()
-    assert (kube.status["phase"], kube.status["attempt"], no_pods(kube)) == ("Suspended", 2, True)
+    assert (kube.status["phase"], kube.status["attempt"], has_no_pods(kube)) == ("Suspended", 2, True)
     kube.edit(suspend=False)
     kube.tick()
     assert kube.status["attempt"] == 3
 
 
-def test_a_pod_that_appears_while_it_is_suspended_is_removed() -> None:
-    kube = running()
+def test_pod_created_during_suspension_is_deleted() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.tick()
-    kube.objects[STATEFULSET]["spec"]["replicas"] = 1  # somebody scales
+    kube.objects[STATEFULSET]["spec"]["replicas"] = 1  # manual scaling
     kube.objects[STATEFULSET]["metadata"]["generation"] += 1
     kube.controllers()
     assert kube.pods("trainer")
     kube.tick()
-    assert (kube.status["phase"], no_pods(kube), kube.status["attempt"]) == ("Suspended", True, 1)
+    assert (kube.status["phase"], has_no_pods(kube), kube.status["attempt"]) == ("Suspended", True, 1)
 
 
-def test_an_invalid_specification_can_be_suspended_and_stays_so_until_it_is_mended() -> None:
-    kube = running()
+def test_invalid_suspended_run_resumes_only_after_correction() -> None:
+    kube = start_run()
     kube.edit(suspend=True, trainer={"replicas": 0})
     kube.tick()
     assert kube.status["phase"] == "Suspended"
@@ -211,8 +211,8 @@ def test_an_invalid_specification_can_be_suspended_and_stays_so_until_it_is_mend
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 2)
 
 
-def test_a_run_that_completes_meanwhile_is_complete() -> None:
-    kube = running()
+def test_run_completing_during_suspension_is_complete() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.do(kube.decide())
     kube.exit("orchestrator", 0)
@@ -221,8 +221,8 @@ def test_a_run_that_completes_meanwhile_is_complete() -> None:
     assert not kube.pods("trainer")
 
 
-def test_the_end_of_a_run_is_not_suspended() -> None:
-    kube = running()
+def test_completing_run_is_not_suspended() -> None:
+    kube = start_run()
     kube.exit("orchestrator", 0)
     kube.tick()
     kube.edit(suspend=True)
@@ -230,13 +230,13 @@ def test_the_end_of_a_run_is_not_suspended() -> None:
     assert kube.status["phase"] == "Complete"
 
 
-def test_a_suspended_guest_gives_its_slot_back_and_takes_it_again() -> None:
+def test_suspended_guest_releases_its_slot() -> None:
     host, guest = both()
     guest.edit(suspend=True)
     tick(host, guest)
     assert (guest.status["phase"], guest.pods("orchestrator"), host.status["phase"]) == ("Suspended", [], "Running")
     assert "guests" not in host.status
-    other = a_guest(host, name="other")
+    other = make_guest(host, name="other")
     tick(host, guest, other)
     assert other.status["phase"] == "Starting"
     guest.edit(suspend=False)
@@ -248,7 +248,7 @@ def test_a_suspended_guest_gives_its_slot_back_and_takes_it_again() -> None:
     assert (guest.status["phase"], guest.status["attempt"], guest.status["restarts"]) == ("Starting", 2, 0)
 
 
-def test_guests_of_a_suspended_host_wait_for_it_uncounted() -> None:
+def test_guests_of_a_suspended_host_wait_uncounted() -> None:
     host, guest = both()
     host.edit(suspend=True)
     tick(host, guest)
@@ -264,7 +264,7 @@ def test_guests_of_a_suspended_host_wait_for_it_uncounted() -> None:
     assert guest.status["restartsCountedTowardsMax"] == 0
 
 
-def test_a_host_that_stays_for_its_guests_alone_can_be_suspended() -> None:
+def test_host_with_only_guests_left_can_be_suspended() -> None:
     host, guest = both()
     host.exit("orchestrator", 0)
     tick(host, guest)
@@ -272,11 +272,11 @@ def test_a_host_that_stays_for_its_guests_alone_can_be_suspended() -> None:
     host.edit(suspend=True)
     tick(host, guest)
     assert (host.status["phase"], host.pods("trainer"), host.pods("inference")) == ("Suspended", [], [])
-    assert a_host().status == {}
+    assert make_host().status == {}
 
 
-def test_the_engines_are_deleted_by_their_identity() -> None:
-    kube = running()
+def test_engines_are_deleted_by_uid() -> None:
+    kube = start_run()
     kube.edit(suspend=True)
     kube.do(kube.decide())
     kube.do(kube.decide())
@@ -286,7 +286,7 @@ def test_the_engines_are_deleted_by_their_identity() -> None:
     assert kube.decide().delete == (Delete(DEPLOYMENT, uid),)
 
 
-def test_run_that_is_being_suspended_does_not_fail_at_its_deadline() -> None:
+def test_suspending_run_does_not_fail_at_its_deadline() -> None:
     kube = Kube({"activeDeadlineSeconds": 100}).start()
     kube.now += 90
     kube.edit(suspend=True)

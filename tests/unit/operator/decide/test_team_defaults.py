@@ -1,4 +1,4 @@
-"""Defaults of a namespace: below what a run says, kept by an attempt, locked where the administrator says so, and told."""
+"""Defaults of a namespace: precedence, locked fields, errors, and values kept by a running attempt."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def defaults(spec: dict[str, Any], *locked: str) -> TeamDefaults:
+def make_defaults(spec: dict[str, Any], *locked: str) -> TeamDefaults:
     found = read_defaults(yaml.safe_dump({"spec": spec, "locked": list(locked)}), MAP, KEY)
     assert found.problems == ""
     return found
 
 
-def under(spec: dict[str, Any], run: dict[str, Any] | None = None, *locked: str) -> Kube:
-    """A run in a namespace with these defaults."""
+def make_run_with_defaults(spec: dict[str, Any], run: dict[str, Any] | None = None, *locked: str) -> Kube:
+    """Run in a namespace with these defaults."""
     kube = Kube(run)
-    kube.defaults = defaults(spec, *locked)
+    kube.defaults = make_defaults(spec, *locked)
     return kube
 
 
@@ -53,8 +53,8 @@ def pod_spec(kube: Kube, kind: str = "StatefulSet", name: str = "run-trainer") -
     return kube.objects[Ref(kind, name)]["spec"]["template"]["spec"]
 
 
-def test_a_run_takes_what_it_does_not_say_and_tells_which() -> None:
-    kube = under(WHOLE, {"trainer": {"image": "mine:2", "nodeSelector": {"own": "yes"}}})
+def test_run_takes_missing_fields_from_defaults_and_lists_them() -> None:
+    kube = make_run_with_defaults(WHOLE, {"trainer": {"image": "mine:2", "nodeSelector": {"own": "yes"}}})
     written = dict(kube.run["spec"])
     kube.settle()
     pod = pod_spec(kube)
@@ -71,12 +71,12 @@ def test_a_run_takes_what_it_does_not_say_and_tells_which() -> None:
     assert kube.run["spec"] == written, "what is stored is what was written"
 
 
-def test_an_attempt_keeps_the_defaults_that_it_began_with() -> None:
-    kube = under({"trainer": {"image": "team:1"}})
+def test_running_attempt_keeps_its_defaults() -> None:
+    kube = make_run_with_defaults({"trainer": {"image": "team:1"}})
     kube.settle()
     kube.tick()
     mark, applies = kube.status["defaults"]["mark"], list(kube.applied)
-    kube.defaults = defaults({"trainer": {"image": "team:2"}})
+    kube.defaults = make_defaults({"trainer": {"image": "team:2"}})
     kube.settle()
     assert (kube.applied, kube.status["attempt"], kube.status["defaults"]["mark"]) == (applies, 1, mark)
     valid = kube.condition("ConfigurationValid")
@@ -91,9 +91,11 @@ def test_an_attempt_keeps_the_defaults_that_it_began_with() -> None:
     assert kube.status["defaults"]["mark"] != mark
 
 
-def test_a_field_that_is_locked_may_not_be_changed() -> None:
+def test_locked_field_cannot_be_changed() -> None:
     spec = {"trainer": {"image": "team:1", "nodeSelector": {"pool": "rl"}}}
-    kube = under(spec, {"trainer": {"image": "mine:2", "nodeSelector": {"own": "yes"}}}, "trainer.image")
+    kube = make_run_with_defaults(
+        spec, {"trainer": {"image": "mine:2", "nodeSelector": {"own": "yes"}}}, "trainer.image"
+    )
     kube.settle()
     assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Failed", "ForbiddenByPolicy")
     assert kube.status["message"].startswith(
@@ -120,7 +122,7 @@ def test_a_field_that_is_locked_may_not_be_changed() -> None:
         ("locked: [trainer.image]", "locked (trainer.image) has no value in spec"),
     ],
 )
-def test_wrong_content_is_told_and_disturbs_no_attempt(text: str, words: str) -> None:
+def test_invalid_defaults_are_reported_and_do_not_affect_attempts(text: str, words: str) -> None:
     wrong = read_defaults(text, MAP, KEY)
     assert wrong.problems.startswith(f"ConfigMap {MAP}, key {KEY}: ")
     assert words in wrong.problems
@@ -136,13 +138,13 @@ def test_wrong_content_is_told_and_disturbs_no_attempt(text: str, words: str) ->
     kube.settle()
     assert (kube.applied, kube.status["attempt"], kube.status["phase"]) == (applies, 1, "Starting")
     assert kube.condition("ConfigurationValid")["message"].endswith("attempt 1 continues, and no other attempt starts")
-    fresh.defaults = defaults({})
+    fresh.defaults = make_defaults({})
     fresh.settle()
     assert fresh.status["attempt"] == 1, "it begins by itself once that is put right"
 
 
-def test_defaults_that_do_not_go_with_a_run_are_told_with_the_way_out() -> None:
-    kube = under(
+def test_conflicting_defaults_are_reported_with_the_fix() -> None:
+    kube = make_run_with_defaults(
         {"failurePolicy": {"backoff": {"maxSeconds": 10}}}, {"failurePolicy": {"backoff": {"initialSeconds": 60}}}
     )
     kube.settle()
@@ -154,12 +156,12 @@ def test_defaults_that_do_not_go_with_a_run_are_told_with_the_way_out() -> None:
     assert kube.status["attempt"] == 1
 
 
-def test_a_run_whose_defaults_the_api_server_refused_begins_with_others() -> None:
-    kube = under({"trainer": {"image": "team:1"}})
+def test_run_with_refused_defaults_starts_with_corrected_ones() -> None:
+    kube = make_run_with_defaults({"trainer": {"image": "team:1"}})
     kube.rejection = "trainer.image: refused"
     kube.settle()
     assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Failed", "InvalidConfiguration")
-    kube.rejection, kube.defaults = None, defaults({"trainer": {"image": "team:2"}})
+    kube.rejection, kube.defaults = None, make_defaults({"trainer": {"image": "team:2"}})
     kube.settle()
     assert kube.status["attempt"] == 1
 
@@ -168,8 +170,8 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_takes_defaults_for_all_fields(path: Path) -> None:
-    team = defaults(WHOLE)
+def test_examples_accept_defaults_for_all_fields(path: Path) -> None:
+    team = make_defaults(WHOLE)
     for document in yaml.safe_load_all(path.read_text()):
         if document.get("kind") == "RLRun":
             found = apply_defaults(document, team)
@@ -177,7 +179,7 @@ def test_every_example_takes_defaults_for_all_fields(path: Path) -> None:
             RLRun.model_validate(found.run)
 
 
-def test_the_files_of_a_namespace_count_instead_of_those_for_all(tmp_path: Path) -> None:
+def test_namespace_defaults_file_replaces_the_global_one(tmp_path: Path) -> None:
     files = DefaultsFiles(tmp_path / "mount", MAP)
     assert not files.refresh()
     (tmp_path / "mount").mkdir()

@@ -1,4 +1,4 @@
-"""Why a run waits, in words that name the role and the fix."""
+"""Reasons why a run waits, with role and fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ NO_FIT = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/
 NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "ghcr.io/x/y:1": not found'
 
 
-def node(name: str, product: str | None = "NVIDIA-H200", gpus: int = 8, taint: str | None = None) -> dict[str, Any]:
+def make_node(
+    name: str, product: str | None = "NVIDIA-H200", gpus: int = 8, taint: str | None = None
+) -> dict[str, Any]:
     labels = {"nvidia.com/gpu.product": product} if product else {}
     labels |= {"kubernetes.io/hostname": name, "nvidia.com/gpu.clique": "1"}
     taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
@@ -31,7 +33,7 @@ def node(name: str, product: str | None = "NVIDIA-H200", gpus: int = 8, taint: s
     }
 
 
-def event(kind: str, name: str, reason: str, message: str, at: str = "2023-11-14T22:13:25Z") -> dict[str, Any]:
+def make_event(kind: str, name: str, reason: str, message: str, at: str = "2023-11-14T22:13:25Z") -> dict[str, Any]:
     return {
         "involvedObject": {"kind": kind, "name": name},
         "reason": reason,
@@ -41,8 +43,8 @@ def event(kind: str, name: str, reason: str, message: str, at: str = "2023-11-14
     }
 
 
-def unscheduled(kube: Kube, text: str = NO_FIT, roles: tuple[str, ...] = ("trainer",)) -> None:
-    """The scheduler finds no node for the pods of some roles."""
+def mark_unscheduled(kube: Kube, text: str = NO_FIT, roles: tuple[str, ...] = ("trainer",)) -> None:
+    """Report that the scheduler finds no node for pods of these roles."""
     kube.schedule = False
     kube.settle()
     for role in ("trainer", "inference", "orchestrator"):
@@ -54,8 +56,8 @@ def unscheduled(kube: Kube, text: str = NO_FIT, roles: tuple[str, ...] = ("train
                 pod["spec"]["nodeName"] = "node-1"
 
 
-def waiting(kube: Kube, role: str, reason: str, message: str) -> None:
-    """A container of the role waits."""
+def set_waiting(kube: Kube, role: str, reason: str, message: str) -> None:
+    """Put a container of the role into a waiting state."""
     kube.make_ready = False
     kube.settle()
     for pod in kube.pods(role):
@@ -66,14 +68,14 @@ def waiting(kube: Kube, role: str, reason: str, message: str) -> None:
         ]
 
 
-def patience_over(kube: Kube) -> None:
+def pass_patience(kube: Kube) -> None:
     kube.tick(1)
     kube.tick(3)
 
 
-def check(kube: Kube, condition: str, reason: str, *words: str) -> None:
-    """The condition says so, and the status' own message is the same."""
-    patience_over(kube)
+def check_condition(kube: Kube, condition: str, reason: str, *words: str) -> None:
+    """Check reason and words of the condition, and that the status has the same message."""
+    pass_patience(kube)
     found = kube.condition(condition)
     assert (found["status"], found["reason"]) == ("False", reason), kube.status
     for word in words:
@@ -84,9 +86,9 @@ def check(kube: Kube, condition: str, reason: str, *words: str) -> None:
     assert kube.told.count(("Warning", reason)) == 1, "a wait is told once"
 
 
-def test_nothing_is_called_a_problem_in_the_first_two_seconds() -> None:
+def test_first_two_seconds_report_no_problem() -> None:
     kube = Kube(GPUS)
-    unscheduled(kube)
+    mark_unscheduled(kube)
     decision = kube.decide()
     assert (decision.look_up, [e.type for e in decision.events if e.type == "Warning"]) == (frozenset(), [])
     kube.tick(1)
@@ -107,41 +109,41 @@ def test_nothing_is_called_a_problem_in_the_first_two_seconds() -> None:
             ],
         ),
         (
-            [node("a", "NVIDIA-A100"), node("b", None)],
+            [make_node("a", "NVIDIA-A100"), make_node("b", None)],
             ["no node has that", "NVIDIA-A100 (1 node)", "placement.gpuProduct"],
         ),
-        ([node("b", None)], ["no node has the label nvidia.com/gpu.product at all", "placement.gpuProduct"]),
-        ([node("a", gpus=4)], ["none has 8 nvidia.com/gpu (most: 4)", "trainer.gpusPerReplica"]),
-        ([node("a", taint="team-b")], ["1 node qualifies, except for the taint team-b", "trainer.tolerations"]),
+        ([make_node("b", None)], ["no node has the label nvidia.com/gpu.product at all", "placement.gpuProduct"]),
+        ([make_node("a", gpus=4)], ["none has 8 nvidia.com/gpu (most: 4)", "trainer.gpusPerReplica"]),
+        ([make_node("a", taint="team-b")], ["1 node qualifies, except for the taint team-b", "trainer.tolerations"]),
         (
-            [node("a", taint="node.kubernetes.io/not-ready")],
+            [make_node("a", taint="node.kubernetes.io/not-ready")],
             ["except for the taint node.kubernetes.io/not-ready", "kubectl describe node"],
         ),
         (
-            [node("a"), node("b", gpus=4)],
+            [make_node("a"), make_node("b", gpus=4)],
             ["1 node qualifies, but not enough of that is free", "3 Insufficient nvidia.com/gpu"],
         ),
-        ([node("a") | {"spec": {"unschedulable": True}}], ["the cluster has no schedulable node"]),
+        ([make_node("a") | {"spec": {"unschedulable": True}}], ["the cluster has no schedulable node"]),
         ([], ["the cluster has no schedulable node"]),
     ],
 )
-def test_a_trainer_without_nodes(nodes: list[dict[str, Any]] | None, words: list[str]) -> None:
+def test_unschedulable_trainer_is_reported_with_its_cause(nodes: list[dict[str, Any]] | None, words: list[str]) -> None:
     kube = Kube(GPUS)
-    unscheduled(kube)
+    mark_unscheduled(kube)
     kube.nodes = nodes
-    check(kube, "Scheduled", "Unschedulable", *words)
+    check_condition(kube, "Scheduled", "Unschedulable", *words)
     assert "preemption" not in kube.status["message"]
 
 
-def test_a_wrong_pool_and_an_own_selector_name_their_fields() -> None:
+def test_unmatched_pool_or_selector_is_reported_with_its_field() -> None:
     kube = Kube({"placement": {"pool": "gold"}})
-    unscheduled(kube)
-    kube.nodes = [node("a")]
-    check(kube, "Scheduled", "Unschedulable", "no node has the label rlrun.io/pool at all", "placement.pool")
+    mark_unscheduled(kube)
+    kube.nodes = [make_node("a")]
+    check_condition(kube, "Scheduled", "Unschedulable", "no node has the label rlrun.io/pool at all", "placement.pool")
     kube = Kube({"inference": {"nodeSelector": {"disk": "fast"}}})
-    unscheduled(kube, roles=("inference",))
-    kube.nodes = [node("a")]
-    check(kube, "Scheduled", "Unschedulable", "inference needs 1 pod on nodes", "inference.nodeSelector")
+    mark_unscheduled(kube, roles=("inference",))
+    kube.nodes = [make_node("a")]
+    check_condition(kube, "Scheduled", "Unschedulable", "inference needs 1 pod on nodes", "inference.nodeSelector")
 
 
 SPREAD = {"inference": {"replicas": 2}, "placement": {"spreadInference": "Required"}}
@@ -200,7 +202,7 @@ HEAD = "0/2 nodes are available: "
     ],
 )
 @pytest.mark.parametrize("reads_nodes", [True, False])
-def test_what_else_keeps_a_pod_from_nodes_is_told_with_its_fix(
+def test_scheduling_obstacle_is_reported_with_its_fix(
     spec: dict[str, Any], role: str, text: str, words: list[str], reads_nodes: bool
 ) -> None:
     kube = Kube(spec)
@@ -208,41 +210,41 @@ def test_what_else_keeps_a_pod_from_nodes_is_told_with_its_fix(
     if "claimName" in spec.get("storage", {}):
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "single", "uid": "c"}, "spec": {}}
         kube.objects[Ref("PersistentVolumeClaim", "single")] = claim
-    unscheduled(kube, HEAD + text, (role,))
-    kube.nodes = [node("a"), node("b")] if reads_nodes else None
+    mark_unscheduled(kube, HEAD + text, (role,))
+    kube.nodes = [make_node("a"), make_node("b")] if reads_nodes else None
     seen = [word for word in words if reads_nodes or "qualify" not in word]
-    check(
+    check_condition(
         kube, "Scheduled", "Unschedulable", f"{role} needs", *seen, f"the scheduler reports: {HEAD}{text.rstrip('.')}"
     )
 
 
-def test_a_topology_label_that_no_node_has() -> None:
+def test_missing_topology_label_is_reported() -> None:
     kube = Kube({"placement": {"topology": {"required": "rack"}}})
-    unscheduled(kube, HEAD + "2 node(s) didn't match pod affinity rules.")
-    kube.nodes = [node("a"), node("b")]
-    check(kube, "Scheduled", "Unschedulable", "no such node has the label rack", "placement.topology")
+    mark_unscheduled(kube, HEAD + "2 node(s) didn't match pod affinity rules.")
+    kube.nodes = [make_node("a"), make_node("b")]
+    check_condition(kube, "Scheduled", "Unschedulable", "no such node has the label rack", "placement.topology")
 
 
-def test_what_can_never_be_scheduled_is_told_before_what_only_waits() -> None:
+def test_permanent_obstacle_is_reported_before_temporary_ones() -> None:
     kube = Kube({"inference": {"nodeSelector": {"disk": "fast"}}, "orchestrator": {"nodeSelector": {"disk": "new"}}})
-    unscheduled(kube, HEAD + "2 Too many pods.", ROLES)
-    kube.nodes = [node("a")]
-    patience_over(kube)
+    mark_unscheduled(kube, HEAD + "2 Too many pods.", ROLES)
+    kube.nodes = [make_node("a")]
+    pass_patience(kube)
     message = kube.condition("Scheduled")["message"]
     assert "trainer needs" not in message
     assert message.startswith("inference needs 1 pod on nodes with label disk=fast; no node has the label disk at all")
     assert ". Also: orchestrator needs 1 pod" in message
 
 
-def test_a_claim_of_an_unknown_class() -> None:
+def test_unknown_storage_class_is_reported() -> None:
     kube = Kube({"storage": {"claimTemplate": {"storageClassName": "broken"}}})
     kube.bind_claims = False
-    unscheduled(
+    mark_unscheduled(
         kube, "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.", ("trainer", "orchestrator")
     )
     told = 'storageclass.storage.k8s.io "broken" not found'
-    kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", told)]
-    check(
+    kube.events = [make_event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", told)]
+    check_condition(
         kube,
         "StorageReady",
         "ClaimPending",
@@ -253,24 +255,26 @@ def test_a_claim_of_an_unknown_class() -> None:
     )
 
 
-def test_a_claim_without_a_default_class() -> None:
+def test_missing_default_storage_class_is_reported() -> None:
     kube = Kube()
     kube.bind_claims = False
-    unscheduled(kube, "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
-    check(kube, "StorageReady", "ClaimPending", "names no StorageClass", "default StorageClass")
+    mark_unscheduled(kube, "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    check_condition(kube, "StorageReady", "ClaimPending", "names no StorageClass", "default StorageClass")
 
 
-def test_a_claim_that_waits_for_its_first_pod_gives_way_to_what_the_pod_waits_for() -> None:
+def test_pod_obstacle_is_reported_before_its_waiting_claim() -> None:
     kube = Kube(GPUS | {"storage": {"claimTemplate": {"storageClassName": "local"}}})
     kube.bind_claims = False
-    unscheduled(kube)
-    patience_over(kube)
+    mark_unscheduled(kube)
+    pass_patience(kube)
     assert (kube.condition("StorageReady")["reason"], kube.status["reason"]) == ("ClaimWaiting", "Unschedulable")
 
 
-def test_a_claim_that_does_not_exist_or_has_lost_its_volume() -> None:
+def test_missing_or_lost_claim_is_reported() -> None:
     kube = Kube({"storage": {"claimName": "shared"}})
-    check(kube, "StorageReady", "ClaimNotFound", "storage.claimName", "PersistentVolumeClaim shared does not exist")
+    check_condition(
+        kube, "StorageReady", "ClaimNotFound", "storage.claimName", "PersistentVolumeClaim shared does not exist"
+    )
     shared = {
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "shared", "uid": "p"},
@@ -336,12 +340,12 @@ def test_a_claim_that_does_not_exist_or_has_lost_its_volume() -> None:
         ),
     ],
 )
-def test_a_container_that_cannot_start(
+def test_failed_container_start_is_reported(
     role: str, condition: str, reason: str, message: str, expected: str, words: list[str]
 ) -> None:
     kube = Kube()
-    waiting(kube, role, reason, message)
-    check(kube, condition, expected, *words)
+    set_waiting(kube, role, reason, message)
+    check_condition(kube, condition, expected, *words)
 
 
 @pytest.mark.parametrize(
@@ -354,41 +358,43 @@ def test_a_container_that_cannot_start(
         ),
     ],
 )
-def test_a_trackers_key_that_is_missing_names_its_field(message: str, fix: str) -> None:
+def test_missing_tracker_key_is_reported_with_its_field(message: str, fix: str) -> None:
     kube = Kube({"tracking": {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}}})
-    waiting(kube, "orchestrator", "CreateContainerConfigError", message)
+    set_waiting(kube, "orchestrator", "CreateContainerConfigError", message)
     said = f"{message}; {fix}, or correct tracking.wandb.secretRef"
-    check(kube, "PodsReady", "ContainerConfigInvalid", f"orchestrator: {said}")
+    check_condition(kube, "PodsReady", "ContainerConfigInvalid", f"orchestrator: {said}")
 
 
-def test_the_kubelet_alternates_between_two_words_for_one_trouble_and_the_status_does_not() -> None:
+def test_alternating_image_pull_reasons_keep_the_status_stable() -> None:
     kube = Kube()
-    waiting(kube, "trainer", "ErrImagePull", NOT_FOUND)
-    patience_over(kube)
+    set_waiting(kube, "trainer", "ErrImagePull", NOT_FOUND)
+    pass_patience(kube)
     before = kube.status["message"]
-    waiting(kube, "trainer", "ImagePullBackOff", f'Back-off pulling image "ghcr.io/x/y:1": ErrImagePull: {NOT_FOUND}')
+    set_waiting(
+        kube, "trainer", "ImagePullBackOff", f'Back-off pulling image "ghcr.io/x/y:1": ErrImagePull: {NOT_FOUND}'
+    )
     kube.tick(10)
     assert kube.status["message"] == before
 
 
-def fails(kube: Kube, *, now: bool = True) -> None:
-    """The Deployment's controller says whether it is refused a pod."""
+def set_replica_failure(kube: Kube, *, now: bool = True) -> None:
+    """Set or clear the ReplicaFailure condition, as the Deployment controller does for refused pods."""
     deployment = kube.objects[Ref("Deployment", "run-inference")]
     deployment["status"]["conditions"] = [{"type": "ReplicaFailure", "status": str(now)}]
 
 
-def test_a_refusal_of_engines_that_is_over_is_not_told() -> None:
-    """Its event outlives it, and the engine that was made since may be gone again."""
+def test_resolved_refusal_of_engines_is_not_reported() -> None:
+    """The event outlives the refusal, and the engine created since then may be gone again."""
     kube = Kube()
     kube.settle()
     for pod in kube.pods("inference"):
         del kube.objects[Ref("Pod", pod["metadata"]["name"])]
     kube.controllers = lambda: False  # type: ignore[method-assign]
-    kube.events = [event("ReplicaSet", "run-inference-5d8f", "FailedCreate", "exceeded quota: gpus")]
-    fails(kube, now=False)
+    kube.events = [make_event("ReplicaSet", "run-inference-5d8f", "FailedCreate", "exceeded quota: gpus")]
+    set_replica_failure(kube, now=False)
     kube.tick(60)
     assert "gpus" not in kube.condition("Scheduled")["message"]
-    fails(kube)
+    set_replica_failure(kube)
     kube.tick(60)
     assert "gpus" in kube.condition("Scheduled")["message"]
 
@@ -423,7 +429,9 @@ def test_a_refusal_of_engines_that_is_over_is_not_told() -> None:
         ),
     ],
 )
-def test_pods_that_nobody_may_create(kind: str, name: str, role: str, text: str, reason: str, words: list[str]) -> None:
+def test_refused_pods_are_reported_with_their_cause(
+    kind: str, name: str, role: str, text: str, reason: str, words: list[str]
+) -> None:
     kube = Kube()
     kube.schedule = False
     kube.settle()
@@ -431,20 +439,22 @@ def test_pods_that_nobody_may_create(kind: str, name: str, role: str, text: str,
     for ref in [Ref("Pod", pod["metadata"]["name"]) for pod in kube.pods(role)]:
         del kube.objects[ref]
     kube.controllers = lambda: False  # type: ignore[method-assign]
-    kube.events = [event(kind, name, "FailedCreate", text)]
-    fails(kube)
+    kube.events = [make_event(kind, name, "FailedCreate", text)]
+    set_replica_failure(kube)
     for pod in (pod for role in ROLES for pod in kube.pods(role)):
         pod["spec"]["nodeName"] = "node-1"
-    check(kube, "Scheduled", reason, *words)
+    check_condition(kube, "Scheduled", reason, *words)
 
 
-def test_what_a_run_that_has_ended_waited_for_is_told_no_more() -> None:
+def test_ended_run_does_not_report_its_last_wait() -> None:
     kube = Kube()
     kube.schedule = False
     kube.settle()
     del kube.objects[Ref("Pod", "run-trainer-0")]
     kube.controllers = lambda: False  # type: ignore[method-assign]
-    kube.events = [event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))]
+    kube.events = [
+        make_event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))
+    ]
     kube.tick(60)
     assert "gpus" in kube.condition("Scheduled")["message"]
     kube.exit("orchestrator", 65)
@@ -454,13 +464,15 @@ def test_what_a_run_that_has_ended_waited_for_is_told_no_more() -> None:
     assert "gpus" not in str(kube.status["conditions"])
 
 
-def test_what_an_attempt_waited_for_is_not_told_while_the_next_one_waits_for_a_name() -> None:
+def test_previous_wait_is_cleared_while_a_name_is_taken() -> None:
     kube = Kube()
     kube.schedule = False
     kube.settle()
     del kube.objects[Ref("Pod", "run-trainer-0")]
     kube.controllers = lambda: False  # type: ignore[method-assign]
-    kube.events = [event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))]
+    kube.events = [
+        make_event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))
+    ]
     kube.tick(60)
     assert "gpus" in kube.condition("Scheduled")["message"]
     del kube.controllers  # type: ignore[method-assign]  # the quota allows them
@@ -475,27 +487,27 @@ def test_what_an_attempt_waited_for_is_not_told_while_the_next_one_waits_for_a_n
 
 @pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "run-trainer"), ("ReplicaSet", "run-inference-5d8f")])
 @pytest.mark.parametrize("text", ["exceeded quota: of-before", 'admission webhook "of-before" denied the request'])
-def test_a_refusal_of_before_the_attempt_is_not_told(kind: str, name: str, text: str) -> None:
+def test_refusal_before_the_attempt_is_not_reported(kind: str, name: str, text: str) -> None:
     kube = Kube()
     kube.schedule = False
     kube.settle()
     for pod in [*kube.pods("trainer"), *kube.pods("inference")]:
         del kube.objects[Ref("Pod", pod["metadata"]["name"])]
     kube.controllers = lambda: False  # type: ignore[method-assign]
-    kube.events = [event(kind, name, "FailedCreate", text, at=rfc3339(kube.now - 600))]
-    fails(kube)
+    kube.events = [make_event(kind, name, "FailedCreate", text, at=rfc3339(kube.now - 600))]
+    set_replica_failure(kube)
     kube.tick(10)
     assert "of-before" not in kube.condition("Scheduled")["message"]
-    kube.events = [event(kind, name, "FailedCreate", text, at=rfc3339(kube.now))]
+    kube.events = [make_event(kind, name, "FailedCreate", text, at=rfc3339(kube.now))]
     kube.tick(10)
     assert "of-before" in kube.condition("Scheduled")["message"]
 
 
-def test_what_another_claim_of_the_name_waited_for_is_not_told() -> None:
+def test_event_of_a_replaced_claim_is_not_reported() -> None:
     kube = Kube()
     kube.bind_claims = False
     kube.settle()
-    kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", "pool of-before is full")]
+    kube.events = [make_event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", "pool of-before is full")]
     kube.events[0]["involvedObject"]["uid"] = "another"
     kube.tick(10)
     assert "of-before" not in kube.condition("StorageReady")["message"]
@@ -504,16 +516,16 @@ def test_what_another_claim_of_the_name_waited_for_is_not_told() -> None:
     assert "of-before" in kube.condition("StorageReady")["message"]
 
 
-def test_a_clock_that_was_set_back_keeps_no_reason_secret() -> None:
+def test_clock_set_back_does_not_hide_a_reason() -> None:
     kube = Kube()
     kube.bind_claims = False
     kube.settle()
-    kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", "the pool is full")]
+    kube.events = [make_event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", "the pool is full")]
     kube.tick(-3600)
     assert "the pool is full" in kube.condition("StorageReady")["message"]
 
 
-def test_what_keeps_the_next_attempt_out_is_told() -> None:
+def test_refusal_of_the_next_attempt_is_reported() -> None:
     kube = Kube().start()
     kube.run["status"]["conditions"] = [
         *[c for c in kube.status["conditions"] if c["type"] not in ("Restarting", "Scheduled")],
@@ -525,7 +537,7 @@ def test_what_keeps_the_next_attempt_out_is_told() -> None:
     for ref in [ref for ref in kube.objects if ref.kind in ("Pod", "StatefulSet") and "inference" not in ref.name]:
         del kube.objects[ref]
     kube.now += 60
-    refused = event("Service", "run-trainer", "FailedCreate", 'failed calling webhook "guard": no route')
+    refused = make_event("Service", "run-trainer", "FailedCreate", 'failed calling webhook "guard": no route')
     del refused["lastTimestamp"]
     kube.events = [refused]
     told = {c["type"]: c for c in kube.decide().status["conditions"]}["Scheduled"]
@@ -541,14 +553,17 @@ def test_what_keeps_the_next_attempt_out_is_told() -> None:
         ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be created"),
     ],
 )
-def test_what_a_quota_keeps_the_operator_itself_from_making(kind: str, name: str, condition: str, words: str) -> None:
+def test_quota_refusal_of_operator_write_is_reported(kind: str, name: str, condition: str, words: str) -> None:
     kube = Kube()
     kube.bind_claims = kind != "PersistentVolumeClaim"
     decision = kube.decide()
     conditions = list(decision.status["conditions"])
-    kube.run["status"] = {"phase": "Starting", "conditions": conditions}  # of a pass that could not make everything
+    kube.run["status"] = {
+        "phase": "Starting",
+        "conditions": conditions,
+    }  # status of a pass that could not create all objects
     kube.now += 10
-    kube.events = [event(kind, name, "FailedCreate", f"{name} is forbidden: exceeded quota: team-a")]
+    kube.events = [make_event(kind, name, "FailedCreate", f"{name} is forbidden: exceeded quota: team-a")]
     told = {c["type"]: c for c in kube.decide().status["conditions"]}[condition]
     assert (told["status"], told["reason"]) == ("False", "QuotaExceeded")
     assert words in told["message"]
@@ -562,12 +577,12 @@ def test_what_a_quota_keeps_the_operator_itself_from_making(kind: str, name: str
         ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be created"),
     ],
 )
-def test_what_a_policy_keeps_the_operator_from_making(kind: str, name: str, condition: str, words: str) -> None:
+def test_policy_refusal_of_operator_write_is_reported(kind: str, name: str, condition: str, words: str) -> None:
     kube = Kube()
     kube.bind_claims = kind != "PersistentVolumeClaim"
     kube.run["status"] = {"phase": "Starting", "conditions": list(kube.decide().status["conditions"])}
     kube.now += 10
-    kube.events = [event(kind, name, "FailedCreate", 'admission webhook "guard" denied the request: no owner')]
+    kube.events = [make_event(kind, name, "FailedCreate", 'admission webhook "guard" denied the request: no owner')]
     told = {c["type"]: c for c in kube.decide().status["conditions"]}[condition]
     assert (told["status"], told["reason"]) == ("False", "AdmissionRefused")
     assert words in told["message"]
@@ -583,14 +598,14 @@ def test_what_a_policy_keeps_the_operator_from_making(kind: str, name: str, cond
     ],
 )
 @pytest.mark.parametrize("step", [None, 3])
-def test_a_lease_that_may_not_be_made_again_is_told(step: int | None, text: str, reason: str) -> None:
+def test_refused_lease_recreation_is_reported(step: int | None, text: str, reason: str) -> None:
     kube = Kube()
     kube.settle()
     if step is not None:
         kube.report(step)
         kube.settle()
     del kube.objects[Ref("Lease", "run-progress")]
-    kube.events = [event("Lease", "run-progress", "FailedCreate", text)]
+    kube.events = [make_event("Lease", "run-progress", "FailedCreate", text)]
     decision = kube.decide()
     assert [apply.manifest["kind"] for apply in decision.repair] == ["Lease"], "all else goes on where it is refused"
     told = {c["type"]: c for c in decision.status["conditions"]}["Progressing"]
@@ -603,7 +618,7 @@ def test_a_lease_that_may_not_be_made_again_is_told(step: int | None, text: str,
     assert kube.condition("Progressing")["reason"] != reason
 
 
-def test_a_lost_lease_of_a_specification_that_was_made_wrong_says_what_it_waits_for() -> None:
+def test_lost_lease_of_invalid_run_is_reported() -> None:
     kube = Kube()
     kube.start()
     kube.edit(trainer={"replicas": 0})
@@ -614,14 +629,14 @@ def test_a_lost_lease_of_a_specification_that_was_made_wrong_says_what_it_waits_
     assert "Lease run-progress was deleted, and is created again when the specification is valid" in told["message"]
 
 
-def test_a_volume_that_cannot_be_mounted() -> None:
+def test_failed_mount_is_reported_until_it_succeeds() -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
     kube.events = [
-        event("Pod", "run-trainer-0", "FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection refused")
+        make_event("Pod", "run-trainer-0", "FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection refused")
     ]
-    check(
+    check_condition(
         kube,
         "PodsReady",
         "MountFailed",
@@ -637,36 +652,38 @@ def test_a_volume_that_cannot_be_mounted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["configmap", "secret"])
-def test_a_kubelet_that_has_not_read_an_object_yet_is_no_problem(kind: str) -> None:
+def test_kubelet_cache_delay_is_not_a_problem(kind: str) -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
     text = f'MountVolume.SetUp failed for volume "config" : failed to sync {kind} cache: timed out waiting for the condition'
-    kube.events = [event("Pod", "run-trainer-0", "FailedMount", text)]
-    patience_over(kube)
+    kube.events = [make_event("Pod", "run-trainer-0", "FailedMount", text)]
+    pass_patience(kube)
     kube.tick(1)
     assert kube.condition("PodsReady")["reason"] == "PodsStarting"
     assert "MountFailed" not in [reason for _, reason in kube.told]
 
 
-def test_a_missing_secret_that_a_pod_mounts() -> None:
+def test_missing_mounted_secret_is_reported() -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
     text = 'MountVolume.SetUp failed for volume "token" : secret "hub-token" not found'
-    kube.events = [event("Pod", "run-trainer-0", "FailedMount", text)]
-    check(kube, "PodsReady", "MountFailed", "create secret hub-token in the run's namespace", "trainer.podTemplate")
+    kube.events = [make_event("Pod", "run-trainer-0", "FailedMount", text)]
+    check_condition(
+        kube, "PodsReady", "MountFailed", "create secret hub-token in the run's namespace", "trainer.podTemplate"
+    )
 
 
-def test_a_node_that_does_not_answer_is_named() -> None:
+def test_unresponsive_node_is_reported() -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
-    patience_over(kube)
+    pass_patience(kube)
     assert kube.decide().look_up == {"events", "nodes"}, (
         "whether the node answers is what explains a pod that does not begin"
     )
-    silent = node("node-1")
+    silent = make_node("node-1")
     silent["status"]["conditions"] = [
         {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting."}
     ]
@@ -681,14 +698,16 @@ def test_a_node_that_does_not_answer_is_named() -> None:
     assert kube.condition("PodsReady")["reason"] == "PodsStarting"
 
 
-def test_events_about_a_pod_of_the_same_name_before_it_are_past() -> None:
+def test_event_of_an_earlier_pod_is_ignored() -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
-    before = event("Pod", "run-trainer-0", "FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection refused")
+    before = make_event(
+        "Pod", "run-trainer-0", "FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection refused"
+    )
     before["involvedObject"]["uid"] = "another"
     kube.events = [before]
-    patience_over(kube)
+    pass_patience(kube)
     assert kube.condition("PodsReady")["reason"] == "PodsStarting"
     before["involvedObject"]["uid"] = kube.pod("trainer")["metadata"]["uid"]
     kube.tick(1)
@@ -714,19 +733,17 @@ def loading_the_engine(kube: Kube) -> None:
         (loading_the_engine, "EngineLoading", "loading the model"),
     ],
 )
-def test_a_start_that_only_takes_its_time_says_so_without_a_warning(
-    happens: Callable[[Kube], None], reason: str, words: str
-) -> None:
+def test_slow_start_is_reported_without_a_warning(happens: Callable[[Kube], None], reason: str, words: str) -> None:
     kube = Kube()
     kube.make_ready = False
     kube.settle()
     happens(kube)
-    patience_over(kube)
+    pass_patience(kube)
     assert (kube.status["reason"], [t for t, _ in kube.told if t == "Warning"]) == (reason, [])
     assert words in kube.status["message"]
 
 
-def test_in_the_end_the_orchestrator_says_what_it_waits_for() -> None:
+def test_waiting_reason_of_orchestrator_is_reported() -> None:
     kube = Kube()
     kube.settle()
     kube.report(None, waiting_on="the first rollouts (3 of 8 groups)")
@@ -735,10 +752,10 @@ def test_in_the_end_the_orchestrator_says_what_it_waits_for() -> None:
     assert "the first rollouts" in kube.status["message"]
 
 
-def test_explanations_are_asked_for_ever_less_often() -> None:
+def test_explanations_are_requested_with_growing_delays() -> None:
     kube = Kube(GPUS)
-    unscheduled(kube)
-    patience_over(kube)
+    mark_unscheduled(kube)
+    pass_patience(kube)
     assert kube.decide().wake_in == pytest.approx(5.0)
     kube.tick(300)
     assert kube.decide().wake_in == pytest.approx(30, abs=2)

@@ -1,4 +1,4 @@
-"""Workloads that somebody edits while an attempt runs, and after it."""
+"""Workloads that a user edits during or after an attempt."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ IMAGE = "spec.template.spec.containers[0].image"
 SPEC = {"inference": {"replicas": 2, "spot": {"share": 0.5, "nodeSelector": {"pool": "spot"}}}}
 
 
-def fields(value: Any) -> Any:
-    """Fields of an applied object as the API server's book has them, containers by their names."""
+def build_managed_fields(value: Any) -> Any:
+    """Managed fields of an applied object, with containers keyed by name."""
     if isinstance(value, dict):
-        return {f"f:{name}": fields(inner) for name, inner in value.items()}
+        return {f"f:{name}": build_managed_fields(inner) for name, inner in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict) and "image" in value[0]:
-        return {f"k:{json.dumps({'name': item['name']})}": {".": {}, **fields(item)} for item in value}
+        return {f"k:{json.dumps({'name': item['name']})}": {".": {}, **build_managed_fields(item)} for item in value}
     return {}
 
 
-def applied(kube: Kube, ref: Ref, *, lost: str = "", remembered: bool = True) -> None:
-    """The store's view of a workload after the operator's apply; `lost`: field of the first container that somebody has set."""
+def mark_applied(kube: Kube, ref: Ref, *, lost: str = "", remembered: bool = True) -> None:
+    """Set the store's view of a workload after an apply; `lost` is the field of the first container that a user has set."""
     child = kube.objects[ref]
-    whole = fields({name: child[name] for name in ("metadata", "spec")})
+    whole = build_managed_fields({name: child[name] for name in ("metadata", "spec")})
     for name in ("uid", "name", "namespace", "generation", "creationTimestamp", "annotations", "ownerReferences"):
         whole["f:metadata"].pop(f"f:{name}", None)
     whole["f:metadata"]["f:ownerReferences"] = {}
@@ -41,9 +41,9 @@ def applied(kube: Kube, ref: Ref, *, lost: str = "", remembered: bool = True) ->
 
 @pytest.mark.parametrize("ref", [ENGINES, TRAINER, SPOT], ids=str)
 @pytest.mark.parametrize("remembered", [True, False], ids=["same operator", "restarted operator"])
-def test_an_edited_workload_is_named_with_its_value_and_applied_again(ref: Ref, remembered: bool) -> None:
+def test_edited_workload_is_reported_and_repaired(ref: Ref, remembered: bool) -> None:
     kube = Kube(SPEC).start()
-    applied(kube, ref, lost="image", remembered=remembered)
+    mark_applied(kube, ref, lost="image", remembered=remembered)
     kube.objects[ref]["metadata"]["resourceVersion"] = "77"
     kube.objects[ref]["edits"] = {IMAGE: ["kubectl-set", "registry/evil:1"]}
     decision = kube.decide()
@@ -58,47 +58,47 @@ def test_an_edited_workload_is_named_with_its_value_and_applied_again(ref: Ref, 
 
 
 @pytest.mark.parametrize("remembered", [True, False], ids=["same operator", "restarted operator"])
-def test_workloads_that_nobody_has_edited_are_written_by_nobody(remembered: bool) -> None:
+def test_unedited_workloads_are_not_written(remembered: bool) -> None:
     kube = Kube(SPEC).start()
     for ref in (ENGINES, TRAINER, SPOT):
-        applied(kube, ref, remembered=remembered)
+        mark_applied(kube, ref, remembered=remembered)
     decision = kube.decide()
     assert (decision.repair, decision.apply, decision.scale) == ((), (), ())
     assert kube.condition("ChildrenIntact") == {}
 
 
-def test_a_removed_field_is_named() -> None:
+def test_removed_field_is_reported() -> None:
     kube = Kube().start()
-    applied(kube, TRAINER, lost="env")
+    mark_applied(kube, TRAINER, lost="env")
     (repair,) = kube.decide().repair
     assert repair.manifest["spec"]["template"]["spec"]["containers"][0]["env"]
     assert "containers[0].env was removed" in str(kube.decide().status)
 
 
-def test_scaling_is_no_edit_and_a_restored_workload_keeps_its_pods() -> None:
-    """Engines beyond the wanted number are drained before they go."""
+def test_scaling_is_not_an_edit_and_repair_keeps_replicas() -> None:
+    """Surplus engines are drained before they are deleted."""
     kube = Kube({"inference": {"replicas": 2}}).start()
-    applied(kube, ENGINES)
+    mark_applied(kube, ENGINES)
     held = json.loads(kube.objects[ENGINES]["held"])
     del held["f:spec"]["f:replicas"]
     kube.objects[ENGINES] |= {"held": json.dumps(held)}
     assert kube.decide().repair == ()
-    applied(kube, ENGINES, lost="image")
+    mark_applied(kube, ENGINES, lost="image")
     kube.objects[ENGINES]["spec"]["replicas"] = 3
     (repair,) = kube.decide().repair
     assert repair.manifest["spec"]["replicas"] == 3
 
 
 @pytest.mark.parametrize("ref", [ENGINES, SPOT], ids=str)
-def test_engines_that_were_edited_between_two_attempts_are_made_again(ref: Ref) -> None:
-    """Warm engines with somebody's image would answer all later attempts."""
+def test_engines_edited_between_attempts_are_recreated(ref: Ref) -> None:
+    """Otherwise engines with a foreign image would serve all later attempts."""
     kube = Kube(SPEC).start()
     kube.place = lambda pod: "node-1" if pod["metadata"]["labels"].get(SPOT_LABEL) or "inference" in str(pod) else None
     kube.lingering = {"trainer", "orchestrator"}
     kube.exit("trainer", 1)
     kube.settle()
     assert kube.condition("Restarting")["status"] == "True"
-    applied(kube, ref, lost="image", remembered=False)
+    mark_applied(kube, ref, lost="image", remembered=False)
     kube.objects[ref]["spec"]["template"]["spec"]["containers"][0]["image"] = "registry/evil:1"
     kube.lingering = set()
     begins = None
@@ -115,15 +115,15 @@ def test_engines_that_were_edited_between_two_attempts_are_made_again(ref: Ref) 
     assert ref in made, "no attempt meets engines of two renderings"
 
 
-def test_an_edited_specification_leaves_the_comparison_to_the_next_attempt() -> None:
+def test_pending_spec_edit_postpones_the_repair() -> None:
     kube = Kube().start()
-    applied(kube, ENGINES, lost="image")
+    mark_applied(kube, ENGINES, lost="image")
     kube.edit(maxSteps=70)
     kube.settle()
     assert kube.decide().repair == ()
 
 
-def test_an_edited_image_of_the_orchestrator_is_named_and_waits_for_the_next_attempt() -> None:
+def test_edited_orchestrator_image_waits_for_the_next_attempt() -> None:
     kube = Kube().start()
     pod = kube.ref("orchestrator")
     kube._met[str(kube.uid(pod))]["edits"] = {}
@@ -144,7 +144,7 @@ def test_an_edited_image_of_the_orchestrator_is_named_and_waits_for_the_next_att
         ("kubectl", "kubectl scale rlr run --replicas N scales the engines"),
     ],
 )
-def test_who_scales_the_engines_behind_the_run_is_told_the_way(manager: str, fix: str) -> None:
+def test_external_scaling_is_reported_with_the_supported_way(manager: str, fix: str) -> None:
     kube = Kube({"inference": {"replicas": 2}}).start()
     kube.objects[ENGINES]["spec"]["replicas"] = 5
     kube.objects[ENGINES] |= {"held": "{}", "accepted": "{}", "edits": {"spec.replicas": [manager, "5"]}}
@@ -163,7 +163,7 @@ def test_who_scales_the_engines_behind_the_run_is_told_the_way(manager: str, fix
     assert fix in kube.condition("ChildrenIntact")["message"]
 
 
-def test_a_scaler_that_agrees_with_the_run_is_none_of_its_business() -> None:
+def test_scaler_with_the_same_target_is_ignored() -> None:
     kube = Kube({"inference": {"replicas": 2}}).start()
     kube.objects[ENGINES] |= {"held": "{}", "accepted": "{}", "edits": {"spec.replicas": ["kubectl", "2"]}}
     kube.settle()

@@ -1,4 +1,4 @@
-"""An API server of one page: objects by path, resourceVersions, preconditions, apply and merge patches. Served on loopback."""
+"""In-memory API server on loopback: objects by path, resourceVersions, preconditions, apply and merge patches."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from tests.sim.cluster.api import merged
 
 Json = dict[str, Any]
 Hook = Callable[[str, str, Json], tuple[int, str, str] | None]
-"""(verb, path, body) -> (status, reason, message) to refuse with, or None."""
+"""(verb, path, body) -> refusal as (status, reason, message), or None."""
 STAMP = "2026-01-01T00:00:00Z"
 
 
 class FakeApi:
-    """Its state and what was asked of it."""
+    """API server with its objects and the requests it received."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
         self.requests: list[tuple[str, str]] = []
-        """(verb, path) of each request; verb as in RBAC, `dry-run` for a dry run."""
+        """(verb, path) of each request, with RBAC verbs and `dry-run` for dry runs."""
         self.grace: list[object] = []
-        """Grace periods of deletions; None: the object's own."""
+        """Grace periods of deletions; None is the default of the object."""
         self.hook: Hook = lambda verb, path, body: None
         self.version = 100
 
     def seed(self, path: str, manifest: Json) -> Json:
-        """Put an object there, as another client would."""
+        """Store an object as another client would."""
         name, namespace = path.rsplit("/", 1)[1], path.split("/namespaces/")[-1].split("/")[0]
         meta = {"uid": f"uid-{name}-{self.version}", "creationTimestamp": STAMP, "generation": 1}
         manifest["metadata"] = meta | {"name": name, "namespace": namespace} | manifest.get("metadata", {})
         return self._store(path, manifest)
 
     def writes(self) -> list[tuple[str, str]]:
-        """Requests that changed something or meant to."""
+        """Requests that attempted a change, without reads."""
         return [request for request in self.requests if request[0] not in ("get", "list", "dry-run")]
 
     def _store(self, path: str, manifest: Json) -> Json:
@@ -50,7 +50,7 @@ class FakeApi:
         return manifest
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Any request."""
+        """Route a request to its verb."""
         path, body = request.path, json.loads(await request.read() or b"{}")
         verb = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "put", "DELETE": "delete"}[request.method]
         if request.query.get("dryRun"):
@@ -103,7 +103,7 @@ class FakeApi:
         return web.json_response(self._store(main, merged(found, body)))
 
     def _put(self, request: web.Request, path: str, body: Json) -> web.Response:
-        """Replace a status, and nothing else of its object."""
+        """Replace only the status of an object."""
         main = path.removesuffix("/status")
         found = copy.deepcopy(self.objects.get(main))
         if found is None:
@@ -126,8 +126,8 @@ class FakeApi:
 
 
 @asynccontextmanager
-async def serving(api: FakeApi) -> AsyncIterator[Client]:
-    """A client of `api` over real HTTP."""
+async def serve_api(api: FakeApi) -> AsyncIterator[Client]:
+    """Yield a client of `api` over real HTTP."""
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", api.handle)
     server = TestServer(app)

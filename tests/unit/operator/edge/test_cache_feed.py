@@ -1,4 +1,4 @@
-"""How soon a run is looked at after an event: a renewal that tells of progress alone waits until a status could be written."""
+"""Delay between an event and its pass. Renewals with only progress wait until a status can be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLD = 3600.0
 
 
 class Fed:
-    """A feed of one run, and after how many seconds it is looked at."""
+    """Feed of one run that records the delay of its pass."""
 
     def __init__(self, age: float, phase: str = "Running", progressing: str = "True") -> None:
         self.waits: list[float] = []
@@ -40,14 +40,14 @@ class Fed:
         self.feed.on_object("MODIFIED", {"kind": kind, "metadata": metadata, **more})
 
     def renew(self, **said: str) -> float | None:
-        """A renewal; after how many seconds the run is looked at."""
+        """Renew the Lease and return the delay of the pass in seconds."""
         labels = {"rlrun.io/run": "run"}
         spec = {"renewTime": f"2026-01-01T00:00:{self._version:02}.000000Z"}
         self._put("Lease", "run-progress", {"annotations": said, "labels": labels}, spec=spec)
         return self.waits[-1] if self.waits else None
 
 
-def test_progress_alone_is_looked_at_when_a_status_could_tell_of_it() -> None:
+def test_progress_renewal_waits_for_next_status_write() -> None:
     old, young = Fed(OLD), Fed(10.0)
     assert old.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == LONGEST_PROGRESS_SECONDS - keys.RENEW_SECONDS
     assert young.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == PROGRESS_SETTLE_SECONDS
@@ -63,14 +63,14 @@ def test_progress_alone_is_looked_at_when_a_status_could_tell_of_it() -> None:
         {keys.START_SECONDS: "{}"},
     ],
 )
-def test_anything_else_that_a_lease_tells_is_looked_at_soon(said: dict[str, str]) -> None:
+def test_other_lease_annotations_shorten_the_delay(said: dict[str, str]) -> None:
     assert Fed(OLD).renew(**{keys.ATTEMPT: "1", keys.STEP: "1"} | said) == PROGRESS_SETTLE_SECONDS
 
 
 @pytest.mark.parametrize("progressing", ["Unknown", "False"])
-def test_a_run_that_is_told_to_be_silent_or_to_hang_takes_that_back_soon(progressing: str) -> None:
+def test_progress_after_silence_or_hang_shortens_the_delay(progressing: str) -> None:
     assert Fed(OLD, progressing=progressing).renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == PROGRESS_SETTLE_SECONDS
 
 
-def test_the_first_step_is_told_at_once() -> None:
+def test_first_step_shortens_the_delay() -> None:
     assert Fed(OLD, phase="Starting").renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == SETTLE_SECONDS

@@ -1,4 +1,4 @@
-"""The client over real HTTP: which refusals mean what, preconditions, pages, counting."""
+"""Client over real HTTP: refusals, preconditions, pages and request counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 from rlrun_operator.kube.client import REQUEST_SECONDS, WRITE_SECONDS, ApiError, UnavailableError
 from rlrun_operator.kube.resources import POD, RLRUN, STATEFUL_SET
 from rlrun_operator.runtime.leases import NotLeadingError
-from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
 
 PODS = "/api/v1/namespaces/ns/pods"
 RBAC = 'pods "p" is forbidden: User "system:serviceaccount:ns:op" cannot create resource "pods" in API group ""'
@@ -17,7 +17,7 @@ QUOTA = 'pods "p" is forbidden: exceeded quota: small, requested: pods=1, used: 
 SECURITY = 'pods "p" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
 
 
-def pod(name: str = "p") -> dict[str, object]:
+def make_pod(name: str = "p") -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns"}}
 
 
@@ -49,12 +49,12 @@ def pod(name: str = "p") -> dict[str, object]:
         (409, "the object has been modified", ""),
     ],
 )
-async def test_what_a_refusal_means(status: int, message: str, verdict: str) -> None:
+async def test_refusal_is_classified_by_status_and_message(status: int, message: str, verdict: str) -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (status, "Timeout" if message.startswith("Timeout") else "Reason", message)
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         with pytest.raises(ApiError) as caught:
-            await client.apply(pod())
+            await client.apply(make_pod())
         assert client._answering_since is not None, "a verdict is an answer"
     error = caught.value
     assert [n for n in ("lacks_permission", "kept_out", "refused") if getattr(error, n)] == (
@@ -65,27 +65,27 @@ async def test_what_a_refusal_means(status: int, message: str, verdict: str) -> 
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_busy_or_broken_api_server_is_no_verdict_on_the_object(status: int) -> None:
+async def test_busy_api_server_is_unavailable(status: int) -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (status, "Reason", "etcd is away")
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         with pytest.raises(UnavailableError, match=f"{status} etcd is away"):
-            await client.apply(pod())
+            await client.apply(make_pod())
 
 
 @pytest.mark.parametrize("status", [404, 409])
-async def test_a_webhook_that_refuses_with_the_status_of_a_precondition_refuses_all_the_same(status: int) -> None:
-    """Else a pod would be taken for gone, and a state for another one: both would be asked for in every pass."""
+async def test_webhook_refusal_with_precondition_status_is_withheld(status: int) -> None:
+    """Otherwise a pod would count as deleted, or an object as changed, and each pass would retry."""
     api = FakeApi()
     api.hook = lambda verb, path, body: (
         status,
         "AlreadyExists",
         'admission webhook "guard" denied the request: frozen',
     )
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         for attempt in (
-            client.create(pod()),
-            client.apply_over(pod(), "7"),
+            client.create(make_pod()),
+            client.apply_over(make_pod(), "7"),
             client.delete(POD, "ns", "p", uid="uid"),
         ):
             with pytest.raises(ApiError, match="frozen") as caught:
@@ -94,18 +94,18 @@ async def test_a_webhook_that_refuses_with_the_status_of_a_precondition_refuses_
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 413, 422, 500, 504])
-async def test_what_is_no_word_of_the_api_server_is_no_verdict_on_a_write(status: int) -> None:
-    """A load balancer's page: a run whose status met its 404 was taken for deleted, and nobody looked after it any more."""
+async def test_load_balancer_error_page_is_unavailable(status: int) -> None:
+    """A 404 page of a load balancer must not make a run count as deleted."""
 
     class Balancer(FakeApi):
         async def handle(self, request: web.Request) -> web.Response:
             return web.Response(status=status, text="<html><h1>default backend</h1></html>", content_type="text/html")
 
-    async with serving(Balancer()) as client:
+    async with serve_api(Balancer()) as client:
         for attempt in (
-            client.create(pod()),
-            client.apply(pod()),
-            client.apply_over(pod(), "7"),
+            client.create(make_pod()),
+            client.apply(make_pod()),
+            client.apply_over(make_pod(), "7"),
             client.scale(STATEFUL_SET, "ns", "p", 0, uid="uid"),
             client.merge(RLRUN, "ns", "p", {}, subresource="status"),
             client.delete(POD, "ns", "p", uid="uid"),
@@ -114,18 +114,18 @@ async def test_what_is_no_word_of_the_api_server_is_no_verdict_on_a_write(status
                 await attempt
 
 
-async def test_a_read_that_takes_too_long_is_no_verdict() -> None:
+async def test_read_timeout_is_unavailable() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (504, "Timeout", "request did not complete within requested timeout")
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         with pytest.raises(UnavailableError):
             await client.get(POD, "ns", "p")
 
 
-async def test_a_write_is_waited_for_as_long_as_the_api_server_waits_for_webhooks(
+async def test_write_timeout_covers_webhook_timeouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Kubernetes gives a webhook 10 s unless it says otherwise, and the API server names it after that."""
+    """Kubernetes allows a webhook 10 s by default, and the API server reports its name after that."""
     waits: list[float] = []
     timeout = aiohttp.ClientTimeout
 
@@ -133,18 +133,18 @@ async def test_a_write_is_waited_for_as_long_as_the_api_server_waits_for_webhook
         waits.append(total)
         return timeout(total=total, sock_connect=sock_connect)
 
-    async with serving(FakeApi()) as client:
+    async with serve_api(FakeApi()) as client:
         monkeypatch.setattr(aiohttp, "ClientTimeout", noted)
-        await client.apply(pod(), dry_run=True)
-        await client.apply(pod())
+        await client.apply(make_pod(), dry_run=True)
+        await client.apply(make_pod())
         await client.get(POD, "ns", "p")
         assert waits == [WRITE_SECONDS, WRITE_SECONDS, REQUEST_SECONDS]
     assert WRITE_SECONDS > 34
 
 
-async def test_no_answer_in_time_and_no_connection_are_unavailable() -> None:
+async def test_timeout_and_refused_connection_are_unavailable() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         with pytest.raises(UnavailableError, match="no answer within"):
             await client.request("GET", "get", "pods", PODS, seconds=1e-6)
         client._server = "http://127.0.0.1:1"
@@ -152,15 +152,15 @@ async def test_no_answer_in_time_and_no_connection_are_unavailable() -> None:
             await client.get(POD, "ns", "p")
 
 
-async def test_creating_what_exists_leaves_it_alone() -> None:
+async def test_create_keeps_existing_object() -> None:
     api = FakeApi()
-    api.seed(f"{PODS}/p", pod() | {"spec": {"mine": True}})
-    async with serving(api) as client:
-        assert await client.create(pod()) is None
+    api.seed(f"{PODS}/p", make_pod() | {"spec": {"mine": True}})
+    async with serve_api(api) as client:
+        assert await client.create(make_pod()) is None
     assert api.objects[f"{PODS}/p"]["spec"] == {"mine": True}
 
 
-async def test_only_a_dry_run_has_its_fields_checked() -> None:
+async def test_dry_run_validates_fields_and_writes_do_not() -> None:
     asked: list[tuple[str, str | None]] = []
 
     class Api(FakeApi):
@@ -168,17 +168,17 @@ async def test_only_a_dry_run_has_its_fields_checked() -> None:
             asked.append((request.method, request.query.get("fieldValidation")))
             return await super().handle(request)
 
-    async with serving(Api()) as client:
-        await client.apply(pod(), dry_run=True)
-        await client.apply(pod())
-        await client.create(pod("q"))
+    async with serve_api(Api()) as client:
+        await client.apply(make_pod(), dry_run=True)
+        await client.apply(make_pod())
+        await client.create(make_pod("q"))
     assert asked == [("PATCH", None), ("PATCH", "Ignore"), ("POST", "Ignore")]
 
 
-async def test_deletion_spares_a_successor_of_the_same_name() -> None:
+async def test_deletion_spares_successor_of_the_same_name() -> None:
     api = FakeApi()
-    uid = api.seed(f"{PODS}/p", pod())["metadata"]["uid"]
-    async with serving(api) as client:
+    uid = api.seed(f"{PODS}/p", make_pod())["metadata"]["uid"]
+    async with serve_api(api) as client:
         assert await client.delete(POD, "ns", "p", uid="another") is None
         assert f"{PODS}/p" in api.objects
         assert await client.delete(POD, "ns", "p", uid=uid) is not None
@@ -186,29 +186,29 @@ async def test_deletion_spares_a_successor_of_the_same_name() -> None:
         assert await client.delete(POD, "ns", "p", uid=uid) is None
 
 
-async def test_a_list_brings_every_page_and_names_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_reads_every_page_and_adds_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlrun_operator.kube.client.PAGE", 2)
     api = FakeApi()
     for name in "abcde":
         api.seed(f"{PODS}/{name}", {"metadata": {}})
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         found = [(o["kind"], o["metadata"]["name"]) async for o in client.list(POD, "ns")]
     assert found == [("Pod", name) for name in "abcde"]
     assert len(api.requests) == 3
 
 
-async def test_without_leadership_nothing_is_written_but_reading_works() -> None:
+async def test_client_without_leadership_reads_but_does_not_write() -> None:
     api = FakeApi()
-    uid = api.seed(f"{PODS}/p", pod())["metadata"]["uid"]
+    uid = api.seed(f"{PODS}/p", make_pod())["metadata"]["uid"]
 
     def not_leading() -> None:
         raise NotLeadingError("no")
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         client.may_write = not_leading
         for attempt in (
-            client.apply(pod()),
-            client.create(pod("q")),
+            client.apply(make_pod()),
+            client.create(make_pod("q")),
             client.scale(STATEFUL_SET, "ns", "p", 0, uid=uid),
             client.merge(RLRUN, "ns", "p", {}, subresource="status"),
             client.delete(POD, "ns", "p", uid=uid),
@@ -219,12 +219,12 @@ async def test_without_leadership_nothing_is_written_but_reading_works() -> None
     assert api.writes() == []
 
 
-async def test_requests_are_counted_with_dry_runs_apart() -> None:
+async def test_dry_runs_are_counted_separately() -> None:
     api, counted = FakeApi(), []
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         client._count = lambda *labels: counted.append(labels)
-        await client.apply(pod(), dry_run=True)
-        await client.apply(pod())
+        await client.apply(make_pod(), dry_run=True)
+        await client.apply(make_pod())
         assert await client.get(POD, "ns", "none") is None
         await client.merge(POD, "ns", "p", {"status": {}}, subresource="status")
     assert counted == [

@@ -1,4 +1,4 @@
-"""What a pass looks up to explain a wait, and the events that it posts."""
+"""Reads that explain a wait, and events that a pass posts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from rlrun_operator.reconcile.observe import _Shared
 from rlrun_operator.state import Decision, EventRecord, Manifest, Observed
 from tests.unit.operator.decisions import scripted_decision
-from tests.unit.operator.edge.fake_api import FakeApi, serving
-from tests.unit.operator.edge.test_reconcile import Bench, child
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
+from tests.unit.operator.edge.test_reconcile import Bench, make_child
 
 
-async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> None:
+async def test_lookups_are_on_demand_and_cached() -> None:
     api = FakeApi()
     events = "/api/v1/namespaces/ns/events"
     mine: Manifest = {"message": "no node", "involvedObject": {"kind": "Pod", "name": "a-trainer-0"}}
@@ -29,9 +29,9 @@ async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> No
         told = sorted(event["message"] for event in observed.events)
         return scripted_decision(status={"told": told}, look_up=frozenset({"events", "nodes"}))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
-        bench.store.put(api.seed("/api/v1/namespaces/ns/pods/a-trainer-0", child("Pod", "a-trainer-0")), 0.0)
+        bench.store.put(api.seed("/api/v1/namespaces/ns/pods/a-trainer-0", make_child("Pod", "a-trainer-0")), 0.0)
         await bench.go()
         await bench.go()
         assert bench.status == {"told": ["no node", "quota"]}
@@ -44,7 +44,7 @@ async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> No
         assert [verb for verb, _ in api.requests].count("list") == 4
 
 
-async def test_many_that_ask_at_once_share_one_request_and_a_slow_one_is_believed_longer() -> None:
+async def test_concurrent_lookups_share_a_request_cached_by_duration() -> None:
     time, slow, asked = 100.0, 30.0, 0
 
     async def ask() -> tuple[int, float]:
@@ -65,8 +65,8 @@ async def test_many_that_ask_at_once_share_one_request_and_a_slow_one_is_believe
     assert await shared.get() == 3
 
 
-async def test_events_that_cannot_be_read_keep_nothing_waiting_and_those_of_before_count() -> None:
-    """Large clusters keep them in an etcd of their own."""
+async def test_unreadable_events_keep_previous_events() -> None:
+    """Large clusters store events in a separate etcd."""
     api = FakeApi()
     old = {"type": "Warning", "reason": "FailedCreate", "message": "no room", "involvedObject": {"name": "a"}}
     api.seed("/api/v1/namespaces/ns/events/one", {**old, "metadata": {}})
@@ -76,7 +76,7 @@ async def test_events_that_cannot_be_read_keep_nothing_waiting_and_those_of_befo
             status={"told": [e["message"] for e in observed.events]}, look_up=frozenset({"events"})
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
         api.hook = lambda verb, path, body: (500, "", "etcdserver: request timed out") if verb == "list" else None
@@ -86,10 +86,10 @@ async def test_events_that_cannot_be_read_keep_nothing_waiting_and_those_of_befo
     assert bench.status == {"told": ["no room"]}
 
 
-async def test_facts_that_may_not_be_read_are_done_without() -> None:
+async def test_forbidden_lookups_are_skipped_and_cached() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (403, "Forbidden", 'User "sa" cannot list resource') if verb == "list" else None
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api,
             client,
@@ -102,9 +102,9 @@ async def test_facts_that_may_not_be_read_are_done_without() -> None:
     assert [verb for verb, _ in api.requests].count("list") == 2, "a refusal is the answer for minutes"
 
 
-async def test_an_event_that_repeats_is_counted_up() -> None:
+async def test_repeated_event_increases_its_count() -> None:
     api, phase = FakeApi(), 0
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api,
             client,
@@ -121,18 +121,18 @@ async def test_an_event_that_repeats_is_counted_up() -> None:
     assert len(events[0]["message"]) <= 1024
 
 
-async def test_an_event_is_logged_with_its_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_event_is_logged_with_its_run(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     api, told = FakeApi(), (EventRecord("Normal", "Training", "attempt 1 trains"),)
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         await Bench(api, client, lambda observed: scripted_decision(status={"n": 1}, events=told)).go()
     assert any(line.endswith(": Training: attempt 1 trains") for line in caplog.messages), caplog.messages
 
 
-async def test_an_event_that_cannot_be_posted_fails_nothing() -> None:
+async def test_refused_event_does_not_fail_the_pass() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (403, "Forbidden", "no") if path.endswith("/events") else None
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api,
             client,

@@ -1,4 +1,4 @@
-"""A claim's growth against an API server: preconditions, refusals that harm nothing, and their pauses."""
+"""Growth of a claim through an API server: preconditions, refusals and retry delays."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from rlrun_operator.decide.claims import LONGEST_RETRY_SECONDS, RETRY_SECONDS
 from rlrun_operator.state import Apply, Decision, Disown, Grow, Observed
 from tests.unit.operator.decisions import scripted_decision
-from tests.unit.operator.edge.fake_api import FakeApi, serving
-from tests.unit.operator.edge.test_reconcile import STS, Bench, child
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
+from tests.unit.operator.edge.test_reconcile import STS, Bench, make_child
 
 CLAIM = "/api/v1/namespaces/ns/persistentvolumeclaims/a-data"
 REFUSAL = (
@@ -19,7 +19,7 @@ REFUSAL = (
 )
 
 
-def claim(size: str) -> dict[str, Any]:
+def make_claim(size: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -29,14 +29,14 @@ def claim(size: str) -> dict[str, Any]:
     }
 
 
-def asked(api: FakeApi) -> str:
+def claim_size(api: FakeApi) -> str:
     return str(api.objects[CLAIM]["spec"]["resources"]["requests"]["storage"])
 
 
-def brain(observed: Observed) -> Decision:
-    """Grow the claim to 2Ti, and apply the StatefulSet."""
+def decide_growth(observed: Observed) -> Decision:
+    """Grow the claim to 2Ti and apply the StatefulSet."""
     seen = next(iter(each for each in observed.children.values() if each["kind"] == "PersistentVolumeClaim"), None)
-    apply = (Apply(child()),)
+    apply = (Apply(make_child()),)
     if seen is None:
         return scripted_decision(status={"message": "no claim"}, apply=apply)
     meta, size = seen["metadata"], seen["spec"]["resources"]["requests"]["storage"]
@@ -52,14 +52,14 @@ def without_applies(decision: Decision) -> Decision:
     return replace(decision, writes=tuple(write for write in decision.writes if not isinstance(write, Apply)))
 
 
-async def test_a_claim_is_enlarged_and_nothing_else_of_it_changes() -> None:
+async def test_growth_patches_only_the_claim_size() -> None:
     api = FakeApi()
-    before = api.seed(CLAIM, claim("1Ti"))
-    async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: without_applies(brain(observed)))
+    before = api.seed(CLAIM, make_claim("1Ti"))
+    async with serve_api(api) as client:
+        bench = Bench(api, client, lambda observed: without_applies(decide_growth(observed)))
         bench.store.put(before, 0)
         await bench.go()
-        assert asked(api) == "2Ti"
+        assert claim_size(api) == "2Ti"
         assert api.objects[CLAIM]["metadata"]["uid"] == before["metadata"]["uid"]
         assert api.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteMany"]
         assert bench.status == {"message": "grows"}
@@ -72,13 +72,13 @@ async def test_a_claim_is_enlarged_and_nothing_else_of_it_changes() -> None:
     assert api.requests.count(("patch", CLAIM)) == 1
 
 
-async def test_a_refused_growth_is_told_once_stops_nothing_and_is_asked_for_ever_more_rarely() -> None:
+async def test_refused_growth_is_reported_once_and_retried_less_often() -> None:
     api = FakeApi()
     refuse = lambda verb, path, body: (403, "Forbidden", REFUSAL) if (verb, path) == ("patch", CLAIM) else None  # noqa: E731
     api.hook = refuse
-    before = api.seed(CLAIM, claim("1Ti"))
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    before = api.seed(CLAIM, make_claim("1Ti"))
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_growth)
         bench.store.put(before, 0)
         pause = RETRY_SECONDS
         for tries in range(1, 7):
@@ -97,35 +97,35 @@ async def test_a_refused_growth_is_told_once_stops_nothing_and_is_asked_for_ever
         assert STS in api.objects
         api.hook = lambda verb, path, body: None
         await bench.go()
-    assert asked(api) == "2Ti"
+    assert claim_size(api) == "2Ti"
 
 
 def bench_path() -> str:
     return "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
 
 
-async def test_a_claim_that_somebody_has_enlarged_meanwhile_stays_as_large() -> None:
+async def test_claim_enlarged_by_another_client_keeps_its_size() -> None:
     api = FakeApi()
-    before = api.seed(CLAIM, claim("1Ti"))
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    before = api.seed(CLAIM, make_claim("1Ti"))
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_growth)
         bench.store.put(before, 0)
-        api._store(CLAIM, {**claim("3Ti"), "metadata": {**api.objects[CLAIM]["metadata"]}})
+        api._store(CLAIM, {**make_claim("3Ti"), "metadata": {**api.objects[CLAIM]["metadata"]}})
         await bench.go()
-    assert asked(api) == "3Ti"
+    assert claim_size(api) == "3Ti"
     assert bench.status == {"message": "asks for 3Ti"}, "it is decided anew, about what there is"
 
 
 @pytest.mark.parametrize("successor", [True, False])
-async def test_a_claim_that_is_gone_or_another_one_is_not_enlarged(successor: bool) -> None:
+async def test_deleted_or_replaced_claim_is_not_enlarged(successor: bool) -> None:
     api = FakeApi()
-    before = api.seed(CLAIM, claim("1Ti"))
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    before = api.seed(CLAIM, make_claim("1Ti"))
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_growth)
         bench.store.put(before, 0)
         del api.objects[CLAIM]
         if successor:
-            api.seed(CLAIM, {**claim("3Ti"), "metadata": {"uid": "another", "labels": {"rlrun.io/run": "a"}}})
+            api.seed(CLAIM, {**make_claim("3Ti"), "metadata": {"uid": "another", "labels": {"rlrun.io/run": "a"}}})
         await bench.go()
     assert bench.status == {"message": "asks for 3Ti" if successor else "no claim"}
 
@@ -134,8 +134,8 @@ OWNER = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "name": "a", "uid":
 OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "backup", "uid": "uid-of-backup"}
 
 
-def disowning(version: str | None = None) -> Any:
-    """Decide to remove the run from the owners of the claim, at the version that is seen or at another one."""
+def make_disowning_brain(version: str | None = None) -> Any:
+    """Return a brain that removes the run from the claim's owners, at the observed version or at `version`."""
 
     def decide(observed: Observed) -> Decision:
         found = next(each for each in observed.children.values() if each["kind"] == "PersistentVolumeClaim")
@@ -148,13 +148,13 @@ def disowning(version: str | None = None) -> Any:
     return decide
 
 
-async def test_a_bound_claim_loses_the_run_as_its_owner_and_nothing_else() -> None:
+async def test_bound_claim_loses_only_the_run_as_owner() -> None:
     api = FakeApi()
-    owned = claim("1Ti")
+    owned = make_claim("1Ti")
     owned["metadata"]["ownerReferences"] = [OWNER, OTHER]
     before = api.seed(CLAIM, owned)
-    async with serving(api) as client:
-        bench = Bench(api, client, disowning())
+    async with serve_api(api) as client:
+        bench = Bench(api, client, make_disowning_brain())
         bench.store.put(before, 0)
         await bench.go()
         assert api.objects[CLAIM]["metadata"]["ownerReferences"] == [OTHER]
@@ -164,14 +164,14 @@ async def test_a_bound_claim_loses_the_run_as_its_owner_and_nothing_else() -> No
     assert api.requests.count(("patch", CLAIM)) == 1
 
 
-async def test_a_claim_that_has_changed_since_keeps_its_owners() -> None:
+async def test_changed_claim_keeps_its_owners() -> None:
     api = FakeApi()
-    owned = claim("1Ti")
+    owned = make_claim("1Ti")
     owned["metadata"]["ownerReferences"] = [OWNER, OTHER]
     before = api.seed(CLAIM, owned)
     api.hook = lambda verb, path, body: (409, "Conflict", "changed") if (verb, path) == ("patch", CLAIM) else None
-    async with serving(api) as client:
-        bench = Bench(api, client, disowning())
+    async with serve_api(api) as client:
+        bench = Bench(api, client, make_disowning_brain())
         bench.store.put(before, 0)
         await bench.go()
     assert len(api.objects[CLAIM]["metadata"]["ownerReferences"]) == 2

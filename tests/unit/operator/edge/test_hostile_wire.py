@@ -1,4 +1,5 @@
-"""Hostile bytes from the API server, over real HTTP: kopf's watches, the client and the store go on, and lose nothing else."""
+"""Hostile bytes from the API server over real HTTP: kopf's watches, the client and the store keep working without losing other
+objects."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ SPEC = {
 }
 
 
-def deep(levels: int) -> bytes:
+def nest_arrays(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 
 
-def run(name: str, version: int, args: bytes = b"{}", **metadata: Any) -> bytes:
-    """An RLRun as an item of a list; `args` of its environment as they are."""
+def make_run(name: str, version: int, args: bytes = b"{}", **metadata: Any) -> bytes:
+    """RLRun as a list item, with `args` of its environment unchanged."""
     meta = {
         "name": name,
         "namespace": NAMESPACE,
@@ -52,14 +53,14 @@ def run(name: str, version: int, args: bytes = b"{}", **metadata: Any) -> bytes:
     return json.dumps(manifest).encode().replace(b'"@"', args)
 
 
-def event(kind: str, item: bytes) -> bytes:
+def make_event(kind: str, item: bytes) -> bytes:
     typed = b'{"apiVersion":"%s","kind":"RLRun",%s' % (RLRUN.api_version.encode(), item[1:])
     return b'{"type":"%s","object":%s}\n' % (kind.encode(), typed)
 
 
 @dataclass
 class Wire:
-    """An API server that sends whatever it is given."""
+    """API server that sends arbitrary bytes."""
 
     runs: list[bytes] = field(default_factory=list)
     events: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
@@ -91,7 +92,9 @@ def _discovery(path: str) -> dict[str, Any]:
         versions = {each.group: {"version": each.version} for each in WATCHED if each.group}
         return {"groups": [{"name": n, "versions": [v], "preferredVersion": v} for n, v in versions.items()]}
     verbs = ["get", "list", "watch", "patch"]
-    namespaces = Resource("Namespace", "", "v1", "namespaces", namespaced=False)  # kopf wants to know that they exist
+    namespaces = Resource(
+        "Namespace", "", "v1", "namespaces", namespaced=False
+    )  # kopf requires that these resources exist
     kinds = [
         {"name": each.plural, "singularName": "", "kind": each.kind, "namespaced": each.namespaced, "verbs": verbs}
         for each in (*WATCHED, namespaces)
@@ -123,7 +126,7 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(wire: Wire) -> AsyncIterator[Watched]:
+async def watch_wire(wire: Wire) -> AsyncIterator[Watched]:
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", wire.handle)
     server = TestServer(app)
@@ -154,16 +157,18 @@ async def watching(wire: Wire) -> AsyncIterator[Watched]:
 
 
 @pytest.mark.parametrize("levels", [150, 300, 3000, 100_000])
-async def test_a_deep_object_is_known_and_refused_and_hurts_nobody(levels: int) -> None:
-    wire = Wire([run("a-healthy", 1), run("hostile", 2, b'{"x":%s}' % deep(levels)), run("z-healthy", 3)])
-    async with watching(wire) as seen:
+async def test_deep_object_is_refused_without_harming_others(levels: int) -> None:
+    wire = Wire(
+        [make_run("a-healthy", 1), make_run("hostile", 2, b'{"x":%s}' % nest_arrays(levels)), make_run("z-healthy", 3)]
+    )
+    async with watch_wire(wire) as seen:
         await seen.until(lambda: all(seen.knows(name, 1) for name in ("a-healthy", "hostile", "z-healthy")))
         await seen.until(lambda: not seen.watches.stale())
-        await wire.events.put(event("MODIFIED", run("hostile", 6, b'{"y":%s}' % deep(levels))))
-        await wire.events.put(event("MODIFIED", run("z-healthy", 7)))
-        await wire.events.put(event("ADDED", run("young", 8)))
+        await wire.events.put(make_event("MODIFIED", make_run("hostile", 6, b'{"y":%s}' % nest_arrays(levels))))
+        await wire.events.put(make_event("MODIFIED", make_run("z-healthy", 7)))
+        await wire.events.put(make_event("ADDED", make_run("young", 8)))
         await seen.until(lambda: seen.knows("hostile", 6) and seen.knows("z-healthy", 7) and seen.knows("young", 8))
-        await wire.events.put(event("DELETED", run("hostile", 9, b'{"y":%s}' % deep(levels))))
+        await wire.events.put(make_event("DELETED", make_run("hostile", 9, b'{"y":%s}' % nest_arrays(levels))))
         found = seen.store.get(RLRUN.kind, NAMESPACE, "hostile")
         assert found is not None
         said = judge_spec(found | {"apiVersion": RLRUN.api_version})
@@ -178,39 +183,41 @@ async def test_a_deep_object_is_known_and_refused_and_hurts_nobody(levels: int) 
         assert not seen.watcher.has_ended()
 
 
-async def test_lists_and_answers_of_the_client_bear_depth() -> None:
-    wire = Wire([run("hostile", 2, b'{"x":%s}' % deep(3000)), run("healthy", 3)])
-    async with watching(wire) as seen:
+async def test_client_reads_deep_lists_and_responses() -> None:
+    wire = Wire([make_run("hostile", 2, b'{"x":%s}' % nest_arrays(3000)), make_run("healthy", 3)])
+    async with watch_wire(wire) as seen:
         names = [item["metadata"]["name"] async for item in seen.client.list(RLRUN, NAMESPACE)]
     assert names == ["hostile", "healthy"]
 
 
-async def test_items_of_nonsense_keep_no_list_from_being_compared() -> None:
-    wire = Wire([b'{"metadata":5}', b"null", b"7", run("healthy", 3), b'{"spec":{}}', b'{"metadata":{"name":["x"]}}'])
-    async with watching(wire) as seen:
+async def test_malformed_list_items_are_skipped() -> None:
+    wire = Wire(
+        [b'{"metadata":5}', b"null", b"7", make_run("healthy", 3), b'{"spec":{}}', b'{"metadata":{"name":["x"]}}']
+    )
+    async with watch_wire(wire) as seen:
         await seen.feed.compare(Stream(RLRUN, NAMESPACE))
         assert seen.store.idents(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
 
 
-async def test_nonsense_on_the_wire_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    wire = Wire([b'{"metadata":5}', b"null", run("healthy", 3), b'{"spec":{}}'])
+async def test_malformed_watch_events_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    wire = Wire([b'{"metadata":5}', b"null", make_run("healthy", 3), b'{"spec":{}}'])
     random = Random(11)
-    async with watching(wire) as seen:
+    async with watch_wire(wire) as seen:
         with caplog.at_level(logging.ERROR):
             await seen.until(lambda: seen.knows("healthy", 3))
             await seen.until(lambda: not seen.watches.stale())
             for version in range(10, 60):
-                await wire.events.put(_nonsense(random, run("healthy", 4)))
-                await wire.events.put(event("MODIFIED", run("healthy", version, b'{"seed":%d}' % version)))
+                await wire.events.put(_make_malformed_line(random, make_run("healthy", 4)))
+                await wire.events.put(make_event("MODIFIED", make_run("healthy", version, b'{"seed":%d}' % version)))
             await seen.until(lambda: seen.knows("healthy", 59))
         assert seen.store.idents(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
         assert not any("the watches ended" in record.message for record in caplog.records), "one connection bore it all"
         assert any("was skipped" in record.message for record in caplog.records)
 
 
-def _nonsense(random: Random, item: bytes) -> bytes:
-    """A line that is no event, or an event of no object."""
-    whole = event("MODIFIED", item)[:-1]
+def _make_malformed_line(random: Random, item: bytes) -> bytes:
+    """Return a malformed watch event, or an event whose object is malformed."""
+    whole = make_event("MODIFIED", item)[:-1]
     at = random.randrange(len(whole))
     return (
         random.choice(
@@ -223,7 +230,7 @@ def _nonsense(random: Random, item: bytes) -> bytes:
                 b'{"type":"ADDED","object":{"kind":"RLRun","metadata":{"name":["x"],"uid":{}}}}',
                 b"[]",
                 b"3",
-                deep(5000),
+                nest_arrays(5000),
                 b"[" * 5000,
                 b"\xff\xfe",
                 b"",
@@ -234,7 +241,7 @@ def _nonsense(random: Random, item: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"[" * 300, b"\xff"])
-async def test_an_answer_that_is_no_object_is_not_taken_for_an_empty_one(body: bytes) -> None:
+async def test_malformed_response_is_unavailable_not_empty(body: bytes) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
@@ -251,7 +258,7 @@ async def test_an_answer_that_is_no_object_is_not_taken_for_an_empty_one(body: b
     await server.close()
 
 
-async def test_a_watch_that_is_silent_while_the_api_server_answers_is_dead() -> None:
+async def test_silent_watch_is_dead_only_while_server_answers() -> None:
     now = 1000.0
     stream = Stream(RLRUN, NAMESPACE)
     watches = Watches([stream], clock=lambda: now)

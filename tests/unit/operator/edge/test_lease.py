@@ -1,4 +1,4 @@
-"""Leader election: one acts, an outage pauses and ends by itself, a lost Lease ends the process."""
+"""Leader election: one leader, a pause during an outage, and the end of the process after a lost Lease."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlrun_operator.runtime.leases import (
     NotLeadingError,
 )
 from rlrun_operator.settings import OperatorSettings
-from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/rlrun-operator"
 
 
 class Candidate:
-    """A candidate on a clock that the test turns."""
+    """Candidate with a clock that the test controls."""
 
     def __init__(self, client: Client, identity: str, clock: list[float]) -> None:
         self.log: list[str] = []
@@ -52,9 +52,9 @@ class Candidate:
         await self.leader.step()
 
 
-async def test_a_lease_that_is_older_than_it_was_tells_of_a_restored_etcd_once() -> None:
+async def test_rewound_lease_reports_restored_etcd_once() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         leader, standby = Candidate(client, "first", clock), Candidate(client, "second", clock)
         await leader.step()
         backup = copy.deepcopy(api.objects[LEASE])
@@ -73,16 +73,16 @@ async def test_a_lease_that_is_older_than_it_was_tells_of_a_restored_etcd_once()
         assert leader.log == ["start", "rewound"]
 
 
-async def test_the_first_leads_and_the_second_waits_until_the_lease_expires() -> None:
+async def test_second_candidate_waits_until_the_lease_expires() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
         for _ in range(20):
             await first.step()
             await second.step()
             assert (first.leader.is_leading(), second.leader.is_leading()) == (True, False)
             clock[0] += 2.0
-        clock[0] += LEADER_DURATION_SECONDS - 2.5  # the first is gone
+        clock[0] += LEADER_DURATION_SECONDS - 2.5  # the first leader stopped
         await second.step()
         assert not second.leader.is_leading()
         clock[0] += 2.0
@@ -91,11 +91,11 @@ async def test_the_first_leads_and_the_second_waits_until_the_lease_expires() ->
         assert api.objects[LEASE]["spec"]["leaseTransitions"] == 1
 
 
-async def test_who_stands_by_says_for_whom_once_and_stops_saying_it_when_it_leads(
+async def test_standby_logs_the_leader_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
         with caplog.at_level("INFO", "rlrun_operator.runtime.leases"):
             for _ in range(5):
@@ -110,13 +110,13 @@ async def test_who_stands_by_says_for_whom_once_and_stops_saying_it_when_it_lead
         assert second.leader.stands_by is None
 
 
-async def test_two_releases_in_one_namespace_lead_by_leases_of_their_own() -> None:
+async def test_two_releases_in_one_namespace_use_separate_leases() -> None:
     api = FakeApi()
 
     async def nothing() -> None:
         return None
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         names = ("a-rlrun-operator", "b-rlrun-operator")
         both = [Leader(client, "ns", n, name=n, on_start=nothing, on_pause=nothing) for n in names]
         for leader in both:
@@ -125,9 +125,9 @@ async def test_two_releases_in_one_namespace_lead_by_leases_of_their_own() -> No
     assert {path.rsplit("/", 1)[1] for path in api.objects} == set(names)
 
 
-async def test_a_released_lease_is_taken_at_once() -> None:
+async def test_released_lease_is_acquired_immediately() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
         await first.step()
         await second.step()
@@ -137,9 +137,9 @@ async def test_a_released_lease_is_taken_at_once() -> None:
         assert second.leader.is_leading()
 
 
-async def test_in_an_outage_it_stops_acting_in_time_and_goes_on_by_itself() -> None:
+async def test_leader_pauses_during_outage_and_resumes() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         candidate = Candidate(client, "only", clock)
         await candidate.step()
         api.hook = lambda verb, path, body: (503, "", "away")
@@ -155,21 +155,21 @@ async def test_in_an_outage_it_stops_acting_in_time_and_goes_on_by_itself() -> N
         assert candidate.leader.is_leading()
 
 
-async def test_a_frozen_process_does_not_write_when_it_thaws() -> None:
+async def test_frozen_process_does_not_write_after_it_thaws() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         candidate = Candidate(client, "only", clock)
         await candidate.step()
         candidate.leader.check()
-        clock[0] += LEADER_RENEW_SECONDS  # no step ran meanwhile
+        clock[0] += LEADER_RENEW_SECONDS  # no step ran in this time
         with pytest.raises(NotLeadingError):
             candidate.leader.check()
 
 
-async def test_leader_counts_from_the_moment_before_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API server may note a renewal any time after it was sent: others count from there."""
+async def test_leader_measures_lease_from_before_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server may record a renewal any time after the request, and other candidates count from there."""
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first = Candidate(client, "first", clock)
         renew = first.leader._lock.acquire_or_renew
 
@@ -186,10 +186,10 @@ async def test_leader_counts_from_the_moment_before_its_request(monkeypatch: pyt
         assert not first.leader.is_leading()
 
 
-async def test_an_operator_that_does_not_lead_reads_and_cannot_write() -> None:
-    """Preconditions keep it from writing over what it has not seen, but not from making a child again."""
+async def test_operator_without_leadership_reads_and_cannot_write() -> None:
+    """Preconditions prevent writes over unseen states, but not the creation of a deleted child."""
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
         claim = {"apiVersion": "v1", "kind": CLAIM.kind, "metadata": {"name": "c", "namespace": "ns"}}
         try:
@@ -201,9 +201,9 @@ async def test_an_operator_that_does_not_lead_reads_and_cannot_write() -> None:
     assert api.writes() == []
 
 
-async def test_a_leader_that_was_replaced_ends() -> None:
+async def test_replaced_leader_ends_with_an_error() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
         await first.step()
         await second.step()
@@ -214,9 +214,9 @@ async def test_a_leader_that_was_replaced_ends() -> None:
         assert not first.leader.is_leading()
 
 
-async def test_of_two_that_reach_for_an_expired_lease_one_gets_it() -> None:
+async def test_expired_lease_has_one_winner() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         old = Candidate(client, "old", clock)
         await old.step()
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
@@ -229,7 +229,7 @@ async def test_of_two_that_reach_for_an_expired_lease_one_gets_it() -> None:
         original = api._patch
 
         def late(request: object, path: str, body: dict[str, object]) -> object:
-            api.objects[LEASE] = current  # `first` wrote between the second's read and write
+            api.objects[LEASE] = current  # `first` wrote after the read and before the write of `second`
             return original(request, path, body)  # type: ignore[arg-type]
 
         api._patch = late  # type: ignore[method-assign,assignment]
@@ -237,21 +237,21 @@ async def test_of_two_that_reach_for_an_expired_lease_one_gets_it() -> None:
         assert (first.leader.is_leading(), second.leader.is_leading()) == (True, False)
 
 
-async def test_missing_rights_are_told_and_not_fatal(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_lease_rights_are_logged_and_not_fatal(caplog: pytest.LogCaptureFixture) -> None:
     api, clock = FakeApi(), [0.0]
     api.hook = lambda verb, path, body: (403, "Forbidden", 'User "x" cannot get resource "leases"')
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         candidate = Candidate(client, "only", clock)
         await candidate.step()
     assert not candidate.leader.is_leading()
     assert 'cannot get resource "leases"' in caplog.text
 
 
-async def test_a_lease_that_somebody_has_filled_with_the_largest_numbers_is_taken_over() -> None:
+async def test_lease_with_largest_numbers_is_taken_over() -> None:
     api, clock = FakeApi(), [0.0]
     spec = {"holderIdentity": "nobody", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1}
     api.seed(LEASE, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec})
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         candidate = Candidate(client, "first", clock)
         await candidate.step()
         assert not candidate.leader.is_leading()
@@ -261,10 +261,10 @@ async def test_a_lease_that_somebody_has_filled_with_the_largest_numbers_is_take
     assert api.objects[LEASE]["spec"]["leaseTransitions"] == 2**31 - 1
 
 
-async def test_a_picture_that_is_complete_while_a_renewal_is_late_starts_the_work() -> None:
-    """An API server that comes back answers late: the renewal after that begins nothing, so nothing else would."""
+async def test_late_renewal_does_not_block_the_start_of_work() -> None:
+    """A restarted API server answers late, and the next renewal does not start work, so a complete cache must start it."""
     clock = [0.0]
-    async with serving(FakeApi()) as client:
+    async with serve_api(FakeApi()) as client:
         operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
         operator._leader._clock = lambda: clock[0]
         try:

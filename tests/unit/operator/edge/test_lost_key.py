@@ -1,4 +1,4 @@
-"""Whether the Secret with a run's API key is there is asked with a dry-run create, before anything else of a decision."""
+"""Check for the Secret with a run's API key: a dry-run create before the other writes of a decision."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import pytest
 
 from rlrun_operator.state import Apply, Decision, Observed
 from tests.unit.operator.decisions import scripted_decision
-from tests.unit.operator.edge.fake_api import FakeApi, serving
-from tests.unit.operator.edge.test_reconcile import KEY, RUN, STS, Bench, child
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
+from tests.unit.operator.edge.test_reconcile import KEY, RUN, STS, Bench, make_child
 
 SECRET = "/api/v1/namespaces/ns/secrets/a-key-1"
 
 
-def brain(observed: Observed) -> Decision:
+def decide_start(observed: Observed) -> Decision:
     if observed.lost_key is not None:
         return scripted_decision(status={"phase": "Restarting", "message": f"{observed.lost_key} is lost"})
-    return scripted_decision(status={"phase": "Starting"}, ask=child("Secret", "a-key-1"), apply=(Apply(child()),))
+    return scripted_decision(
+        status={"phase": "Starting"}, ask=make_child("Secret", "a-key-1"), apply=(Apply(make_child()),)
+    )
 
 
-async def test_one_that_is_there_costs_one_request_and_stays_as_it_is() -> None:
+async def test_existing_key_costs_one_dry_run() -> None:
     api = FakeApi()
-    before = api.seed(SECRET, child("Secret", "a-key-1"))
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    before = api.seed(SECRET, make_child("Secret", "a-key-1"))
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_start)
         await bench.go()
     assert [verb for verb, path in api.requests if "/secrets" in path] == ["dry-run"]
     assert api.objects[SECRET] == before
@@ -30,10 +32,10 @@ async def test_one_that_is_there_costs_one_request_and_stays_as_it_is() -> None:
     assert len(bench.seen) == 1, "nothing has to be decided again"
 
 
-async def test_one_that_is_lost_stops_everything_and_is_not_made() -> None:
+async def test_lost_key_stops_all_writes_and_is_not_recreated() -> None:
     api = FakeApi()
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_start)
         await bench.go()
         assert bench.status["message"] == "a-key-1 is lost"
         await bench.go()
@@ -44,10 +46,10 @@ async def test_one_that_is_lost_stops_everything_and_is_not_made() -> None:
     assert STS not in api.objects
 
 
-async def test_that_it_is_lost_is_not_believed_of_a_successor_of_the_run() -> None:
+async def test_lost_key_is_forgotten_for_a_new_run() -> None:
     api = FakeApi()
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_start)
         await bench.go()
         bench.store.remove("RLRun", *KEY, bench.uid)
         api.objects.pop(RUN)
@@ -65,13 +67,13 @@ async def test_that_it_is_lost_is_not_believed_of_a_successor_of_the_run() -> No
         (422, "Invalid", "Secret is invalid"),
     ],
 )
-async def test_where_admission_does_not_let_it_be_asked_the_attempt_begins_as_it_is(
+async def test_refused_key_check_does_not_block_the_attempt(
     answer: tuple[int, str, str],
 ) -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: answer if verb == "dry-run" else None
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
+    async with serve_api(api) as client:
+        bench = Bench(api, client, decide_start)
         await bench.go()
     assert STS in api.objects
     assert bench.status["phase"] == "Starting"

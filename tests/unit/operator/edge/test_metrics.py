@@ -1,4 +1,4 @@
-"""Metrics of the operator: its runs' series, and the ages of its watches."""
+"""Metrics of the operator: series of its runs and ages of its watches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun.api.run_status import Phase
 from rlrun_operator.kube.resources import WATCHED
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.runtime.metrics import PHASES, Metrics
-from tests.unit.operator.edge.test_store import make
+from tests.unit.operator.edge.test_store import make_object
 
 
 def scrape(metrics: Metrics) -> str:
@@ -30,10 +30,10 @@ def scrape(metrics: Metrics) -> str:
         },
     ],
 )
-def test_a_status_of_nonsense_hides_no_other_run(status: dict[str, Any]) -> None:
+def test_malformed_status_hides_no_other_run(status: dict[str, Any]) -> None:
     store = Store()
-    store.put(make("RLRun", "nonsense", 1, status=status), 0.0)
-    store.put(make("RLRun", "well", 2, status={"phase": "Running", "attempt": 2}), 0.0)
+    store.put(make_object("RLRun", "nonsense", 1, status=status), 0.0)
+    store.put(make_object("RLRun", "well", 2, status={"phase": "Running", "attempt": 2}), 0.0)
     metrics = Metrics(store)
     metrics.status_written(("ns", "nonsense"), {"restarts": 0}, {"restarts": 1, "lastFailure": "x"}, 0.0)
     text = scrape(metrics)
@@ -41,7 +41,7 @@ def test_a_status_of_nonsense_hides_no_other_run(status: dict[str, Any]) -> None
     assert 'rlrun_info{model="",namespace="ns",run="nonsense"' in text
 
 
-def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
+def test_series_of_a_run_exist_as_long_as_it() -> None:
     store = Store()
     metrics = Metrics(store)
     status = {
@@ -74,11 +74,13 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         },
     }
     spec = {"model": {"name": "Qwen/Qwen3-8B"}, "budget": {"gpuHours": 2}, "trainer": {"replicas": 4}}
-    run = make("RLRun", "a", 1, spec=spec, status=status)
+    run = make_object("RLRun", "a", 1, spec=spec, status=status)
     gpu = {"limits": {"nvidia.com/gpu": "8"}}
-    pod = make("Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]})
+    pod = make_object(
+        "Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]}
+    )
     pod["metadata"]["labels"]["rlrun.io/role"] = "trainer"
-    waiting = make("Pod", "q", 1, run="a", spec={"containers": [{"name": "trainer", "resources": gpu}]})
+    waiting = make_object("Pod", "q", 1, run="a", spec={"containers": [{"name": "trainer", "resources": gpu}]})
     for found in (run, pod, waiting):
         store.put(found, 0.0)
     key = ("ns", "a")
@@ -120,31 +122,33 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
     assert 'run="a"' not in scrape(metrics)
 
 
-def test_run_that_waits_has_its_position_and_the_time_since_which_it_waits() -> None:
+def test_waiting_run_has_queue_position_and_start_time() -> None:
     store = Store()
     queue = {"since": "2026-01-01T00:00:00Z", "position": 2, "waiting": 3}
-    store.put(make("RLRun", "a", 1, status={"phase": "Queued", "queue": queue}), 0.0)
+    store.put(make_object("RLRun", "a", 1, status={"phase": "Queued", "queue": queue}), 0.0)
     text = scrape(Metrics(store))
     assert 'rlrun_queue_position{namespace="ns",run="a"} 2.0' in text
     assert 'rlrun_queue_since_timestamp_seconds{namespace="ns",run="a"} 1.7672256e+09' in text
 
 
-def test_roles_that_nobody_has_make_no_series() -> None:
-    """Anybody may label a pod, and each value would be a series of its own."""
+def test_unknown_roles_make_no_series() -> None:
+    """Any user may label a pod, and each label value would add a series."""
     store = Store()
-    store.put(make("RLRun", "a", 1, spec={}), 0.0)
+    store.put(make_object("RLRun", "a", 1, spec={}), 0.0)
     gpu = {"limits": {"nvidia.com/gpu": "8"}}
     for role in ("mine", "x" * 63):
-        pod = make("Pod", role, 1, run="a", spec={"nodeName": "n", "containers": [{"name": "c", "resources": gpu}]})
+        pod = make_object(
+            "Pod", role, 1, run="a", spec={"nodeName": "n", "containers": [{"name": "c", "resources": gpu}]}
+        )
         pod["metadata"]["labels"]["rlrun.io/role"] = role
         store.put(pod, 0.0)
     assert "rlrun_gpus_allocated{" not in scrape(Metrics(store))
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_run_has_a_series_in_each_phase(phase: str) -> None:
+def test_run_has_one_series_for_each_phase(phase: str) -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1, spec={}, status={"phase": phase}), 0.0)
+    store.put(make_object("RLRun", "a", 1, spec={}, status={"phase": phase}), 0.0)
     series = [line for line in scrape(Metrics(store)).splitlines() if line.startswith("rlrun_phase{")]
     assert len(series) == len(get_args(Phase)) - 1, "Unserved is no phase of a run that an operator serves"
     assert [line for line in series if line.endswith(" 1.0")] == [
@@ -152,16 +156,16 @@ def test_a_run_has_a_series_in_each_phase(phase: str) -> None:
     ]
 
 
-def test_every_watched_kind_has_a_watch_age() -> None:
+def test_watched_kinds_have_a_watch_age() -> None:
     metrics = Metrics(Store())
     for resource in WATCHED:
         metrics.observe_watch(resource.plural, "team-a", lambda: 3.0)
     assert scrape(metrics).count("rlrun_operator_watch_age_seconds{") == len(WATCHED)
 
 
-def test_a_process_that_stands_by_counts_no_run() -> None:
+def test_standby_process_counts_no_run() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1, spec={}, status={"phase": "Running"}), 0.0)
+    store.put(make_object("RLRun", "a", 1, spec={}, status={"phase": "Running"}), 0.0)
     metrics, leads = Metrics(store), [1.0]
     metrics.observe_queue(lambda: 0.0, lambda: 0.0, lambda: leads[0])
     assert 'run="a"' in scrape(metrics)
@@ -171,15 +175,15 @@ def test_a_process_that_stands_by_counts_no_run() -> None:
     assert "rlrun_operator_leader 0.0" in text
 
 
-def test_a_run_of_no_status_yet_has_a_series_in_each_phase() -> None:
+def test_run_without_status_has_a_series_for_each_phase() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1, spec={}), 0.0)
+    store.put(make_object("RLRun", "a", 1, spec={}), 0.0)
     lines = [line for line in scrape(Metrics(store)).splitlines() if line.startswith("rlrun_phase{")]
     assert len(lines) == len(PHASES) == 10
     assert all(line.endswith(" 0.0") for line in lines)
 
 
-def test_the_phases_of_a_restart_are_counted_once_it_is_whole() -> None:
+def test_restart_phases_are_counted_after_the_restart_completes() -> None:
     metrics, key = Metrics(Store()), ("ns", "a")
     begun = {"since": "x", "attempt": 2, "seconds": {"ending": 12}}
     whole = begun | {"seconds": {"ending": 12, "containers": 40, "mine": 1, "step": "y"}, "totalSeconds": 52}

@@ -1,4 +1,4 @@
-"""What the API server's book of fields says of an object that the operator has applied."""
+"""Field ownership (managedFields) of objects that the operator has applied."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FIELDS: dict[str, Any] = {
         "f:ports": {'k:{"port":29600,"protocol":"TCP"}': {".": {}, "f:name": {}, "f:port": {}, "f:protocol": {}}},
     },
 }
-"""As the API server of Kubernetes 1.34 writes it."""
+"""As Kubernetes 1.34 writes it."""
 
 
-def found(fields: dict[str, Any], uid: str = "u-1", **entry: Any) -> dict[str, Any]:
+def add_managed_fields(fields: dict[str, Any], uid: str = "u-1", **entry: Any) -> dict[str, Any]:
     fields = copy.deepcopy(fields)
     if "f:ownerReferences" in fields.get("f:metadata", {}):
         fields["f:metadata"]["f:ownerReferences"] = {f'k:{{"uid":"{uid}"}}': {}}
@@ -43,7 +43,7 @@ def found(fields: dict[str, Any], uid: str = "u-1", **entry: Any) -> dict[str, A
     return {"metadata": {"managedFields": [other, mine]}}
 
 
-def without(*path: str) -> dict[str, Any]:
+def remove_field(*path: str) -> dict[str, Any]:
     fields = copy.deepcopy(FIELDS)
     place = fields
     for part in path[:-1]:
@@ -52,8 +52,8 @@ def without(*path: str) -> dict[str, Any]:
     return fields
 
 
-def test_what_nobody_has_touched_is_held_whatever_others_add() -> None:
-    assert unheld_fields(held_fields(found(FIELDS)), SERVICE) == []
+def test_untouched_object_is_fully_held() -> None:
+    assert unheld_fields(held_fields(add_managed_fields(FIELDS)), SERVICE) == []
 
 
 @pytest.mark.parametrize(
@@ -67,41 +67,41 @@ def test_what_nobody_has_touched_is_held_whatever_others_add() -> None:
         (("f:metadata", "f:ownerReferences"), "metadata.ownerReferences"),
     ],
 )
-def test_a_field_that_somebody_took_or_removed_is_told_by_its_path(path: tuple[str, ...], told: str) -> None:
-    fields = without(*path)
+def test_unheld_field_is_reported_with_its_path(path: tuple[str, ...], told: str) -> None:
+    fields = remove_field(*path)
     if path[-1].startswith("k:"):
-        fields["f:spec"].pop("f:ports")  # the last item takes the list with it
-    assert unheld_fields(held_fields(found(fields)), SERVICE) == [told]
+        fields["f:spec"].pop("f:ports")  # the API server removes the list with its last item
+    assert unheld_fields(held_fields(add_managed_fields(fields)), SERVICE) == [told]
 
 
-def test_an_item_of_a_list_that_became_another_one_is_told() -> None:
+def test_replaced_list_item_is_reported() -> None:
     fields = copy.deepcopy(FIELDS)
     fields["f:spec"]["f:ports"] = {'k:{"port":1,"protocol":"TCP"}': {".": {}, "f:name": {}}}
-    assert unheld_fields(held_fields(found(fields)), SERVICE) == ["spec.ports[0]"]
+    assert unheld_fields(held_fields(add_managed_fields(fields)), SERVICE) == ["spec.ports[0]"]
 
 
-def test_items_of_a_set_are_compared_by_value() -> None:
+def test_set_items_are_compared_by_value() -> None:
     manifest = {"kind": "X", "metadata": {}, "finalizers": ["a", "b"]}
     fields = {"f:finalizers": {'v:"a"': {}}}
-    assert unheld_fields(held_fields(found(fields)), manifest) == ["finalizers[1]"]
+    assert unheld_fields(held_fields(add_managed_fields(fields)), manifest) == ["finalizers[1]"]
 
 
 @pytest.mark.parametrize("entry", [{"manager": "helm"}, {"operation": "Update"}, {"subresource": "status"}])
-def test_entries_of_others_and_of_the_status_are_none_of_the_operators(entry: dict[str, Any]) -> None:
-    assert held_fields(found(FIELDS, **entry)) == "null"
+def test_other_managers_and_status_are_not_held_fields(entry: dict[str, Any]) -> None:
+    assert held_fields(add_managed_fields(FIELDS, **entry)) == "null"
     assert "spec" in unheld_fields("null", SERVICE)
 
 
-def test_the_objects_of_all_runs_share_one_text() -> None:
-    assert held_fields(found(FIELDS, uid="u-1")) is held_fields(found(FIELDS, uid="u-2"))
+def test_held_fields_of_all_runs_share_one_text() -> None:
+    assert held_fields(add_managed_fields(FIELDS, uid="u-1")) is held_fields(add_managed_fields(FIELDS, uid="u-2"))
 
 
-def test_an_item_is_found_by_keys_that_the_api_server_fills_in() -> None:
+def test_list_item_matches_keys_filled_in_by_api_server() -> None:
     manifest = copy.deepcopy(SERVICE)
     del manifest["spec"]["ports"][0]["protocol"]
     fields = copy.deepcopy(FIELDS)
     del fields["f:spec"]["f:ports"]['k:{"port":29600,"protocol":"TCP"}']["f:protocol"]
-    assert unheld_fields(held_fields(found(fields)), manifest) == []
+    assert unheld_fields(held_fields(add_managed_fields(fields)), manifest) == []
 
 
 CONTAINER = {"name": "engine", "image": "evil:1", "env": [{"name": "TOKEN", "value": "secret"}]}
@@ -118,15 +118,15 @@ POD_FIELDS = {
 }
 
 
-def edited(**entry: Any) -> dict[str, Any]:
-    manifest = found(FIELDS)
+def edited_object(**entry: Any) -> dict[str, Any]:
+    manifest = add_managed_fields(FIELDS)
     other = {"manager": "kubectl-set", "operation": "Update", "fieldsV1": POD_FIELDS} | entry
     manifest["metadata"]["managedFields"].append(other)
     return manifest | {"spec": {"replicas": 3, "containers": [{"name": "sidecar"}, CONTAINER]}}
 
 
-def test_edits_of_others_have_manager_and_value_and_show_no_value_of_the_environment() -> None:
-    seen = foreign_edits(edited())
+def test_foreign_edits_name_manager_and_hide_environment_values() -> None:
+    seen = foreign_edits(edited_object())
     assert seen["spec.containers[1].image"] == ("kubectl-set", "evil:1")
     assert seen["spec.replicas"] == ("kubectl-set", "3")
     assert seen["spec.containers[1].env[0].value"] == ("kubectl-set", "")
@@ -134,18 +134,18 @@ def test_edits_of_others_have_manager_and_value_and_show_no_value_of_the_environ
 
 
 @pytest.mark.parametrize("entry", [{"manager": "rlrun-operator"}, {"subresource": "status"}])
-def test_own_scaling_and_the_status_are_no_edits(entry: dict[str, Any]) -> None:
-    assert "spec.replicas" not in foreign_edits(edited(**entry))
+def test_own_scaling_and_status_are_not_foreign_edits(entry: dict[str, Any]) -> None:
+    assert "spec.replicas" not in foreign_edits(edited_object(**entry))
 
 
-def test_an_autoscaler_is_seen_by_the_subresource() -> None:
+def test_autoscaler_edit_is_found_by_its_subresource() -> None:
     found = foreign_edits(
-        edited(manager="kube-controller-manager", subresource="scale", fieldsV1={"f:spec": {"f:replicas": {}}})
+        edited_object(manager="kube-controller-manager", subresource="scale", fieldsV1={"f:spec": {"f:replicas": {}}})
     )
     assert found["spec.replicas"] == ("kube-controller-manager", "3")
 
 
-def test_an_object_of_another_controller_has_no_edits() -> None:
-    manifest = edited()
+def test_object_of_another_controller_has_no_foreign_edits() -> None:
+    manifest = edited_object()
     manifest["metadata"]["managedFields"] = manifest["metadata"]["managedFields"][-1:]
     assert foreign_edits(manifest) == {}

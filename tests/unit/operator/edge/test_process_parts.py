@@ -1,4 +1,4 @@
-"""Settings, preflight, health, log: the small parts of the process."""
+"""Settings, preflight checks, health and log of the operator process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlrun_operator.kube.connection import Connection
 from rlrun_operator.manager import Operator
 from rlrun_operator.runtime import log_setup, preflight, watch_health
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
-from tests.unit.operator.edge.fake_api import FakeApi, serving
-from tests.unit.operator.edge.test_store import make
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
+from tests.unit.operator.edge.test_store import make_object
 
 GOOD = {
     "RLRUN_OPERATOR_NAME": "team-a",
@@ -41,7 +41,7 @@ GOOD = {
 }
 
 
-def test_every_variable_is_read() -> None:
+def test_settings_read_every_variable() -> None:
     settings = from_environment(GOOD)
     assert (settings.name, settings.namespaces) == ("team-a", ("team-a", "team-b"))
     assert settings.render.images == {"trainer": "reg/t:1", "orchestrator": "reg/o:1", "inference": "reg/i:1"}
@@ -56,7 +56,7 @@ def test_every_variable_is_read() -> None:
     assert settings.lease_name == "team-b-rlrun-operator"
 
 
-def test_an_empty_environment_is_a_good_one() -> None:
+def test_empty_environment_gives_default_settings() -> None:
     settings = from_environment(dict.fromkeys(GOOD, ""))
     assert settings.namespaces == ()
     assert settings.render == OperatorSettings().render
@@ -79,14 +79,14 @@ def test_an_empty_environment_is_a_good_one() -> None:
         ("RLRUN_HTTP_PORT", "80800", "1 to 65535"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_fix(name: str, value: str, fix: str) -> None:
+def test_invalid_setting_is_refused_with_its_fix(name: str, value: str, fix: str) -> None:
     with pytest.raises(SettingsError) as caught:
         from_environment({name: value})
     assert f"{name}={value!r}" in str(caught.value)
     assert fix in str(caught.value)
 
 
-def test_all_wrong_values_are_told_at_once() -> None:
+def test_invalid_settings_are_reported_together() -> None:
     with pytest.raises(SettingsError, match=r"READ_NODES.*HTTP_PORT|HTTP_PORT.*READ_NODES"):
         from_environment({"RLRUN_READ_NODES": "1", "RLRUN_HTTP_PORT": "x"})
 
@@ -94,7 +94,7 @@ def test_all_wrong_values_are_told_at_once() -> None:
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 
 
-def rules(**override: Any) -> list[dict[str, Any]]:
+def make_rules(**override: Any) -> list[dict[str, Any]]:
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
         for group, resource, verbs in preflight.NEEDED
@@ -102,7 +102,7 @@ def rules(**override: Any) -> list[dict[str, Any]]:
 
 
 class RulesApi(FakeApi):
-    """Answers rules reviews."""
+    """API server that answers SelfSubjectRulesReviews."""
 
     def __init__(self, granted: list[dict[str, Any]], *, crd: bool = True) -> None:
         super().__init__()
@@ -119,25 +119,25 @@ class RulesApi(FakeApi):
         return super()._create(request, path, body | {"status": {"resourceRules": self.granted}})
 
 
-async def test_a_missing_crd_is_told_with_the_command_that_installs_it() -> None:
-    async with serving(RulesApi(rules(), crd=False)) as client:
+async def test_missing_crd_is_reported_with_the_install_command() -> None:
+    async with serve_api(RulesApi(make_rules(), crd=False)) as client:
         (problem,) = await preflight.find_problems(client, ["team-a"], "rl-system")
     assert "rlruns.rlrun.io/v1alpha1" in problem
     assert "helm install rlrun-crds charts/rlrun-crds" in problem
 
 
-async def test_missing_rights_are_told_by_verb_resource_and_namespace() -> None:
-    granted = [rule for rule in rules() if rule["resources"] not in (["deployments"], ["rlruns/status"])]
+async def test_missing_rights_are_reported_by_verb_resource_and_namespace() -> None:
+    granted = [rule for rule in make_rules() if rule["resources"] not in (["deployments"], ["rlruns/status"])]
     granted.append({"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "list", "watch"]})
-    async with serving(RulesApi(granted)) as client:
+    async with serve_api(RulesApi(granted)) as client:
         found = await preflight.find_problems(client, ["team-a"], "rl-system")
     assert len(found) == 2
     assert any("create, patch, delete deployments.apps in namespace team-a" in problem for problem in found)
     assert any("patch rlruns/status.rlrun.io in namespace team-a" in problem for problem in found)
 
 
-async def test_enough_rights_are_enough() -> None:
-    async with serving(RulesApi(rules())) as client:
+async def test_preflight_accepts_sufficient_rights() -> None:
+    async with serve_api(RulesApi(make_rules())) as client:
         assert await preflight.find_problems(client, [], "rl-system") == []
     everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
     assert preflight.missing_rights(everything) == []
@@ -146,12 +146,12 @@ async def test_enough_rights_are_enough() -> None:
     )
 
 
-async def get(port: int, path: str) -> tuple[int, str]:
+async def fetch_path(port: int, path: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
         return response.status, await response.text()
 
 
-async def test_health_tells_what_is_wrong(unused_port: int) -> None:
+async def test_health_reports_each_problem(unused_port: int) -> None:
     state: dict[str, Any] = {"still": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": [], "leader": None}
     answers = watch_health.Health(
         standstill=lambda: state["still"],
@@ -163,13 +163,13 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
     )
     site = await watch_health.serve_health(answers, CollectorRegistry(), unused_port)
     try:
-        assert await get(unused_port, "/livez") == (200, "ok\n")
-        assert await get(unused_port, "/readyz") == (200, "ok\n")
+        assert await fetch_path(unused_port, "/livez") == (200, "ok\n")
+        assert await fetch_path(unused_port, "/readyz") == (200, "ok\n")
         state["leader"] = "operator-7"
-        assert await get(unused_port, "/readyz") == (200, "ok, standing by: operator-7 leads\n")
+        assert await fetch_path(unused_port, "/readyz") == (200, "ok, standing by: operator-7 leads\n")
         state["missing"] = ["the store is not filled yet: pods in team-a"]
-        assert (await get(unused_port, "/livez"))[0] == 200, "a restart would not fill the store"
-        assert await get(unused_port, "/readyz") == (503, "the store is not filled yet: pods in team-a\n")
+        assert (await fetch_path(unused_port, "/livez"))[0] == 200, "a restart would not fill the store"
+        assert await fetch_path(unused_port, "/readyz") == (503, "the store is not filled yet: pods in team-a\n")
         dead = ["the watch of pods in team-a brings nothing"]
         for name, value, word in (
             ("still", 61.0, "no worker"),
@@ -179,11 +179,11 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         ):
             before = state[name]
             state[name] = value
-            status, text = await get(unused_port, "/livez")
+            status, text = await fetch_path(unused_port, "/livez")
             assert (status, word in text) == (503, True), text
             state[name] = before
-        assert (await get(unused_port, "/livez"))[0] == 200
-        assert (await get(unused_port, "/metrics"))[0] == 200
+        assert (await fetch_path(unused_port, "/livez"))[0] == 200
+        assert (await fetch_path(unused_port, "/metrics"))[0] == 200
     finally:
         await site.close()
 
@@ -197,10 +197,10 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_error_is_logged_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    gc.collect()  # sessions of earlier tests, which say in the log that they were not closed, now and not in between
+    gc.collect()  # close sessions of earlier tests now, because each logs a warning when it is collected
     gc.disable()
     try:
         for log_format in ("plain", "json"):
@@ -220,15 +220,15 @@ def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureF
         root.setLevel(level)
 
 
-async def test_a_run_is_new_until_its_first_attempt_is_on_record() -> None:
-    async with serving(FakeApi()) as client:
+async def test_run_is_new_until_its_first_attempt_is_recorded() -> None:
+    async with serve_api(FakeApi()) as client:
         operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
         try:
             most = operator._workers.queue._most_new
             for number in range(most + 1):
-                operator._store.put(make("RLRun", f"new-{number}", 1, spec={}, status={"phase": "Pending"}), 0.0)
+                operator._store.put(make_object("RLRun", f"new-{number}", 1, spec={}, status={"phase": "Pending"}), 0.0)
                 operator._workers.add(("ns", f"new-{number}"))
-            operator._store.put(make("RLRun", "old", 1, spec={}, status={"phase": "Running", "attempt": 1}), 0.0)
+            operator._store.put(make_object("RLRun", "old", 1, spec={}, status={"phase": "Running", "attempt": 1}), 0.0)
             operator._workers.add(("ns", "old"))
             operator._workers.add(("ns", "gone"))
             now = time.monotonic()
@@ -238,12 +238,12 @@ async def test_a_run_is_new_until_its_first_attempt_is_on_record() -> None:
             await operator._session.close()
 
 
-async def test_a_refusal_that_no_status_can_report_is_an_event_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusal_without_status_is_posted_as_event(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
         operator._client.may_write = lambda: None
-        operator._store.put(make("RLRun", "a", 1, spec={}, status={}), 0.0)
+        operator._store.put(make_object("RLRun", "a", 1, spec={}, status={}), 0.0)
 
         async def refused(key: tuple[str, str]) -> None:
             raise ApiError(403, "Forbidden", "rlruns is forbidden: no", "patch /apis/a/status")
@@ -262,7 +262,7 @@ INSTALLED = OperatorSettings(namespaces=("team-a",), pod_namespace="rl-system", 
 
 
 def with_lease(api: RulesApi, *, renewed: bool) -> Callable[[float], Awaitable[None]]:
-    """An API server with the leader Lease; the sleep in which a leader renews it, or does not."""
+    """Add the leader Lease to `api` and return a sleep function in which a leader renews it if `renewed`."""
     api.seed(LEADER_LEASE, {"spec": {"renewTime": "1"}})
 
     async def sleep(seconds: float) -> None:
@@ -272,25 +272,25 @@ def with_lease(api: RulesApi, *, renewed: bool) -> Callable[[float], Awaitable[N
     return sleep
 
 
-async def test_check_of_a_working_installation_finds_nothing() -> None:
-    api = RulesApi(rules())
+async def test_check_of_working_installation_finds_nothing() -> None:
+    api = RulesApi(make_rules())
     sleep = with_lease(api, renewed=True)
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         assert await preflight.find_faults(client, INSTALLED, sleep=sleep) == []
 
 
-async def test_check_finds_an_operator_that_does_not_lead() -> None:
-    api = RulesApi(rules())
+async def test_check_finds_operator_without_leadership() -> None:
+    api = RulesApi(make_rules())
     sleep = with_lease(api, renewed=False)
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         (fault,) = await preflight.find_faults(client, INSTALLED, sleep=sleep)
     assert "Lease rl-system/rlrun-operator was not renewed within 10 s" in fault
     assert "kubectl -n rl-system logs deployment/rlrun-operator" in fault
 
 
-async def test_check_finds_a_missing_right_and_a_missing_operator() -> None:
-    granted = [rule for rule in rules() if rule["resources"] != ["rlruns/status"]]
-    async with serving(RulesApi(granted)) as client:
+async def test_check_finds_missing_right_and_missing_operator() -> None:
+    granted = [rule for rule in make_rules() if rule["resources"] != ["rlruns/status"]]
+    async with serve_api(RulesApi(granted)) as client:
         right, lease = await preflight.find_faults(client, INSTALLED)
     assert "patch rlruns/status.rlrun.io in namespace team-a" in right
     assert "does not exist, so no operator of this release leads" in lease

@@ -1,4 +1,4 @@
-"""The work queue: no key twice, no key starved, pauses that grow, work that can be stopped and goes on."""
+"""Work queue: unique keys, fairness, growing retry delays, and work that stops and resumes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import asyncio
 from rlrun_operator.runtime.workqueue import LONGEST_BACKOFF_SECONDS, Workers, WorkQueue
 
 
-def test_a_key_that_is_added_often_comes_out_once_and_in_its_turn() -> None:
+def test_key_added_repeatedly_runs_once_in_order() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for key in ("a", "b", "a", "c", "a"):
         queue.add(key, 0.0)
     assert [queue.pop(0.0) for _ in range(4)] == ["a", "b", "c", None]
 
 
-def test_a_key_that_changes_while_in_work_comes_out_once_more_behind_the_others() -> None:
+def test_key_added_during_work_runs_again_after_others() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     assert queue.pop(0.0) == "a"
@@ -26,7 +26,7 @@ def test_a_key_that_changes_while_in_work_comes_out_once_more_behind_the_others(
     assert (queue.pop(2.0), queue.pop(2.0)) == ("a", None)
 
 
-def test_of_several_delays_the_shortest_holds() -> None:
+def test_shortest_of_several_delays_applies() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0, delay=30.0)
     queue.add("a", 0.0, delay=5.0)
@@ -38,7 +38,7 @@ def test_of_several_delays_the_shortest_holds() -> None:
     assert queue.pop(1000.0) is None, "the longer delays are void"
 
 
-def test_an_event_brings_a_delayed_key_forward() -> None:
+def test_event_overrides_a_delay() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0, delay=30.0)
     queue.add("a", 1.0)
@@ -47,7 +47,7 @@ def test_an_event_brings_a_delayed_key_forward() -> None:
     assert queue.pop(31.0) is None
 
 
-def test_a_failing_key_is_retried_after_growing_pauses_that_events_do_not_cut_short() -> None:
+def test_failing_key_backs_off_despite_events() -> None:
     queue: WorkQueue[str] = WorkQueue()
     now, pauses = 0.0, []
     queue.add("a", now)
@@ -69,7 +69,7 @@ def test_a_failing_key_is_retried_after_growing_pauses_that_events_do_not_cut_sh
     assert queue.failed("a", now) == 1.0, "success starts the pauses anew"
 
 
-def test_pauses_end_when_their_cause_is_over() -> None:
+def test_reopened_queue_resets_backoff() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for key in ("a", "b"):
         queue.add(key, 0.0)
@@ -79,7 +79,7 @@ def test_pauses_end_when_their_cause_is_over() -> None:
     assert [queue.pop(0.1), queue.pop(0.1)] == ["a", "b"]
 
 
-def test_a_thousand_new_keys_leave_half_of_the_places_to_the_others() -> None:
+def test_new_keys_use_at_most_half_of_the_places() -> None:
     queue: WorkQueue[str] = WorkQueue(is_new=lambda key: key.startswith("new"), most_new=2)
     for number in range(1000):
         queue.add(f"new-{number}", 0.0)
@@ -98,7 +98,7 @@ def test_a_thousand_new_keys_leave_half_of_the_places_to_the_others() -> None:
     assert queue.age(5.0) == 5.0
 
 
-def test_a_key_is_new_or_not_as_it_is_when_it_becomes_ready() -> None:
+def test_key_is_new_according_to_its_state_when_ready() -> None:
     begun: set[str] = set()
     queue: WorkQueue[str] = WorkQueue(is_new=lambda key: key not in begun, most_new=1)
     for key in ("a", "b", "c"):
@@ -113,7 +113,7 @@ def test_a_key_is_new_or_not_as_it_is_when_it_becomes_ready() -> None:
     )
 
 
-def test_age_and_depth_tell_how_long_ready_keys_wait() -> None:
+def test_age_and_depth_describe_ready_keys() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("later", 0.0, delay=10.0)
     assert (queue.depth(5.0), queue.age(5.0)) == (0, 0.0)
@@ -124,7 +124,7 @@ def test_age_and_depth_tell_how_long_ready_keys_wait() -> None:
     assert queue.longest_work(40.0) == 15.0
 
 
-def test_a_long_queue_that_moves_does_not_stand_still() -> None:
+def test_moving_queue_has_no_standstill() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for number in range(10):
         queue.add(str(number), 0.0)
@@ -145,7 +145,7 @@ def test_a_long_queue_that_moves_does_not_stand_still() -> None:
 
 
 class Bench:
-    """Workers whose work ends when the test says so."""
+    """Workers whose work ends when the test opens the gate."""
 
     def __init__(self, concurrency: int = 2) -> None:
         self.running: list[str] = []
@@ -168,14 +168,14 @@ class Bench:
             self.running.remove(key)
 
     async def until(self, what: str, **expected: object) -> None:
-        for _ in range(60_000):  # a minute
+        for _ in range(60_000):  # one minute
             if all(getattr(self, name) == value for name, value in expected.items()):
                 break
             await asyncio.sleep(0.001)
         assert all(getattr(self, name) == value for name, value in expected.items()), (what, vars(self))
 
 
-async def test_so_many_workers_and_no_more() -> None:
+async def test_workers_are_limited_to_the_concurrency() -> None:
     bench = Bench(concurrency=2)
     run = asyncio.create_task(bench.workers.run())
     for key in "abc":
@@ -190,7 +190,7 @@ async def test_so_many_workers_and_no_more() -> None:
     run.cancel()
 
 
-async def test_closing_stops_work_and_opening_repeats_what_was_cut_off() -> None:
+async def test_closed_workers_repeat_interrupted_work_after_opening() -> None:
     bench = Bench(concurrency=2)
     run = asyncio.create_task(bench.workers.run())
     bench.workers.open()
@@ -206,20 +206,20 @@ async def test_closing_stops_work_and_opening_repeats_what_was_cut_off() -> None
     run.cancel()
 
 
-async def test_work_that_is_cut_off_before_its_first_line_is_repeated_too() -> None:
+async def test_work_interrupted_before_its_first_line_is_repeated() -> None:
     bench = Bench()
     bench.gate.set()
     run = asyncio.create_task(bench.workers.run())
     bench.workers.open()
     bench.workers.add("a")
-    await asyncio.sleep(0)  # the loop has made the task, which has not begun
+    await asyncio.sleep(0)  # the loop has created the task but not started it
     await bench.workers.close()
     bench.workers.open()
     await bench.until("repeated", finished=["a"])
     run.cancel()
 
 
-async def test_a_failure_is_told_and_retried() -> None:
+async def test_failure_is_reported_and_retried() -> None:
     bench = Bench()
     bench.gate.set()
     bench.fail = True
@@ -228,6 +228,6 @@ async def test_a_failure_is_told_and_retried() -> None:
     bench.workers.add("a")
     await bench.until("failed", failures=["a"])
     bench.fail = False
-    bench.workers.open()  # ends the pauses
+    bench.workers.open()  # resets the delays
     await bench.until("retried", finished=["a"])
     run.cancel()

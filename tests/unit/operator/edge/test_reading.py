@@ -1,4 +1,4 @@
-"""Documents that are too deep for a parser are read all the same."""
+"""JSON documents that exceed the nesting limit of the parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rlrun_operator.kube.json_reader import LEVELS_MAX, UnreadableError, flatten_json, parse_json
 
 
-def nested(levels: int, kind: str) -> bytes:
+def nest_json(levels: int, kind: str) -> bytes:
     if kind == "list":
         return b"[" * levels + b"]" * levels
     return b'{"a[{\\"":' * levels + b'"]}\\\\"' + b"}" * levels
@@ -19,14 +19,14 @@ def nested(levels: int, kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["list", "mapping"])
 @pytest.mark.parametrize("levels", [1, LEVELS_MAX, 150, 300, 3000, 200_000])
-def test_the_rest_of_a_document_is_read_however_deep_a_part_is(levels: int, kind: str) -> None:
-    raw = b'{"metadata":{"name":"hostile"},"spec":{"x":' + nested(levels, kind) + b',"y":[1,2]},"z":"]}{["}'
+def test_deep_document_keeps_its_other_parts(levels: int, kind: str) -> None:
+    raw = b'{"metadata":{"name":"hostile"},"spec":{"x":' + nest_json(levels, kind) + b',"y":[1,2]},"z":"]}{["}'
     found = parse_json(raw)
     assert found["metadata"] == {"name": "hostile"}
     assert (found["spec"]["y"], found["z"]) == ([1, 2], "]}{[")
 
 
-def test_what_is_not_too_deep_is_not_touched() -> None:
+def test_shallow_document_is_unchanged() -> None:
     random = Random(7)
 
     def tree(levels: int) -> Any:
@@ -40,20 +40,20 @@ def test_what_is_not_too_deep_is_not_touched() -> None:
         raw = json.dumps(value).encode()
         assert flatten_json(raw, 10) == raw
         cut = json.loads(flatten_json(raw, 3))
-        assert cut == pruned(value, 3)
+        assert cut == prune_tree(value, 3)
 
 
-def pruned(value: Any, levels: int) -> Any:
+def prune_tree(value: Any, levels: int) -> Any:
     if isinstance(value, list | dict):
         if not levels:
             return None
         if isinstance(value, list):
-            return [pruned(item, levels - 1) for item in value]
-        return {key: pruned(item, levels - 1) for key, item in value.items()}
+            return [prune_tree(item, levels - 1) for item in value]
+        return {key: prune_tree(item, levels - 1) for key, item in value.items()}
     return value
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"a":', b"[1,]", b"nonsense", b"]" * 500, b"[" * 500, b'"' + b"[" * 500])
-def test_what_is_no_json_is_an_error_and_not_an_empty_object(raw: bytes) -> None:
+def test_invalid_json_is_an_error(raw: bytes) -> None:
     with pytest.raises(UnreadableError, match="not JSON"):
         parse_json(raw)

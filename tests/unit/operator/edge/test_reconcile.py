@@ -1,4 +1,4 @@
-"""One pass over one run against an API server: order, preconditions, refusals, throttled status, events."""
+"""One pass over one run with an API server: order, preconditions, refusals, throttled status and events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rlrun_operator.state import (
 from rlrun_operator.status.run_progress import HEARTBEAT_SECONDS
 from rlrun_operator.validate_spec import judge_spec
 from tests.unit.operator.decisions import scripted_decision
-from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
+from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serve_api
 
 RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
 SERVICE = "/api/v1/namespaces/ns/services/a-trainer"
@@ -46,7 +46,9 @@ PROGRESS = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/a-progress"
 KEY: Key = ("ns", "a")
 
 
-def child(kind: str = "StatefulSet", name: str = "a-trainer", owner: str | None = None, **more: Any) -> dict[str, Any]:
+def make_child(
+    kind: str = "StatefulSet", name: str = "a-trainer", owner: str | None = None, **more: Any
+) -> dict[str, Any]:
     version = {"Pod": "v1", "Secret": "v1"}.get(kind, "apps/v1")
     owners = [{"kind": "RLRun", "name": "a", "uid": owner}] if owner else []
     metadata = {"name": name, "namespace": "ns", "labels": {"rlrun.io/run": "a"}, "ownerReferences": owners}
@@ -54,7 +56,7 @@ def child(kind: str = "StatefulSet", name: str = "a-trainer", owner: str | None 
 
 
 class Bench:
-    """A reconciler with a scripted brain over an API server."""
+    """Reconciler with a scripted brain and an API server."""
 
     def __init__(
         self,
@@ -114,17 +116,17 @@ class Bench:
         return self.api.objects[RUN].get("status", {})  # type: ignore[no-any-return]
 
 
-async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_at_once() -> None:
+async def test_writes_follow_the_documented_order_and_update_the_store() -> None:
     api = FakeApi()
-    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
-    old = api.seed("/api/v1/namespaces/ns/pods/old", child("Pod", "old"))
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", make_child("Deployment", "a-inference"))
+    old = api.seed("/api/v1/namespaces/ns/pods/old", make_child("Pod", "old"))
 
     def brain(observed: Observed) -> Decision:
         return scripted_decision(
             status={"phase": "Starting"},
-            dry_run=(child(),),
-            create=(child("Secret", "a-rlrun"),),
-            apply=(Apply(child()),),
+            dry_run=(make_child(),),
+            create=(make_child("Secret", "a-rlrun"),),
+            apply=(Apply(make_child()),),
             annotate=(
                 Annotate(Ref("Pod", "old"), old["metadata"]["uid"], {"example.org/cost": "-1"}),
                 Annotate(Ref("Pod", "gone"), "uid-gone", {"example.org/cost": "-1"}),
@@ -132,11 +134,11 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
             ),
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
             delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"], grace_seconds=0),),
-            repair=(Apply(child("Service", "a-trainer")),),
+            repair=(Apply(make_child("Service", "a-trainer")),),
             events=(EventRecord("Normal", "Started", "go"),),
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
     assert [(verb, path.split("/")[-2]) for verb, path in api.requests] == [
@@ -146,7 +148,7 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
         ("patch", "pods"),
         ("patch", "pods"),
         ("patch", "deployments"),
-        ("get", "deployments"),  # of another UID: was it refused, or is it another one?
+        ("get", "deployments"),  # another UID: refused, or another object?
         ("patch", "deployments"),
         ("delete", "pods"),
         ("patch", "services"),
@@ -161,11 +163,11 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
     assert inference["spec"] == {"replicas": 3}
 
 
-async def test_the_next_pass_decides_on_what_this_one_wrote_even_before_the_watch_tells() -> None:
+async def test_next_pass_sees_own_writes_before_the_watch() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
-            api, client, lambda observed: scripted_decision(status={"phase": "Starting"}, apply=(Apply(child()),))
+            api, client, lambda observed: scripted_decision(status={"phase": "Starting"}, apply=(Apply(make_child()),))
         )
         await bench.go()
         await bench.go()
@@ -174,9 +176,9 @@ async def test_the_next_pass_decides_on_what_this_one_wrote_even_before_the_watc
     assert min(bench.again) <= 0.2, "own writes bring no watch event: the pass comes again by itself"
 
 
-async def test_runs_that_share_a_trainer_are_woken_by_a_status_that_no_watch_will_tell() -> None:
+async def test_status_change_wakes_guests_of_the_trainer() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Complete"}))
         guest = {"name": "guest", "namespace": "ns", "uid": "uid-of-guest", "resourceVersion": "1"}
         bench.store.put({"kind": "RLRun", "metadata": guest, "spec": {"trainer": {"sharedWith": "a"}}}, bench.time)
@@ -195,11 +197,9 @@ async def test_runs_that_share_a_trainer_are_woken_by_a_status_that_no_watch_wil
         ("Complete", HEARTBEAT_SECONDS, 0),
     ],
 )
-async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_counts_as_silent(
-    phase: str, silent: float, reads: int
-) -> None:
+async def test_silent_lease_is_read_before_it_counts(phase: str, silent: float, reads: int) -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": phase}))
         document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"renewTime": "1"}}
         bench.store.put(api.seed(PROGRESS, document), bench.time)
@@ -216,9 +216,9 @@ async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_count
         assert api.requests.count(("get", PROGRESS)) == (0 if phase == "Complete" else reads + 1)
 
 
-async def test_a_lease_that_nobody_answers_for_is_read_again_before_anything_is_decided() -> None:
+async def test_unreadable_lease_is_read_again_before_a_decision() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Running"}))
         document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"renewTime": "1"}}
         bench.store.put(api.seed(PROGRESS, document), bench.time)
@@ -235,9 +235,9 @@ async def test_a_lease_that_nobody_answers_for_is_read_again_before_anything_is_
         assert api.requests.count(("get", PROGRESS)) == 3
 
 
-async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> None:
+async def test_unchanged_status_is_not_written_and_old_fields_disappear() -> None:
     api, statuses = FakeApi(), [{"phase": "Starting", "progress": {"step": 1, "reward": 0.5}}]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status=statuses[0]))
         await bench.go()
         await bench.go()
@@ -247,9 +247,9 @@ async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> Non
     assert bench.status == statuses[0]
 
 
-async def test_status_shows_direction_controls_as_escapes_and_is_written_once() -> None:
+async def test_direction_controls_are_escaped_in_status() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api,
             client,
@@ -261,7 +261,7 @@ async def test_status_shows_direction_controls_as_escapes_and_is_written_once() 
     assert len(api.writes()) == 1
 
 
-async def test_a_crd_that_drops_a_field_does_not_make_the_operator_write_for_ever() -> None:
+async def test_status_field_dropped_by_crd_is_not_written_repeatedly() -> None:
     api, status = FakeApi(), {"phase": "Starting", "future": 1}
     original = api._patch
 
@@ -270,7 +270,7 @@ async def test_a_crd_that_drops_a_field_does_not_make_the_operator_write_for_eve
         return original(request, path, body)
 
     api._patch = pruning  # type: ignore[method-assign]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status=dict(status)))
         for _ in range(5):
             await bench.go()
@@ -281,9 +281,9 @@ async def test_a_crd_that_drops_a_field_does_not_make_the_operator_write_for_eve
 
 
 @pytest.mark.parametrize(("urgency", "patience"), [("now", 0.0), ("soon", 2.0), ("progress", 15.0)])
-async def test_statuses_of_little_urgency_are_written_together(urgency: Any, patience: float) -> None:
+async def test_low_priority_status_updates_are_written_together(urgency: Any, patience: float) -> None:
     api, step = FakeApi(), 0
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api,
             client,
@@ -307,23 +307,23 @@ async def test_statuses_of_little_urgency_are_written_together(urgency: Any, pat
     assert any("S4" in str(o) for o in api.objects.values())
 
 
-def test_progress_alone_is_told_less_often_of_an_old_run_and_of_one_among_many() -> None:
+def test_progress_interval_grows_with_age_and_run_count() -> None:
     assert progress_seconds(age=0.0, runs=1) == progress_seconds(age=299.0, runs=50) == 15.0
     assert progress_seconds(age=600.0, runs=1) == progress_seconds(age=0.0, runs=100) == 30.0
     assert progress_seconds(age=86400.0, runs=1) == progress_seconds(age=0.0, runs=1000) == 60.0
 
 
-async def test_a_child_taken_for_absent_is_left_alone_when_it_exists() -> None:
+async def test_existing_child_survives_apply_that_expects_none() -> None:
     api = FakeApi()
 
     def brain(observed: Observed) -> Decision:
         if observed.children:
             return scripted_decision(status={"phase": "Running"})
-        return scripted_decision(status={"phase": "Starting"}, apply=(Apply(child(), expect_absent=True),))
+        return scripted_decision(status={"phase": "Starting"}, apply=(Apply(make_child(), expect_absent=True),))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
-        api.seed(STS, child(spec={"replicas": 2}))  # the watch has not told yet
+        api.seed(STS, make_child(spec={"replicas": 2}))  # the watch has not reported it yet
         await bench.go()
     assert api.objects[STS]["spec"] == {"replicas": 2}
     assert bench.status == {"phase": "Running"}
@@ -332,7 +332,7 @@ async def test_a_child_taken_for_absent_is_left_alone_when_it_exists() -> None:
     )
 
 
-async def test_one_of_somebody_else_that_comes_just_before_the_apply_is_left_alone() -> None:
+async def test_foreign_object_created_before_apply_is_not_overwritten() -> None:
     api = FakeApi()
     foreign = {"kind": "StatefulSet", "metadata": {"name": "a-trainer"}, "spec": {"replicas": 9}}
 
@@ -343,12 +343,12 @@ async def test_one_of_somebody_else_that_comes_just_before_the_apply_is_left_alo
         return None
 
     api.hook = appear
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api,
             client,
             lambda observed: scripted_decision(
-                status={"taken": observed.taken}, apply=() if observed.taken else (Apply(child()),)
+                status={"taken": observed.taken}, apply=() if observed.taken else (Apply(make_child()),)
             ),
         )
         await bench.go()
@@ -356,33 +356,33 @@ async def test_one_of_somebody_else_that_comes_just_before_the_apply_is_left_alo
     assert bench.status == {"taken": "StatefulSet a-trainer"}
 
 
-async def test_a_child_that_no_attempt_has_needed_is_made_without_a_look_and_a_runs_own_is_applied_over() -> None:
+async def test_new_child_is_looked_up_before_apply() -> None:
     api = FakeApi()
-    first = scripted_decision(status={}, apply=(Apply(child(spec={"replicas": 1})),))
-    async with serving(api) as client:
+    first = scripted_decision(status={}, apply=(Apply(make_child(spec={"replicas": 1})),))
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: first)
         await bench.go()
         assert [verb for verb, _ in api.requests] == ["patch"]
         await bench.go()
         assert [verb for verb, _ in api.requests] == ["patch", "patch", "get", "patch"]
         known = api.objects[STS]["metadata"]["resourceVersion"]
-        again = scripted_decision(status={}, apply=(Apply(child(spec={"replicas": 1}), known=known),))
+        again = scripted_decision(status={}, apply=(Apply(make_child(spec={"replicas": 1}), known=known),))
         await Bench(api, client, lambda observed: again).go()
     assert [verb for verb, _ in api.requests][4:] == ["patch"], "one that the cache knows needs no look"
 
 
-async def test_a_child_that_is_absent_is_made() -> None:
+async def test_absent_child_is_created() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
-            api, client, lambda observed: scripted_decision(status={}, apply=(Apply(child(), expect_absent=True),))
+            api, client, lambda observed: scripted_decision(status={}, apply=(Apply(make_child(), expect_absent=True),))
         )
         await bench.go()
     assert STS in api.objects
     assert [verb for verb, _ in api.requests] == ["patch"]
 
 
-async def test_a_workload_of_the_same_name_that_somebody_made_anew_is_not_scaled() -> None:
+async def test_recreated_workload_is_not_scaled() -> None:
     api, seen = FakeApi(), []
 
     def brain(observed: Observed) -> Decision:
@@ -393,18 +393,18 @@ async def test_a_workload_of_the_same_name_that_somebody_made_anew_is_not_scaled
             status={}, scale=(Scale(Ref("StatefulSet", "a-trainer"), "before", 0),) if mine else ()
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
-        before = child(spec={"replicas": 2})
+        before = make_child(spec={"replicas": 2})
         before["metadata"] |= {"uid": "before", "resourceVersion": "1"}
         bench.store.put(before, bench.time)
-        after = api.seed("/apis/apps/v1/namespaces/ns/statefulsets/a-trainer", child(spec={"replicas": 2}))
+        after = api.seed("/apis/apps/v1/namespaces/ns/statefulsets/a-trainer", make_child(spec={"replicas": 2}))
         await bench.go()
     assert seen == ["before", after["metadata"]["uid"]], "it is decided anew, about what there is"
     assert api.objects["/apis/apps/v1/namespaces/ns/statefulsets/a-trainer"]["spec"] == {"replicas": 2}
 
 
-async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_spec() -> None:
+async def test_refusal_reaches_next_decision_until_spec_changes() -> None:
     api = FakeApi()
     message = "StatefulSet.apps is invalid: spec.template.spec.containers[0].image: Required value"
     api.hook = lambda verb, path, body: (422, "Invalid", message) if verb == "dry-run" else None
@@ -412,9 +412,9 @@ async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_s
     def brain(observed: Observed) -> Decision:
         if observed.rejection:
             return scripted_decision(status={"phase": "Failed", "message": observed.rejection})
-        return scripted_decision(status={"phase": "Pending"}, dry_run=(child(),), apply=(Apply(child()),))
+        return scripted_decision(status={"phase": "Pending"}, dry_run=(make_child(),), apply=(Apply(make_child()),))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
         assert message in bench.status["message"]
@@ -430,33 +430,31 @@ async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_s
     assert STS in api.objects
 
 
-def labelled(kind: str, name: str, run: str | None) -> dict[str, Any]:
-    found = child(kind, name)
+def make_labelled_child(kind: str, name: str, run: str | None) -> dict[str, Any]:
+    found = make_child(kind, name)
     found["metadata"]["labels"] = {} if run is None else {"rlrun.io/run": run}
     return found
 
 
 @pytest.mark.parametrize("step", ["apply", "create"])
 @pytest.mark.parametrize(("made_for", "is_own"), [("a", True), ("b", False), (None, False)])
-async def test_an_object_of_somebody_else_is_left_alone_and_told_until_it_is_gone(
-    step: str, made_for: str | None, is_own: bool
-) -> None:
-    """An apply with force would take it over and delete it with the run; a claim that exists would be used."""
+async def test_foreign_object_is_kept_and_reported_until_deleted(step: str, made_for: str | None, is_own: bool) -> None:
+    """A forced apply would overwrite the object and delete it with the run; an existing claim would be used."""
     api, kind, plural = (
         FakeApi(),
         *(("Service", "services") if step == "apply" else ("PersistentVolumeClaim", "persistentvolumeclaims")),
     )
-    path, wanted = f"/api/v1/namespaces/ns/{plural}/a-x", {"apiVersion": "v1"} | labelled(kind, "a-x", "a")
-    before = api.seed(path, labelled(kind, "a-x", made_for) | {"spec": {"of": "somebody"}})
+    path, wanted = f"/api/v1/namespaces/ns/{plural}/a-x", {"apiVersion": "v1"} | make_labelled_child(kind, "a-x", "a")
+    before = api.seed(path, make_labelled_child(kind, "a-x", made_for) | {"spec": {"of": "somebody"}})
 
     def brain(observed: Observed) -> Decision:
         if observed.taken is not None:
             return scripted_decision(status={"message": f"{observed.taken} is taken"})
         if step == "apply":
-            return scripted_decision(status={"message": "begun"}, apply=(Apply(wanted), Apply(child())))
-        return scripted_decision(status={"message": "begun"}, create=(wanted,), apply=(Apply(child()),))
+            return scripted_decision(status={"message": "begun"}, apply=(Apply(wanted), Apply(make_child())))
+        return scripted_decision(status={"message": "begun"}, create=(wanted,), apply=(Apply(make_child()),))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
         assert ("/apis/apps/v1/namespaces/ns/statefulsets/a-trainer" in api.objects) is is_own
@@ -474,7 +472,7 @@ async def test_an_object_of_somebody_else_is_left_alone_and_told_until_it_is_gon
         assert bench.status == {"message": "begun"}
 
 
-def quota(name: str) -> Callable[[str, str, Any], tuple[int, str, str] | None]:
+def refuse_by_quota(name: str) -> Callable[[str, str, Any], tuple[int, str, str] | None]:
     def hook(verb: str, path: str, body: Any) -> tuple[int, str, str] | None:
         full = name in (path.rsplit("/", 1)[1], body.get("metadata", {}).get("name"))
         return (403, "Forbidden", f'"{name}" is forbidden: exceeded quota: small') if full and verb != "get" else None
@@ -482,18 +480,18 @@ def quota(name: str) -> Callable[[str, str, Any], tuple[int, str, str] | None]:
     return hook
 
 
-async def test_a_pod_that_a_quota_keeps_out_is_told_while_all_else_goes_on() -> None:
+async def test_quota_refusal_of_pod_does_not_block_other_writes() -> None:
     api = FakeApi()
-    api.hook = quota("a-orchestrator-1")
+    api.hook = refuse_by_quota("a-orchestrator-1")
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        pod = child("Pod", "a-orchestrator-1", spec={})
+        pod = make_child("Pod", "a-orchestrator-1", spec={})
         status = {"phase": "Starting", "attempt": 1, "message": told}
-        repair = (Apply(child("Service", "a-trainer")),)
-        return scripted_decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(child())), repair=repair)
+        repair = (Apply(make_child("Service", "a-trainer")),)
+        return scripted_decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(make_child())), repair=repair)
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
         assert "exceeded quota: small" in bench.status["message"]
@@ -508,16 +506,16 @@ async def test_a_pod_that_a_quota_keeps_out_is_told_while_all_else_goes_on() -> 
     assert bench.status["message"] == ""
 
 
-async def test_a_repair_that_admission_refuses_stops_no_other_and_is_tried_again() -> None:
+async def test_refused_repair_does_not_block_others_and_is_retried() -> None:
     api = FakeApi()
-    api.hook = quota("a-inference")
+    api.hook = refuse_by_quota("a-inference")
 
     def brain(observed: Observed) -> Decision:
-        repair = (Apply(child("Service", "a-inference")), Apply(child("Service", "a-trainer")))
+        repair = (Apply(make_child("Service", "a-inference")), Apply(make_child("Service", "a-trainer")))
         told = " ".join(event["message"] for event in observed.events)
         return scripted_decision(status={"phase": "Running", "message": told}, repair=repair)
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
     assert SERVICE in api.objects
@@ -525,9 +523,9 @@ async def test_a_repair_that_admission_refuses_stops_no_other_and_is_tried_again
     assert bench.again == [10.0]
 
 
-async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as_done() -> None:
+async def test_quota_refusal_of_claim_stops_the_attempt() -> None:
     api = FakeApi()
-    api.hook = quota("a-rlrun")
+    api.hook = refuse_by_quota("a-rlrun")
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
@@ -537,9 +535,9 @@ async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as
             for kind, truth in said
         ]
         status = {"phase": "Starting", "attempt": 1, "message": told, "conditions": conditions}
-        return scripted_decision(status=status, create=(child("Secret", "a-rlrun"),), apply=(Apply(child()),))
+        return scripted_decision(status=status, create=(make_child("Secret", "a-rlrun"),), apply=(Apply(make_child()),))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
     assert "exceeded quota: small" in bench.status["message"]
@@ -548,10 +546,10 @@ async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as
     assert STS not in api.objects
 
 
-async def test_a_run_whose_resumption_admission_refuses_stays_suspended() -> None:
-    """Its last attempt has no pods: taken for the one that goes on, it would fail for that."""
+async def test_run_with_refused_resumption_stays_suspended() -> None:
+    """Its last attempt has no pods and would fail if it counted as running."""
     api = FakeApi()
-    api.hook = quota("a-trainer")
+    api.hook = refuse_by_quota("a-trainer")
     resting = {"type": "Suspended", "status": "True", "reason": "Suspended", "message": "no pod is left"}
     resting["lastTransitionTime"] = STAMP
     before = {"phase": "Suspended", "attempt": 1, "launchedAttempt": 1, "conditions": [resting]}
@@ -564,9 +562,9 @@ async def test_a_run_whose_resumption_admission_refuses_stays_suspended() -> Non
             for kind, truth, reason in said
         ]
         status = {"phase": "Starting", "attempt": 2, "message": told, "conditions": conditions}
-        return scripted_decision(status=status, apply=(Apply(child()),))
+        return scripted_decision(status=status, apply=(Apply(make_child()),))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         bench.store.put(api._store(RUN, {**api.objects[RUN], "status": before}), bench.time)
         await bench.go()
@@ -577,7 +575,7 @@ async def test_a_run_whose_resumption_admission_refuses_stays_suspended() -> Non
     assert "exceeded quota: small" in told["message"]
 
 
-async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_pauses_and_nothing_is_made() -> None:
+async def test_policy_refusal_is_retried_with_growing_delays() -> None:
     api = FakeApi()
     denied = 'admission webhook "guard.example.com" denied the request: no such team'
     api.hook = lambda verb, path, body: (400, "BadRequest", denied) if verb == "dry-run" else None
@@ -585,10 +583,10 @@ async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_paus
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
         return scripted_decision(
-            status={"phase": "Starting", "message": told}, dry_run=(child(),), apply=(Apply(child()),)
+            status={"phase": "Starting", "message": told}, dry_run=(make_child(),), apply=(Apply(make_child()),)
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         for _ in range(5):
             await bench.go()
@@ -602,14 +600,14 @@ async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_paus
     assert bench.status["message"] == ""
 
 
-async def test_of_two_refusals_after_each_other_the_present_one_is_told() -> None:
+async def test_latest_refusal_is_reported() -> None:
     api = FakeApi()
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        return scripted_decision(status={"phase": "Starting", "message": told}, dry_run=(child(),))
+        return scripted_decision(status={"phase": "Starting", "message": told}, dry_run=(make_child(),))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         for team in ("first", "second"):
             denied = f'admission webhook "guard" denied the request: {team}'
@@ -620,16 +618,18 @@ async def test_of_two_refusals_after_each_other_the_present_one_is_told() -> Non
             assert bench.status["message"] == denied
 
 
-async def test_missing_rights_are_told_and_retried_not_blamed_on_the_run() -> None:
+async def test_missing_rights_are_reported_and_retried() -> None:
     api = FakeApi()
     forbidden = 'statefulsets.apps "a-trainer" is forbidden: User "sa" cannot patch resource "statefulsets"'
     api.hook = lambda verb, path, body: (403, "Forbidden", forbidden) if path == STS else None
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        return scripted_decision(status={"phase": "Failed", "attempt": 1, "message": told}, apply=(Apply(child()),))
+        return scripted_decision(
+            status={"phase": "Failed", "attempt": 1, "message": told}, apply=(Apply(make_child()),)
+        )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
     assert bench.status == {"phase": "Pending", "message": forbidden, "conditions": []}
@@ -656,12 +656,12 @@ DENIED = "ValidatingAdmissionPolicy 'fixed-size' with binding 'all' denied reque
         (500, "failed calling webhook"),
     ],
 )
-async def test_a_refused_write_to_what_exists_is_known_to_the_next_decision_and_the_rest_is_done(
+async def test_refused_change_is_reported_and_other_writes_continue(
     verb: str, path: str, doing: str, status: int, text: str
 ) -> None:
     api = FakeApi()
-    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
-    old = api.seed("/api/v1/namespaces/ns/pods/old", child("Pod", "old"))
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", make_child("Deployment", "a-inference"))
+    old = api.seed("/api/v1/namespaces/ns/pods/old", make_child("Pod", "old"))
     refuses = [True]
     api.hook = lambda done, at, body: (
         (status, "Forbidden", text) if refuses and done == verb and at.endswith(path) else None
@@ -674,15 +674,15 @@ async def test_a_refused_write_to_what_exists_is_known_to_the_next_decision_and_
             status={
                 "told": [f"{one.ref.kind} {one.ref.name} cannot {one.doing}: {one.text}" for one in observed.refused]
             },
-            ask=child("Secret", "a-key"),
+            ask=make_child("Secret", "a-key"),
             annotate=(Annotate(Ref("Pod", "old"), old["metadata"]["uid"], {"example.org/cost": "-1"}),),
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
             delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"], grace_seconds=0),),
-            repair=(Apply(child("Service", "a-trainer")),),
+            repair=(Apply(make_child("Service", "a-trainer")),),
         )
 
-    api.seed("/api/v1/namespaces/ns/secrets/a-key", child("Secret", "a-key"))
-    async with serving(api) as client:
+    api.seed("/api/v1/namespaces/ns/secrets/a-key", make_child("Secret", "a-key"))
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
         name = {"deployments/a-inference": "Deployment a-inference", "secrets": "Secret a-key"}.get(path, "Pod old")
@@ -704,16 +704,14 @@ async def test_a_refused_write_to_what_exists_is_known_to_the_next_decision_and_
     ],
 )
 @pytest.mark.parametrize("how", ["apply", "repair"])
-async def test_what_somebody_has_made_with_other_fixed_fields_is_no_mistake_of_the_specification(
-    how: str, text: str
-) -> None:
-    """Nobody but whoever deletes it can help, and trying again finds that: a rejection would stand until the next edit."""
+async def test_immutable_field_conflict_is_not_a_spec_error(how: str, text: str) -> None:
+    """Only the deletion of the other object helps, and only a retry notices it; a spec rejection would persist until the next edit."""
     api, part = FakeApi(), "/api/v1/namespaces/ns/services/a-rlrun"
-    api.seed(part, child("Service", "a-rlrun"))
+    api.seed(part, make_child("Service", "a-rlrun"))
     api.hook = lambda verb, path, body: (422, "Invalid", text) if verb == "patch" and path == part else None
 
     def brain(observed: Observed) -> Decision:
-        given = (Apply(child("Service", "a-rlrun")),)
+        given = (Apply(make_child("Service", "a-rlrun")),)
         told = [f"{one.ref.name} {one.text}" for one in observed.refused]
         return scripted_decision(
             status={"told": told, "rejection": str(observed.rejection)},
@@ -722,8 +720,8 @@ async def test_what_somebody_has_made_with_other_fixed_fields_is_no_mistake_of_t
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
         )
 
-    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
-    async with serving(api) as client:
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", make_child("Deployment", "a-inference"))
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
         assert bench.seen[-1].rejection is None
@@ -736,14 +734,14 @@ async def test_what_somebody_has_made_with_other_fixed_fields_is_no_mistake_of_t
     assert part in api.objects
 
 
-async def test_a_repair_that_met_another_state_is_made_in_the_next_pass_and_not_after_a_pause() -> None:
-    """A pause is between two repairs, and this one was none."""
+async def test_repair_with_conflict_is_retried_in_next_pass() -> None:
+    """The pause applies only after a completed repair."""
     api = FakeApi()
-    found = api.seed(SERVICE, child("Service", "a-trainer"))
-    async with serving(api) as client:
+    found = api.seed(SERVICE, make_child("Service", "a-trainer"))
+    async with serve_api(api) as client:
 
         def brain(observed: Observed) -> Decision:
-            again = (Apply(child("Service", "a-trainer"), replaces=found["metadata"]["resourceVersion"]),)
+            again = (Apply(make_child("Service", "a-trainer"), replaces=found["metadata"]["resourceVersion"]),)
             return scripted_decision(status={}, repair=again if len(bench.seen) < 3 else ())
 
         bench = Bench(api, client, brain)
@@ -757,12 +755,12 @@ async def test_a_repair_that_met_another_state_is_made_in_the_next_pass_and_not_
     assert bench.seen[-1].repaired_ago == 0.0
 
 
-async def test_a_policy_that_is_applied_is_known_although_another_write_is_refused() -> None:
-    """Else it is applied again in every pass until that is let in."""
+async def test_applied_policy_is_recorded_despite_another_refusal() -> None:
+    """Otherwise each pass applies the policy again until the other write is admitted."""
     api = FakeApi()
-    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", make_child("Deployment", "a-inference"))
     api.hook = lambda verb, path, body: (422, "Invalid", DENIED) if path.endswith("a-inference") else None
-    policy = child("NetworkPolicy", Names("a").orchestrator_access)
+    policy = make_child("NetworkPolicy", Names("a").orchestrator_access)
 
     def brain(observed: Observed) -> Decision:
         return scripted_decision(
@@ -771,7 +769,7 @@ async def test_a_policy_that_is_applied_is_known_although_another_write_is_refus
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         for _ in range(3):
             await bench.go()
@@ -779,10 +777,10 @@ async def test_a_policy_that_is_applied_is_known_although_another_write_is_refus
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-async def test_slow_webhooks_hold_a_pass_up_for_a_bounded_time_and_it_goes_on_where_it_ended(refuses: bool) -> None:
-    """A pass of three minutes is taken for one that hangs, and the operator is started anew."""
+async def test_slow_webhooks_bound_a_pass_that_resumes_later(refuses: bool) -> None:
+    """The health check restarts the operator after a pass of three minutes."""
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
 
         def hook(verb: str, path: str, body: Any) -> tuple[int, str, str] | None:
             if "configmaps" not in path:
@@ -792,7 +790,7 @@ async def test_slow_webhooks_hold_a_pass_up_for_a_bounded_time_and_it_goes_on_wh
 
         def brain(observed: Observed) -> Decision:
             there = {ref.name for ref in observed.parts}
-            made = [child("ConfigMap", f"a-{i}", owner=bench.uid, apiVersion="v1") for i in range(12)]
+            made = [make_child("ConfigMap", f"a-{i}", owner=bench.uid, apiVersion="v1") for i in range(12)]
             missing = tuple(Apply(one) for one in made if one["metadata"]["name"] not in there)
             return scripted_decision(
                 status={"phase": "Starting", "message": " ".join(one.text for one in observed.refused)}, apply=missing
@@ -812,11 +810,11 @@ async def test_slow_webhooks_hold_a_pass_up_for_a_bounded_time_and_it_goes_on_wh
 
 
 @pytest.mark.parametrize("status", [404, 409, 422, 500])
-async def test_a_status_that_a_webhook_refuses_is_retried_with_pauses_and_the_run_is_not_forgotten(status: int) -> None:
+async def test_refused_status_is_retried_and_the_run_kept(status: int) -> None:
     api = FakeApi()
     denied = 'admission webhook "guard" denied the request: frozen'
     api.hook = lambda verb, path, body: (status, "Reason", denied) if path.endswith("/status") else None
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Starting"}))
         with pytest.raises(ApiError, match="frozen"):
             await bench.go()
@@ -824,21 +822,21 @@ async def test_a_status_that_a_webhook_refuses_is_retried_with_pauses_and_the_ru
         assert bench.store.runs() != []
 
 
-async def test_what_a_queue_may_not_write_is_among_the_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_refusal_is_among_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     api, left = FakeApi(), Refusal(Ref("PodGroup", "rlrun-a"), "no", "be deleted")
 
     class Volcano:
         async def answer(self, run: Mapping[str, Any]) -> Admission:
             return Admission(False, "NotQueued", "over", refused=(left,))
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Complete"}))
         monkeypatch.setattr(bench.reconciler, "_queue", Volcano())
         await bench.go()
     assert bench.seen[-1].refused == (left,)
 
 
-async def test_words_that_differ_each_time_end_a_pass_all_the_same() -> None:
+async def test_changing_refusal_messages_do_not_extend_a_pass() -> None:
     api = FakeApi()
     numbers = iter(range(100))
     api.hook = lambda verb, path, body: (
@@ -847,19 +845,17 @@ async def test_words_that_differ_each_time_end_a_pass_all_the_same() -> None:
 
     def brain(observed: Observed) -> Decision:
         return scripted_decision(
-            status={"phase": "Pending", "message": str(len(observed.refused))}, apply=(Apply(child()),)
+            status={"phase": "Pending", "message": str(len(observed.refused))}, apply=(Apply(make_child()),)
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         await bench.go()
     assert bench.status["message"] == "1"
     assert bench.again == [10.0]
 
 
-async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its_progress_nor_its_claim_from_the_rest() -> (
-    None
-):
+async def test_refused_repair_does_not_block_progress_and_other_repairs() -> None:
     api = FakeApi()
     denied = 'admission webhook "guard" denied the request: no'
     api.hook = lambda verb, path, body: (
@@ -877,10 +873,10 @@ async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its
     def brain(observed: Observed) -> Decision:
         return scripted_decision(
             status={**before, "observedGeneration": 2, "progress": {"step": 7}},
-            apply=(Apply(child("Deployment", "a-inference")), Apply(child("Service", "a-trainer"))),
+            apply=(Apply(make_child("Deployment", "a-inference")), Apply(make_child("Service", "a-trainer"))),
         )
 
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, brain)
         bench.store.put(api._store(RUN, {**api.objects[RUN], "status": before}), bench.time)
         await bench.go()
@@ -889,13 +885,13 @@ async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its
     assert bench.status["observedGeneration"] == 1, "the edit is not acted on yet: what it asks for is tried again"
 
 
-async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
+async def test_deleted_run_is_removed_from_the_caches() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
             api, client, lambda observed: scripted_decision(status={"valid": bool(judge_spec(observed.run).spec)})
         )
-        del api.objects[RUN]  # deleted; the watch has not told yet
+        del api.objects[RUN]  # deleted, but the watch has not reported it yet
         await bench.go()
         assert KEY in judging._remembered
         await bench.go()
@@ -904,9 +900,9 @@ async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
     assert len(bench.seen) == 1
 
 
-async def test_the_first_status_replaces_that_of_a_run_that_nobody_serves() -> None:
+async def test_first_status_replaces_the_unserved_status() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Starting"}))
         bench.store.put(api._store(RUN, {**api.objects[RUN], "status": dict(UNSERVED)}), bench.time)
         await bench.go()
@@ -916,9 +912,9 @@ async def test_the_first_status_replaces_that_of_a_run_that_nobody_serves() -> N
         assert len(api.writes()) == 1
 
 
-async def test_a_status_is_never_written_to_a_successor_of_the_same_name() -> None:
+async def test_status_is_never_written_to_a_successor() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"of": observed.run["metadata"]["uid"]}))
         del api.objects[RUN]
         new = api.seed(RUN, {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {}, "spec": {}})
@@ -928,9 +924,9 @@ async def test_a_status_is_never_written_to_a_successor_of_the_same_name() -> No
     assert bench.status == {"of": new["metadata"]["uid"]}
 
 
-async def test_a_run_under_deletion_is_left_to_the_garbage_collector() -> None:
+async def test_run_under_deletion_is_skipped() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Failed"}))
         bench.seed_run(deletionTimestamp=STAMP)
         await bench.go()
@@ -938,21 +934,21 @@ async def test_a_run_under_deletion_is_left_to_the_garbage_collector() -> None:
 
 
 @pytest.mark.parametrize(("managed_by", "seen"), [("team-b", 0), ("team-a", 1)])
-async def test_a_run_of_another_operator_is_left_alone(managed_by: str, seen: int) -> None:
+async def test_run_of_another_operator_is_skipped(managed_by: str, seen: int) -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         brain = lambda observed: scripted_decision(status={"phase": "Starting"})  # noqa: E731
         bench = Bench(api, client, brain, spec={"managedBy": managed_by})
         await bench.go()
     assert (len(bench.seen), bool(bench.status)) == (seen, bool(seen))
 
 
-async def test_an_outage_is_left_to_the_queue_and_changes_nothing() -> None:
+async def test_outage_fails_the_pass_without_changes() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (503, "", "away")
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(
-            api, client, lambda observed: scripted_decision(status={"phase": "Starting"}, apply=(Apply(child()),))
+            api, client, lambda observed: scripted_decision(status={"phase": "Starting"}, apply=(Apply(make_child()),))
         )
         with pytest.raises(UnavailableError):
             await bench.go()
@@ -961,7 +957,7 @@ async def test_an_outage_is_left_to_the_queue_and_changes_nothing() -> None:
     assert bench.status == {"phase": "Starting"}
 
 
-def test_a_merge_patch_removes_what_is_gone_at_any_depth() -> None:
+def test_merge_patch_removes_missing_keys_at_any_depth() -> None:
     old = {"a": 1, "b": {"c": 1, "d": {"e": 1}}, "list": [1, 2]}
     new = {"b": {"d": {"f": 2}}, "list": [3]}
     assert merge_patch(old, new) == {"a": None, "b": {"c": None, "d": {"e": None, "f": 2}}, "list": [3]}

@@ -1,4 +1,4 @@
-"""The store: newest wins, the dead stay dead, and whose business an object is."""
+"""Store of observed objects: versions, deletions and the runs that an object concerns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rlrun_operator.runtime.cache_fields import slim_object
 from rlrun_operator.times import seconds_of
 
 
-def make(kind: str, name: str, version: int, *, run: str | None = None, uid: str = "", **more: Any) -> dict[str, Any]:
+def make_object(
+    kind: str, name: str, version: int, *, run: str | None = None, uid: str = "", **more: Any
+) -> dict[str, Any]:
     labels = {"rlrun.io/run": run} if run else {}
     metadata = {
         "name": name,
@@ -27,69 +29,69 @@ def make(kind: str, name: str, version: int, *, run: str | None = None, uid: str
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
 
 
-def test_a_change_of_a_child_is_its_runs_business() -> None:
+def test_child_change_wakes_its_run() -> None:
     store = Store()
-    assert store.put(make("Pod", "p", 1, run="a"), 0.0) == {("ns", "a")}
-    assert store.put(make("Pod", "p", 2, run="a", status={"phase": "Running"}), 0.0) == {("ns", "a")}
+    assert store.put(make_object("Pod", "p", 1, run="a"), 0.0) == {("ns", "a")}
+    assert store.put(make_object("Pod", "p", 2, run="a", status={"phase": "Running"}), 0.0) == {("ns", "a")}
     assert [child["metadata"]["name"] for child in store.children(("ns", "a"))] == ["p"]
-    assert store.put(make("Pod", "other", 3), 0.0) == set()
+    assert store.put(make_object("Pod", "other", 3), 0.0) == set()
 
 
-def test_old_news_do_not_undo_what_the_operator_wrote_itself() -> None:
+def test_stale_event_does_not_overwrite_own_write() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1), 0.0)
-    store.put(make("RLRun", "a", 5, status={"phase": "Running"}), 0.0)  # the answer to an own write
-    assert store.put(make("RLRun", "a", 3, status={"phase": "Pending"}), 0.0) == set()
+    store.put(make_object("RLRun", "a", 1), 0.0)
+    store.put(make_object("RLRun", "a", 5, status={"phase": "Running"}), 0.0)  # response to the operator's own write
+    assert store.put(make_object("RLRun", "a", 3, status={"phase": "Pending"}), 0.0) == set()
     found = store.get("RLRun", "ns", "a")
     assert found is not None
     assert found["status"] == {"phase": "Running"}
 
 
-def test_a_status_that_no_operator_wrote_is_none() -> None:
+def test_unserved_status_is_dropped() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1, status={**UNSERVED, "message": "in the words of another release"}), 0.0)
+    store.put(make_object("RLRun", "a", 1, status={**UNSERVED, "message": "in the words of another release"}), 0.0)
     found = store.get("RLRun", "ns", "a")
     assert found is not None
     assert "status" not in found
-    store.put(make("RLRun", "a", 2, status={"phase": "Pending"}), 0.0)
+    store.put(make_object("RLRun", "a", 2, status={"phase": "Pending"}), 0.0)
     assert (store.get("RLRun", "ns", "a") or {})["status"] == {"phase": "Pending"}
 
 
-def test_a_change_of_nothing_that_matters_wakes_nobody() -> None:
+def test_irrelevant_change_wakes_no_run() -> None:
     store = Store()
-    pod = make("Pod", "p", 1, run="a", status={"phase": "Running", "qosClass": "Burstable"})
+    pod = make_object("Pod", "p", 1, run="a", status={"phase": "Running", "qosClass": "Burstable"})
     store.put(pod, 0.0)
-    later = make("Pod", "p", 2, run="a", status={"phase": "Running", "qosClass": "BestEffort"})
+    later = make_object("Pod", "p", 2, run="a", status={"phase": "Running", "qosClass": "BestEffort"})
     later["metadata"]["managedFields"] = [{"manager": "kubelet"}]
     assert store.put(later, 0.0) == set()
 
 
-def test_a_deleted_object_is_not_revived_by_a_late_event() -> None:
+def test_late_event_does_not_restore_a_deleted_object() -> None:
     store = Store()
-    store.put(make("Pod", "p", 1, run="a"), 0.0)
+    store.put(make_object("Pod", "p", 1, run="a"), 0.0)
     assert store.remove("Pod", "ns", "p", "uid-Pod-p") == {("ns", "a")}
-    assert store.put(make("Pod", "p", 9, run="a"), 0.0) == set()
+    assert store.put(make_object("Pod", "p", 9, run="a"), 0.0) == set()
     assert store.children(("ns", "a")) == []
 
 
-def owned(manifest: dict[str, Any], by: str) -> dict[str, Any]:
+def set_owner(manifest: dict[str, Any], by: str) -> dict[str, Any]:
     manifest["metadata"]["ownerReferences"] = [{"uid": by}]
     return manifest
 
 
-def pod(role: str, attempt: int, owner: str) -> dict[str, Any]:
-    made = make("Pod", f"a-{role}", attempt, run="a", uid=f"{role}-{attempt}", status={"phase": "Running"})
+def make_pod(role: str, attempt: int, owner: str) -> dict[str, Any]:
+    made = make_object("Pod", f"a-{role}", attempt, run="a", uid=f"{role}-{attempt}", status={"phase": "Running"})
     made["metadata"]["labels"] |= {"rlrun.io/role": role, "rlrun.io/attempt": str(attempt)}
-    return owned(made, owner)
+    return set_owner(made, owner)
 
 
-def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone() -> None:
+def test_deleted_pods_of_newest_attempt_are_kept() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1), 0.0)
-    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
+    store.put(make_object("RLRun", "a", 1), 0.0)
+    store.put(set_owner(make_object("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
 
     def vanish(role: str, attempt: int) -> list[str]:
-        store.put(pod(role, attempt, "group" if role == "trainer" else "uid-RLRun-a"), 0.0)
+        store.put(make_pod(role, attempt, "group" if role == "trainer" else "uid-RLRun-a"), 0.0)
         store.remove("Pod", "ns", f"a-{role}", f"{role}-{attempt}")
         return [found["metadata"]["uid"] for found in store.gone(("ns", "a"))]
 
@@ -103,12 +105,12 @@ def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone
     assert store.gone(("ns", "a")) == []
 
 
-def test_the_last_spot_engines_are_remembered() -> None:
-    """A node's loss removes a pod at once; why it went is told by its last state."""
+def test_newest_deleted_spot_engines_are_kept() -> None:
+    """The loss of a node removes a pod immediately, and only its last state contains the reason."""
     store = Store()
-    store.put(make("RLRun", "a", 1), 0.0)
+    store.put(make_object("RLRun", "a", 1), 0.0)
     for number in range(SPOT_KEPT + 2):
-        found = make("Pod", f"a-inference-spot-{number}", number + 1, run="a")
+        found = make_object("Pod", f"a-inference-spot-{number}", number + 1, run="a")
         found["metadata"]["labels"] |= {"rlrun.io/role": "inference", SPOT_LABEL: "true"}
         found["metadata"]["annotations"] = {"rlrun.io/run-uid": "uid-RLRun-a"}
         store.put(found, 0.0)
@@ -120,13 +122,13 @@ def test_the_last_spot_engines_are_remembered() -> None:
 
 
 @pytest.mark.parametrize("successor_first", [False, True])
-def test_a_deleted_pod_is_remembered_whichever_is_told_first_its_end_or_its_successor(successor_first: bool) -> None:
-    """The watch's events of two UIDs are handled side by side, and within a second their times are the same."""
+def test_deleted_pod_is_kept_in_either_event_order(successor_first: bool) -> None:
+    """The watch handles events of two UIDs concurrently, and times within one second are equal."""
     store = Store()
-    store.put(make("RLRun", "a", 1), 0.0)
-    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
-    store.put(pod("trainer", 2, "group"), 0.0)
-    successor = pod("trainer", 2, "group")
+    store.put(make_object("RLRun", "a", 1), 0.0)
+    store.put(set_owner(make_object("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
+    store.put(make_pod("trainer", 2, "group"), 0.0)
+    successor = make_pod("trainer", 2, "group")
     successor["metadata"] |= {"uid": "another", "resourceVersion": "9"}
     news = [lambda: store.remove("Pod", "ns", "a-trainer", "trainer-2"), lambda: store.put(successor, 0.0)]
     for tell in reversed(news) if successor_first else news:
@@ -135,48 +137,48 @@ def test_a_deleted_pod_is_remembered_whichever_is_told_first_its_end_or_its_succ
 
 
 @pytest.mark.parametrize(("uid", "known"), [("uid-RLRun-a", 1), ("of-before", 0)])
-def test_a_pod_that_says_whose_it_is_needs_no_statefulset_to_be_remembered(uid: str, known: int) -> None:
-    """The StatefulSet was deleted, and its pods with it: of both only the news of the end come."""
+def test_pod_with_run_uid_is_kept_without_its_statefulset(uid: str, known: int) -> None:
+    """After the StatefulSet and its pods are deleted, only deletion events arrive."""
     store = Store()
-    store.put(make("RLRun", "a", 1), 0.0)
-    said = pod("trainer", 1, "group")
+    store.put(make_object("RLRun", "a", 1), 0.0)
+    said = make_pod("trainer", 1, "group")
     said["metadata"]["annotations"] = {"rlrun.io/run-uid": uid}
     store.put(said, 0.0)
     store.remove("Pod", "ns", "a-trainer", "trainer-1")
     assert len(store.gone(("ns", "a"))) == known
 
 
-def test_pods_of_a_run_that_was_deleted_are_not_its_successors() -> None:
-    """Their names, labels and attempts are the same, and within a second their times are, too."""
+def test_pods_of_deleted_run_are_not_kept_for_successor() -> None:
+    """Names, labels and attempts are equal, and within one second the times are as well."""
     store = Store()
-    store.put(make("RLRun", "a", 1, uid="first"), 0.0)
-    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "first"), 0.0)
+    store.put(make_object("RLRun", "a", 1, uid="first"), 0.0)
+    store.put(set_owner(make_object("StatefulSet", "a-trainer", 1, run="a", uid="group"), "first"), 0.0)
     for role, owner in (("orchestrator", "first"), ("trainer", "group")):
-        store.put(pod(role, 1, owner), 0.0)
+        store.put(make_pod(role, 1, owner), 0.0)
     store.remove("Pod", "ns", "a-orchestrator", "orchestrator-1")
     assert len(store.gone(("ns", "a"))) == 1
-    store.put(make("RLRun", "a", 9, uid="second"), 0.0)  # the watch broke between the two
+    store.put(make_object("RLRun", "a", 9, uid="second"), 0.0)  # the watch broke before this event
     assert store.gone(("ns", "a")) == []
-    store.put(pod("orchestrator", 2, "first"), 0.0)
+    store.put(make_pod("orchestrator", 2, "first"), 0.0)
     store.remove("Pod", "ns", "a-orchestrator", "orchestrator-2")
     store.remove("Pod", "ns", "a-trainer", "trainer-1")
     assert store.gone(("ns", "a")) == []
 
 
-def test_the_deletion_of_a_predecessor_leaves_its_successor() -> None:
+def test_deletion_of_predecessor_keeps_its_successor() -> None:
     store = Store()
-    store.put(make("StatefulSet", "a-trainer", 1, run="a", uid="old"), 0.0)
-    store.put(make("StatefulSet", "a-trainer", 7, run="a", uid="new"), 0.0)
+    store.put(make_object("StatefulSet", "a-trainer", 1, run="a", uid="old"), 0.0)
+    store.put(make_object("StatefulSet", "a-trainer", 7, run="a", uid="new"), 0.0)
     assert store.remove("StatefulSet", "ns", "a-trainer", "old") == set()
     assert len(store.children(("ns", "a"))) == 1
 
 
-def test_a_claim_that_a_run_brings_along_is_its_business_whichever_came_first() -> None:
+def test_existing_claim_wakes_its_runs_in_either_order() -> None:
     store = Store()
-    store.put(make("PersistentVolumeClaim", "shared", 1), 0.0)
-    store.put(make("RLRun", "a", 2, spec={"storage": {"claimName": "shared"}}), 0.0)
-    store.put(make("RLRun", "b", 3, spec={"storage": {"claimName": "shared"}}), 0.0)
-    bound = make("PersistentVolumeClaim", "shared", 4, status={"phase": "Bound"})
+    store.put(make_object("PersistentVolumeClaim", "shared", 1), 0.0)
+    store.put(make_object("RLRun", "a", 2, spec={"storage": {"claimName": "shared"}}), 0.0)
+    store.put(make_object("RLRun", "b", 3, spec={"storage": {"claimName": "shared"}}), 0.0)
+    bound = make_object("PersistentVolumeClaim", "shared", 4, status={"phase": "Bound"})
     assert store.put(bound, 0.0) == {("ns", "a"), ("ns", "b")}
     store.remove("RLRun", "ns", "b", "uid-RLRun-b")
     assert store.remove("PersistentVolumeClaim", "ns", "shared", "uid-PersistentVolumeClaim-shared") == {("ns", "a")}
@@ -185,30 +187,30 @@ def test_a_claim_that_a_run_brings_along_is_its_business_whichever_came_first() 
 def test_malformed_specs_are_stored_like_any_other() -> None:
     store = Store()
     for number, storage in enumerate(("text", ["list"], {"claimName": 7}, None)):
-        assert store.put(make("RLRun", f"r{number}", number, spec={"storage": storage}), 0.0)
+        assert store.put(make_object("RLRun", f"r{number}", number, spec={"storage": storage}), 0.0)
 
 
-def test_freshness_is_judged_by_renewals_that_were_seen() -> None:
+def test_lease_age_counts_observed_renewals() -> None:
     store = Store()
     lease = {"holderIdentity": "o", "renewTime": "10:00"}
-    store.put(make("Lease", "a-progress", 1, run="a", spec=lease), 100.0)
-    annotated = make("Lease", "a-progress", 2, run="a", spec=lease)
+    store.put(make_object("Lease", "a-progress", 1, run="a", spec=lease), 100.0)
+    annotated = make_object("Lease", "a-progress", 2, run="a", spec=lease)
     annotated["metadata"]["annotations"] = {"someone": "else"}
     store.put(annotated, 150.0)
     assert store.lease_changed_at("ns", "a-progress") == 100.0
-    store.put(make("Lease", "a-progress", 3, run="a", spec=lease | {"renewTime": "10:01"}), 160.0)
+    store.put(make_object("Lease", "a-progress", 3, run="a", spec=lease | {"renewTime": "10:01"}), 160.0)
     assert store.lease_changed_at("ns", "a-progress") == 160.0
     store.rebase_leases(300.0)
     assert store.lease_changed_at("ns", "a-progress") == 300.0
 
 
-def test_progress_is_what_the_lease_tells_while_it_is_seen() -> None:
+def test_progress_time_follows_lease_annotations() -> None:
     store, version = Store(), 0
 
     def renew(at: float, **told: str) -> float | None:
         nonlocal version
         version += 1
-        lease = make("Lease", "a-progress", version, run="a", spec={"holderIdentity": "o", "renewTime": str(at)})
+        lease = make_object("Lease", "a-progress", version, run="a", spec={"holderIdentity": "o", "renewTime": str(at)})
         lease["metadata"]["annotations"] = {f"rlrun.io/{name}": value for name, value in told.items()}
         store.put(lease, at)
         return store.lease_moved_at("ns", "a-progress")
@@ -225,18 +227,18 @@ def test_progress_is_what_the_lease_tells_while_it_is_seen() -> None:
     assert (store.lease_moved_at("ns", "a-progress"), store.watching_since) == (300.0, 300.0)
 
 
-def test_a_complete_list_buries_what_it_lacks_but_not_what_is_younger_than_it() -> None:
+def test_prune_removes_missing_objects_and_keeps_newer_ones() -> None:
     store = Store()
-    store.put(make("Pod", "gone", 1, run="a"), 0.0)
-    store.put(make("Pod", "stays", 2, run="b"), 0.0)
+    store.put(make_object("Pod", "gone", 1, run="a"), 0.0)
+    store.put(make_object("Pod", "stays", 2, run="b"), 0.0)
     before = store.idents("Pod", "ns")
-    store.put(make("Pod", "born-meanwhile", 9, run="c"), 0.0)
+    store.put(make_object("Pod", "born-meanwhile", 9, run="c"), 0.0)
     assert store.prune("Pod", "ns", before, {("Pod", "ns", "stays")}) == {("ns", "a")}
     assert store.count() == {"Pod": 2}
 
 
-def test_of_a_pod_only_what_decisions_read_is_kept() -> None:
-    pod = make("Pod", "p", 1, run="a")
+def test_stored_pod_contains_only_fields_that_decisions_read() -> None:
+    pod = make_object("Pod", "p", 1, run="a")
     pod["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
     pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "rlrun.io/x": "1"}
     pod["spec"] = {
@@ -263,28 +265,28 @@ def test_of_a_pod_only_what_decisions_read_is_kept() -> None:
 
 def a_run(name: str, version: int, host: str | None = None, **status: Any) -> dict[str, Any]:
     spec = {"trainer": {"sharedWith": host}} if host else {}
-    return make("RLRun", name, version, spec=spec, status=status)
+    return make_object("RLRun", name, version, spec=spec, status=status)
 
 
-def names(store: Store, host: str) -> list[str]:
+def list_guests(store: Store, host: str) -> list[str]:
     return [guest["metadata"]["name"] for guest in store.guests(("ns", host))]
 
 
-def test_runs_that_share_a_trainer_hear_of_each_other() -> None:
+def test_host_and_guest_changes_wake_each_other() -> None:
     store = Store()
     host, one, two = (("ns", name) for name in ("host", "one", "two"))
     assert store.put(a_run("one", 1, "host"), 0.0) == {one, host}
     assert store.put(a_run("two", 2, "host"), 0.0) == {one, two, host}
     assert store.put(a_run("host", 3), 0.0) == {host, one, two}
-    assert names(store, "host") == ["one", "two"]
+    assert list_guests(store, "host") == ["one", "two"]
     assert store.put(a_run("host", 4, phase="Running", attempt=1), 0.0) == {host, one, two}
     assert store.put(a_run("one", 5, "host", phase="Complete"), 0.0) == {host, one, two}
     assert store.remove("RLRun", "ns", "one") == {host, one, two}
-    assert names(store, "host") == ["two"]
+    assert list_guests(store, "host") == ["two"]
     assert store.remove("RLRun", "ns", "host") == {host, two}
 
 
-def test_mere_progress_of_one_run_does_not_wake_the_others() -> None:
+def test_progress_of_one_run_does_not_wake_others() -> None:
     store = Store()
     store.put(a_run("host", 1, attempt=1), 0.0)
     store.put(a_run("one", 2, "host", attempt=1), 0.0)
@@ -294,20 +296,20 @@ def test_mere_progress_of_one_run_does_not_wake_the_others() -> None:
     assert store.put(a_run("host", 5, attempt=1, inference=weights | {"weightVersion": 10}), 0.0) == {("ns", "host")}
 
 
-def test_a_run_that_becomes_the_guest_of_another_host_is_forgotten_by_the_first() -> None:
+def test_guest_with_new_host_leaves_old_host() -> None:
     store = Store()
     store.put(a_run("one", 1, "host"), 0.0)
     keys = store.put(a_run("one", 2, "other"), 0.0)
     assert {("ns", "host"), ("ns", "other")} <= keys
-    assert (names(store, "host"), names(store, "other")) == ([], ["one"])
+    assert (list_guests(store, "host"), list_guests(store, "other")) == ([], ["one"])
 
 
-def test_a_guest_is_observed_with_its_host_the_hosts_claim_and_all_guests() -> None:
+def test_guest_is_observed_with_host_claim_and_guests() -> None:
     store = Store()
     store.put(a_run("host", 1), 0.0)
     store.put(a_run("one", 2, "host"), 0.0)
     store.put(a_run("two", 3, "host"), 0.0)
-    store.put(make("PersistentVolumeClaim", "host-data", 4, run="host"), 0.0)
+    store.put(make_object("PersistentVolumeClaim", "host-data", 4, run="host"), 0.0)
     guest, host = observe_run(store, ("ns", "one")), observe_run(store, ("ns", "host"))
     assert guest is not None
     assert host is not None
@@ -319,26 +321,26 @@ def test_a_guest_is_observed_with_its_host_the_hosts_claim_and_all_guests() -> N
         assert [run["metadata"]["name"] for run in seen.guests] == ["one", "two"]
 
 
-def test_when_a_pod_was_asked_to_end_first_is_kept_though_kubernetes_writes_over_it() -> None:
+def test_pod_keeps_time_of_first_deletion_request() -> None:
     store = Store()
     asked = [(40, "2026-11-22T06:40:06Z"), (1, "2026-11-22T06:39:28Z"), (0, "2026-11-22T06:39:28Z")]
     for version, (grace, ends) in enumerate(asked, start=1):
-        pod = make("Pod", "p", version, run="a", status={"phase": "Running"})
+        pod = make_object("Pod", "p", version, run="a", status={"phase": "Running"})
         pod["metadata"] |= {"deletionTimestamp": ends, "deletionGracePeriodSeconds": grace}
         store.put(pod, 0.0)
         found = store.get("Pod", "ns", "p")
         assert found is not None
         assert first_asked_at(found["metadata"]) == seconds_of("2026-11-22T06:39:26Z")
-    successor = make("Pod", "p", 9, run="a", uid="another")
+    successor = make_object("Pod", "p", 9, run="a", uid="another")
     store.put(successor, 0.0)
     found = store.get("Pod", "ns", "p")
     assert found is not None
     assert first_asked_at(found["metadata"]) is None
 
 
-def test_what_an_own_apply_left_is_what_a_part_is_compared_with() -> None:
+def test_part_is_compared_with_fields_of_last_apply() -> None:
     def part(version: int, field: str, uid: str = "u") -> dict[str, Any]:
-        found = make("Service", "t", version, run="a", uid=uid)
+        found = make_object("Service", "t", version, run="a", uid=uid)
         entry = {"manager": "rlrun-operator", "operation": "Apply", "fieldsV1": {"f:spec": {f"f:{field}": {}}}}
         found["metadata"]["managedFields"] = [entry]
         return found
@@ -349,7 +351,7 @@ def test_what_an_own_apply_left_is_what_a_part_is_compared_with() -> None:
     store = Store()
     store.put(part(1, "ports"), 0.0)
     assert accepted() is None, "this process has applied nothing"
-    store.put(part(1, "ports"), 0.0, applied=True)  # the watch was faster than the answer
+    store.put(part(1, "ports"), 0.0, applied=True)  # the watch event arrived before the response
     left = accepted()
     assert left is not None
     store.put(part(2, "selector"), 0.0)
@@ -360,42 +362,42 @@ def test_what_an_own_apply_left_is_what_a_part_is_compared_with() -> None:
     assert accepted() is None
 
 
-def rewound(store: Store, found: dict[str, Any], memory: Any) -> bool:
-    """What `Feed.compare` does with one object of a list."""
+def put_listed_object(store: Store, found: dict[str, Any], memory: Any) -> bool:
+    """Put one object of a list, like `Feed.compare`."""
     older = store.forget_rewound(found, memory)
     store.put(found, 0.0)
     return older
 
 
-def test_a_list_of_a_restored_etcd_replaces_later_states() -> None:
+def test_restored_etcd_list_replaces_later_states() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 90, spec={"maxSteps": 9}), 0.0)
+    store.put(make_object("RLRun", "a", 90, spec={"maxSteps": 9}), 0.0)
     memory = store.memory("RLRun", None)
-    assert rewound(store, make("RLRun", "a", 40, spec={"maxSteps": 4}), memory)
+    assert put_listed_object(store, make_object("RLRun", "a", 40, spec={"maxSteps": 4}), memory)
     assert store.runs()[0]["spec"] == {"maxSteps": 4}
-    assert store.put(make("RLRun", "a", 41, spec={"maxSteps": 5}), 0.0) == {("ns", "a")}, "it follows from there"
+    assert store.put(make_object("RLRun", "a", 41, spec={"maxSteps": 5}), 0.0) == {("ns", "a")}, "it follows from there"
     assert store.runs()[0]["spec"] == {"maxSteps": 5}
 
 
-def test_an_own_write_that_is_newer_than_the_list_stays() -> None:
-    """The list was made before the write, and is read after it."""
+def test_own_write_newer_than_the_list_is_kept() -> None:
+    """The list is older than the write but arrives after it."""
     store = Store()
-    store.put(make("RLRun", "a", 40, spec={"maxSteps": 4}), 0.0)
+    store.put(make_object("RLRun", "a", 40, spec={"maxSteps": 4}), 0.0)
     memory = store.memory("RLRun", None)
-    store.put(make("RLRun", "a", 41, spec={"maxSteps": 5}), 0.0)
-    assert not rewound(store, make("RLRun", "a", 40, spec={"maxSteps": 4}), memory)
+    store.put(make_object("RLRun", "a", 41, spec={"maxSteps": 5}), 0.0)
+    assert not put_listed_object(store, make_object("RLRun", "a", 40, spec={"maxSteps": 4}), memory)
     assert store.runs()[0]["spec"] == {"maxSteps": 5}
 
 
-def test_what_was_deleted_after_the_backup_is_there_again() -> None:
+def test_object_deleted_after_the_backup_returns() -> None:
     store = Store()
-    store.put(make("RLRun", "a", 1), 0.0)
-    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
-    lost = pod("trainer", 1, "group")
+    store.put(make_object("RLRun", "a", 1), 0.0)
+    store.put(set_owner(make_object("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
+    lost = make_pod("trainer", 1, "group")
     store.put(lost, 0.0)
     store.remove("Pod", "ns", "a-trainer", "trainer-1")
     assert store.gone(("ns", "a")) != []
     assert not store.forget_rewound(lost, ({}, set())), "deleted while the list was on its way"
-    assert rewound(store, lost, store.memory("Pod", None))
+    assert put_listed_object(store, lost, store.memory("Pod", None))
     assert store.get("Pod", "ns", "a-trainer") is not None
     assert store.gone(("ns", "a")) == []

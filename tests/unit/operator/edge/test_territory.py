@@ -1,4 +1,4 @@
-"""Two releases and one namespace: one acts, the other tells, and follows when the first is gone."""
+"""Two releases in one namespace: one acts, and the other takes over after the first is uninstalled."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlrun_operator.runtime.leases import (
     Place,
     Territory,
 )
-from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
 
 TEAM: Place = ("team-a", None)
 
 
 class Release:
-    """A release on a clock that the test turns."""
+    """Release with a clock that the test controls."""
 
     def __init__(self, client: Client, identity: str, clock: list[float]) -> None:
         self.leads, self.runs = True, {TEAM}
@@ -34,9 +34,9 @@ class Release:
         return await self.territory.may_act(place)
 
 
-async def test_one_of_two_releases_acts_and_the_other_follows_when_it_is_gone() -> None:
+async def test_second_release_takes_over_after_the_first_ends() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first, second = Release(client, "a/op", clock), Release(client, "b/op", clock)
         assert (await first.acts(), await second.acts()) == (True, False)
         for _ in range(10):
@@ -47,7 +47,7 @@ async def test_one_of_two_releases_acts_and_the_other_follows_when_it_is_gone() 
         assert (first.changes, second.changes) == ([], [(TEAM, "a/op")])
         assert (first.territory.held(), second.territory.others()) == ([TEAM], {TEAM: "a/op"})
         waited = 0.0
-        while not await second.acts():  # the first is uninstalled
+        while not await second.acts():  # the first release is uninstalled
             assert waited <= TERRITORY_DURATION_SECONDS + TERRITORY_RENEW_SECONDS
             assert not (await second.acts())
             waited += TERRITORY_RENEW_SECONDS
@@ -59,9 +59,9 @@ async def test_one_of_two_releases_acts_and_the_other_follows_when_it_is_gone() 
         assert not await first.acts(), "it came back"
 
 
-async def test_who_cannot_renew_stops_before_another_may_follow() -> None:
+async def test_release_stops_before_its_territory_can_be_taken() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         release = Release(client, "a/op", clock)
         assert await release.acts()
         asked = len(api.requests)
@@ -73,9 +73,9 @@ async def test_who_cannot_renew_stops_before_another_may_follow() -> None:
         assert await release.acts(), "it asks again"
 
 
-async def test_replicas_of_a_release_are_one_and_names_of_operators_divide_a_namespace() -> None:
+async def test_territory_is_shared_by_replicas_and_divided_by_name() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         first, again, other = (Release(client, name, clock) for name in ("a/op", "a/op", "b/op"))
         assert await first.acts()
         assert await again.acts(), "an upgrade waits for nobody"
@@ -83,9 +83,9 @@ async def test_replicas_of_a_release_are_one_and_names_of_operators_divide_a_nam
         assert not await other.acts()
 
 
-async def test_a_process_that_does_not_lead_renews_nothing_and_a_place_without_runs_is_given_up() -> None:
+async def test_territory_is_renewed_only_by_leader_with_runs() -> None:
     api, clock = FakeApi(), [0.0]
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         release = Release(client, "a/op", clock)
         await release.acts()
         asked = len(api.requests)

@@ -1,4 +1,4 @@
-"""Watches of kopf's: how fresh they are, and what of them kopf gets."""
+"""Watches of kopf: their age, and the events that reach kopf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun_operator.kube.resources import BY_KIND, POD, STATEFUL_SET, Resource
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.runtime.watch_health import STALE_SECONDS, Stream, Watches
 from rlrun_operator.state import Manifest
-from tests.unit.operator.edge.test_store import make
+from tests.unit.operator.edge.test_store import make_object
 
 LISTED = {
     "metadata": {"resourceVersion": "5", "continue": "a-token"},
@@ -21,7 +21,7 @@ LISTED = {
 
 
 class Kopf:
-    """Sends requests through the middleware as kopf's session would."""
+    """Client that sends requests through the middleware like kopf's session."""
 
     def __init__(self, resource: Resource = POD, known: Callable[[Manifest], bool] = lambda found: False) -> None:
         self.time = 0.0
@@ -70,7 +70,7 @@ class Kopf:
         return received
 
 
-async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_that_continues_does_not() -> None:
+async def test_watch_after_a_list_requests_a_comparison() -> None:
     kopf = Kopf()
     await kopf.send(watch=False)
     assert kopf.listed == []
@@ -86,12 +86,12 @@ async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_tha
     assert len(kopf.listed) == 2, "after a 410 kopf lists anew: deletions in between were never told"
 
 
-async def test_of_a_list_kopf_gets_where_its_watch_begins_and_no_item_or_further_page() -> None:
+async def test_kopf_list_contains_only_the_resource_version() -> None:
     found = json.loads(await Kopf().send(watch=False))
     assert (found["metadata"], found["items"]) == ({"resourceVersion": "5"}, [])
 
 
-async def test_a_watch_is_fresh_while_anything_comes_and_stale_when_nothing_does() -> None:
+async def test_watch_is_stale_after_a_time_without_events() -> None:
     kopf = Kopf()
     await kopf.send(watch=True, chunks=(b'{"type":"BOOKMARK"}\n', b'{"type":"BOOKMARK"}\n'), at=(100.0, 200.0))
     assert kopf.watches.age(kopf.stream) == pytest.approx(100.0)
@@ -101,8 +101,10 @@ async def test_a_watch_is_fresh_while_anything_comes_and_stale_when_nothing_does
     assert kopf.watches.stale() == [kopf.stream]
 
 
-async def test_kopf_gets_every_line_whole_and_slim_however_the_network_cuts_it() -> None:
-    pod = make("Pod", "p", 7, run="a", spec={"nodeName": "n", "volumes": [{"name": "v"}]}, status={"phase": "Running"})
+async def test_kopf_gets_complete_slim_lines_from_any_chunks() -> None:
+    pod = make_object(
+        "Pod", "p", 7, run="a", spec={"nodeName": "n", "volumes": [{"name": "v"}]}, status={"phase": "Running"}
+    )
     pod["metadata"]["managedFields"] = [{"manager": "kubelet"}]
     bookmark = {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "9"}}}
     error = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
@@ -120,9 +122,9 @@ async def test_kopf_gets_every_line_whole_and_slim_however_the_network_cuts_it()
     assert (await Kopf().send(watch=True, chunks=unreadable)).count(b"\n") == 3, "one bad line costs no other"
 
 
-async def test_of_a_part_no_more_than_its_metadata_is_asked_for_and_kept() -> None:
+async def test_part_watch_reads_and_stores_only_metadata() -> None:
     def event(kind: str, version: int, *fields: str) -> bytes:
-        found = make("PartialObjectMetadata", "a-trainer", version, run="a")
+        found = make_object("PartialObjectMetadata", "a-trainer", version, run="a")
         held = {"f:spec": {f"f:{name}": {} for name in fields}}
         mine = {"manager": "rlrun-operator", "operation": "Apply", "fieldsV1": held}
         other = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:ports": {}}}}
@@ -147,15 +149,17 @@ async def test_of_a_part_no_more_than_its_metadata_is_asked_for_and_kept() -> No
     assert json.loads(kept["held"]) == {"f:metadata": {}, "f:spec": {}}
 
 
-async def test_kopf_is_spared_the_echo_of_an_own_write() -> None:
+async def test_kopf_does_not_receive_events_of_own_writes() -> None:
     def event(kind: str, version: int, phase: str) -> bytes:
         return (
-            json.dumps({"type": kind, "object": make("Pod", "p", version, run="a", status={"phase": phase})}).encode()
+            json.dumps(
+                {"type": kind, "object": make_object("Pod", "p", version, run="a", status={"phase": phase})}
+            ).encode()
             + b"\n"
         )
 
     store = Store()
-    store.put(make("Pod", "p", 2, run="a", status={"phase": "Pending"}), 0.0)
+    store.put(make_object("Pod", "p", 2, run="a", status={"phase": "Pending"}), 0.0)
     kopf = Kopf(known=store.knows)
     sent = (event("ADDED", 2, "Pending"), event("MODIFIED", 3, "Running"), event("DELETED", 4, "Running"))
     told = [json.loads(line) for line in (await kopf.send(watch=True, chunks=sent)).splitlines()]
@@ -163,7 +167,7 @@ async def test_kopf_is_spared_the_echo_of_an_own_write() -> None:
     assert not store.knows(told[0]["object"]), "what is asked is whether the store would take it in"
     store.put(told[0]["object"], 0.0)
     assert store.knows(told[0]["object"])
-    other = make("Pod", "p", 9, run="a")
+    other = make_object("Pod", "p", 9, run="a")
     other["metadata"]["uid"] = "another"
     assert not store.knows(other)
     uid = told[1]["object"]["metadata"]["uid"]
@@ -171,10 +175,10 @@ async def test_kopf_is_spared_the_echo_of_an_own_write() -> None:
     assert store.knows(told[0]["object"]), "a late event of what is gone"
 
 
-async def test_kopf_is_spared_events_that_change_nothing_that_is_read() -> None:
+async def test_kopf_does_not_receive_irrelevant_changes() -> None:
     def event(version: int, *, kind: str = "MODIFIED", replicas: int = 2, ready: int = 0) -> bytes:
         status = {"replicas": 2, "readyReplicas": ready, "observedGeneration": 1}
-        sts = make("StatefulSet", "t", version, run="a", spec={"replicas": replicas}, status=status)
+        sts = make_object("StatefulSet", "t", version, run="a", spec={"replicas": replicas}, status=status)
         return json.dumps({"type": kind, "object": sts}).encode() + b"\n"
 
     kopf = Kopf(STATEFUL_SET)

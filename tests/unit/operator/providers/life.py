@@ -1,4 +1,4 @@
-"""A run, its Workload and Kueue in memory: each write is one step, after which the operator may be killed."""
+"""In-memory run with its Workload and Kueue; the operator may be killed after each write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Life:
     """One run in one queue.
 
     Args:
-        kills: whether the operator is killed instead of its write of a number, counted from 1.
+        kills: function that returns whether the operator is killed instead of write number n, counted from 1.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class Life:
         self.queue = queue
         self.workload: Json | None = None
         self.rivals: list[Json] = []
-        """Workloads of others."""
+        """Workloads of other owners."""
         self.kills = kills
         self.killed = 0
         self.writes = 0
         self.made = 0
-        """Workloads that were created."""
+        """Number of created Workloads."""
         self.versions = 100
 
-    # ---- the operator
+    # ---- operator
 
     def subject(self) -> Subject:
-        """The run as Kueue's edge sees it."""
+        """Run as Kueue's edge reads it."""
         case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
         sets = sets_of(case, case.spec) if case.spec is not None else ()
         return subject_of(case, self.queue, sets)
 
     def step(self) -> Step:
-        """The next step, without doing it."""
+        """Return the next step without executing it."""
         return next_step(self.subject(), self.workload, flavors=FLAVORS, now=self.kube.now)
 
     def pass_(self) -> bool:
-        """One pass of the operator; returns whether it wrote anything."""
+        """Execute one pass of the operator; returns whether it wrote anything."""
         before = self.writes
         while (made := self.step()).write is not None:
             self._count()
@@ -107,10 +107,10 @@ class Life:
         new["metadata"] |= {"resourceVersion": str(self.versions)}
         self.workload = new
 
-    # ---- everybody
+    # ---- all controllers
 
     def settle(self) -> None:
-        """All controllers and the operator, until nothing changes."""
+        """Run all controllers and the operator until nothing changes."""
         for _ in range(60):
             try:
                 acted = self.pass_()
@@ -125,7 +125,7 @@ class Life:
         raise AssertionError(f"no rest: {self.kube.status}")
 
     def tick(self, seconds: float = 10.0) -> None:
-        """Time passes, and all is settled, twice: a look at what is gone takes some seconds."""
+        """Pass time and settle twice, because the detection of deleted objects takes some seconds."""
         for _ in range(3):
             self.kube.now += seconds
             self.settle()
@@ -139,18 +139,18 @@ class Life:
         return bool(changed)
 
     def kueue_does(self, change: Any) -> None:
-        """Kueue changes the run's Workload."""
+        """Change the run's Workload as Kueue does."""
         assert self.workload is not None
         self._store(None, change(self.workload))
 
     def check(self) -> None:
-        """No pod without quota."""
+        """Fail if a pod exists without quota."""
         if self.kube.pods("trainer") or self.kube.pods("inference") or self.kube.pods("orchestrator"):
             over = self.kube.status.get("phase") in ("Complete", "Failed")
             assert may_have_pods(self.workload) or over, (self.kube.status, self.workload)
 
     def running(self, step: int = 7) -> Life:
-        """The run trains, admitted, and has saved step 5."""
+        """Run that is admitted, trains and has saved step 5."""
         self.settle()
         self.kube.report(step, checkpoint_step=5)
         self.tick()

@@ -1,4 +1,4 @@
-"""Kueue's edge: reads and writes of Workloads, and what it answers when they do not succeed."""
+"""Kueue edge: reads and writes of Workloads, and answers to failed requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlrun_operator.settings import QueueSettings, RenderSettings, from_environm
 from rlrun_operator.state import Admission, Refusal
 from tests.support.kueue import StandIn, condition
 from tests.unit.operator.decide.kube import SMALLEST
-from tests.unit.operator.edge.fake_api import FakeApi, Json, serving
+from tests.unit.operator.edge.fake_api import FakeApi, Json, serve_api
 
 PLACE = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads"
 NAME = name_of("a", "uid-a")
@@ -28,7 +28,7 @@ FLAVORS = {"h100": {"nodeLabels": {"gpu": "h100"}}}
 
 
 class Bench:
-    """A queue over an API server, with one run `a`."""
+    """Queue with an API server and one run `a`."""
 
     def __init__(self, api: FakeApi, client: Client, **settings: Any) -> None:
         self.api, self.store, self.time = api, Store(), 1000.0
@@ -67,7 +67,7 @@ class Bench:
         return self.api.objects[f"{PLACE}/{NAME}"]
 
     def kueue_acts(self) -> None:
-        """Kueue admits or judges what is there."""
+        """Process the stored Workload as Kueue does."""
         for one in self.kueue.act([self.workload()]):
             self.api._store(f"{PLACE}/{NAME}", one)
 
@@ -75,11 +75,11 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         yield Bench(api, client)
 
 
-def recorded(status: str = "True") -> Json:
+def make_recorded_status(status: str = "True") -> Json:
     said = {
         "type": "Admitted",
         "status": status,
@@ -90,7 +90,7 @@ def recorded(status: str = "True") -> Json:
     return {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "conditions": [said]}
 
 
-async def test_a_run_gets_one_workload_and_is_admitted_with_its_flavor(bench: Bench) -> None:
+async def test_run_gets_one_workload_and_its_admitted_flavor(bench: Bench) -> None:
     run = bench.run()
     first = await bench.ask(run)
     assert first is not None
@@ -115,21 +115,21 @@ async def test_a_run_gets_one_workload_and_is_admitted_with_its_flavor(bench: Be
     ],
     ids=["none", "the chart's", "its label's", "its own"],
 )
-async def test_a_run_is_in_the_queue_that_it_names(labels: Json, spec: Json, name: str, queue: str | None) -> None:
+async def test_run_is_in_its_named_queue(labels: Json, spec: Json, name: str, queue: str | None) -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, name=name)
         answer = await bench.ask(bench.run(labels=labels, spec=spec))
         made = [one["spec"]["queueName"] for path, one in api.objects.items() if path.startswith(PLACE)]
         assert ((answer is None), made) == (queue is None, [queue] if queue else [])
 
 
-async def test_a_run_that_began_before_keeps_what_it_has(bench: Bench) -> None:
+async def test_run_started_before_the_queue_is_unchanged(bench: Bench) -> None:
     assert await bench.ask(bench.run(phase="Running", attempt=1, launchedAttempt=1)) is None
     assert bench.api.writes() == []
 
 
-async def test_without_kueue_a_run_waits_and_says_so_and_one_that_was_admitted_goes_on(bench: Bench) -> None:
+async def test_missing_kueue_blocks_only_new_runs(bench: Bench) -> None:
     run = bench.run()
     await bench.ask(run)
     bench.kueue_acts()
@@ -142,29 +142,29 @@ async def test_without_kueue_a_run_waits_and_says_so_and_one_that_was_admitted_g
         "Kueue is not installed: the cluster does not serve workloads.kueue.x-k8s.io/v1beta2"
     )
     assert ("team-a", "a") in bench.woken
-    kept = await bench.ask(bench.run(**recorded()))
+    kept = await bench.ask(bench.run(**make_recorded_status()))
     assert kept is not None
     assert (kept.admitted, kept.placed["trainer"].node_selector) == (True, {"gpu": "h100"})
     bench.queue._placed.clear()
     with pytest.raises(UnavailableError):
-        await bench.ask(bench.run(**recorded()))
+        await bench.ask(bench.run(**make_recorded_status()))
 
 
-async def test_a_run_that_is_being_suspended_is_looked_at_until_its_quota_is_given_back(bench: Bench) -> None:
+async def test_suspending_run_is_checked_until_its_quota_is_released(bench: Bench) -> None:
     run = bench.run()
     await bench.ask(run)
     bench.kueue_acts()
     await bench.ask(run)
-    stopping = {**recorded("False")["conditions"][0], "type": "Suspended", "reason": "Suspending"}
+    stopping = {**make_recorded_status("False")["conditions"][0], "type": "Suspended", "reason": "Suspending"}
     bench.woken.clear()
-    await bench.ask(bench.run(spec={"suspend": True}, **recorded() | {"conditions": [stopping]}))
+    await bench.ask(bench.run(spec={"suspend": True}, **make_recorded_status() | {"conditions": [stopping]}))
     assert (bench.woken.count(("team-a", "a")), bench.workload()["spec"]["active"]) == (1, True), "a pod may be unseen"
     rest = {**stopping, "status": "True", "reason": "Suspended"}
-    await bench.ask(bench.run(spec={"suspend": True}, **recorded() | {"conditions": [rest]}))
+    await bench.ask(bench.run(spec={"suspend": True}, **make_recorded_status() | {"conditions": [rest]}))
     assert bench.workload()["spec"]["active"] is False
 
 
-async def test_a_missing_right_is_told(bench: Bench) -> None:
+async def test_missing_right_is_reported(bench: Bench) -> None:
     message = 'User "x" cannot list resource "workloads"'
     bench.api.hook = lambda verb, path, body: (403, "Forbidden", message) if verb == "list" else None
     answer = await bench.ask(bench.run())
@@ -175,7 +175,7 @@ async def test_a_missing_right_is_told(bench: Bench) -> None:
     )
 
 
-async def test_a_webhook_that_is_away_neither_fails_nor_stops_a_run(bench: Bench) -> None:
+async def test_unavailable_webhook_neither_fails_nor_stops_a_run(bench: Bench) -> None:
     refusal = (500, "InternalError", 'failed calling webhook "mworkload.kb.io"')
     bench.api.hook = lambda verb, path, body: refusal if verb == "create" else None
     answer = await bench.ask(bench.run())
@@ -187,24 +187,24 @@ async def test_a_webhook_that_is_away_neither_fails_nor_stops_a_run(bench: Bench
     await bench.ask(bench.run())
     bench.kueue_acts()
     bench.api.hook = lambda verb, path, body: refusal if verb == "put" else None
-    ready = [*recorded()["conditions"], {**recorded()["conditions"][0], "type": "PodsReady"}]
-    answer = await bench.ask(bench.run(**recorded() | {"conditions": ready}))
+    ready = [*make_recorded_status()["conditions"], {**make_recorded_status()["conditions"][0], "type": "PodsReady"}]
+    answer = await bench.ask(bench.run(**make_recorded_status() | {"conditions": ready}))
     assert answer is not None
     assert answer.admitted
     bench.api.hook = lambda verb, path, body: None
-    await bench.ask(bench.run(**recorded() | {"conditions": ready}))
+    await bench.ask(bench.run(**make_recorded_status() | {"conditions": ready}))
     assert condition(bench.workload(), "PodsReady")["reason"] == "Started"
 
 
-async def test_a_write_rests_on_the_state_that_was_decided_on(bench: Bench) -> None:
+async def test_write_requires_the_observed_version(bench: Bench) -> None:
     run = bench.run()
     await bench.ask(run)
     bench.kueue_acts()
     await bench.ask(run)
-    bench.api._store(f"{PLACE}/{NAME}", bench.kueue.preempt(bench.workload()))  # unseen by the last list
+    bench.api._store(f"{PLACE}/{NAME}", bench.kueue.preempt(bench.workload()))  # after the last list
     bench.time -= STALE_SECONDS
-    ready = [*recorded()["conditions"], {**recorded()["conditions"][0], "type": "PodsReady"}]
-    answer = await bench.queue.answer(bench.run(**recorded() | {"conditions": ready}))
+    ready = [*make_recorded_status()["conditions"], {**make_recorded_status()["conditions"][0], "type": "PodsReady"}]
+    answer = await bench.queue.answer(bench.run(**make_recorded_status() | {"conditions": ready}))
     assert answer is not None
     assert (answer.stops, answer.reason) == (True, "Preempted"), "seen when readiness was to be written"
     assert condition(bench.workload(), "Evicted")["status"] == "True", "and not overwritten"
@@ -218,9 +218,9 @@ async def test_a_write_rests_on_the_state_that_was_decided_on(bench: Bench) -> N
     ],
     ids=["forbidden", "missing"],
 )  # fmt: skip
-async def test_a_flavor_that_is_not_known_makes_no_pods(refusal: tuple[int, str, str], words: str) -> None:
+async def test_unknown_flavor_creates_no_pods(refusal: tuple[int, str, str], words: str) -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, flavors={})
         run = bench.run()
         await bench.ask(run)
@@ -258,26 +258,24 @@ PRIORITIES: list[tuple[Json, Json, Json, Json]] = [
 
 
 @pytest.mark.parametrize(("labels", "spec", "classes", "wanted"), PRIORITIES, ids=["none", "own", "label", "trainer's"])
-async def test_a_priority_class_is_resolved_to_its_number(
-    labels: Json, spec: Json, classes: Json, wanted: Json
-) -> None:
+async def test_priority_class_is_resolved_to_its_number(labels: Json, spec: Json, classes: Json, wanted: Json) -> None:
     api = FakeApi()
     api.objects["/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses/prod"] = {"value": 1000}
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, priority_classes=classes)
         await bench.ask(bench.run(labels=labels, spec=spec))
         made = bench.workload()["spec"]
         assert {name: made[name] for name in ("priority", "priorityClassRef") if name in made} == wanted
 
 
-def test_the_provider_of_older_values_is_the_own_queue() -> None:
+def test_older_values_select_the_own_queue() -> None:
     assert from_environment({}).queue.kind == "none"
     assert from_environment({"RLRUN_QUEUE": '{"enabled": true}'}).queue.kind == "own"
     both = from_environment({"RLRUN_QUEUE": '{"enabled": true, "provider": "kueue"}'})
     assert (both.queue.kind, both.render.provider) == ("kueue", "kueue")
 
 
-async def test_a_status_that_is_refused_is_told_until_it_is_let_in(bench: Bench) -> None:
+async def test_refused_status_is_reported_until_admitted(bench: Bench) -> None:
     words = 'workloads.kueue.x-k8s.io "w" is forbidden: User "sa" cannot update resource "workloads/status"'
     bench.api.hook = lambda verb, path, body: (403, "Forbidden", words) if path.endswith("/status") else None
     answer = await bench.ask(bench.run())

@@ -1,4 +1,4 @@
-"""A run's whole life in a queue of Kueue, also with an operator that is killed between any two of its writes."""
+"""Life of a run in a Kueue queue, including operators that are killed between any two writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.support.kueue import counts, is_true
 from tests.unit.operator.providers.life import Life
 
 
-def template(life: Life, kind: str, name: str) -> dict[str, object]:
+def read_template(life: Life, kind: str, name: str) -> dict[str, object]:
     found = life.kube.objects[Ref(kind, name)]
     return dict(found["spec"]["template"])
 
 
 def whole_life(life: Life) -> None:
-    """It waits, is admitted, trains, is preempted, is admitted with another flavor, and ends."""
+    """Run that waits, is admitted, trains, is preempted, is admitted with another flavor and ends."""
     life.kueue.rooms = 0
     life.settle()
     assert life.phase == "Queued", life.said
@@ -27,7 +27,7 @@ def whole_life(life: Life) -> None:
     )
     life.kueue.rooms = 1
     life.running(7)
-    assert template(life, "StatefulSet", "run-trainer")["spec"]["nodeSelector"] == {"cloud/gpu": "h100"}  # type: ignore[index]
+    assert read_template(life, "StatefulSet", "run-trainer")["spec"]["nodeSelector"] == {"cloud/gpu": "h100"}  # type: ignore[index]
     assert life.workload_says("PodsReady") == ("True", "Started")
     life.kueue.rooms = 0
     life.kueue_does(life.kueue.preempt)
@@ -39,7 +39,7 @@ def whole_life(life: Life) -> None:
     life.kueue.rooms, life.kueue.flavor = 1, "a100"
     life.tick()
     assert life.kube.status["attempt"] == 2, life.said
-    assert template(life, "Deployment", "run-inference")["spec"]["nodeSelector"] == {"cloud/gpu": "a100"}  # type: ignore[index]
+    assert read_template(life, "Deployment", "run-inference")["spec"]["nodeSelector"] == {"cloud/gpu": "a100"}  # type: ignore[index]
     life.kube.report(8, checkpoint_step=8, resumed_from_step=7)
     life.tick()
     assert life.kube.status["checkpoint"]["stepsLostTotal"] == 0
@@ -51,19 +51,19 @@ def whole_life(life: Life) -> None:
     assert life.made == 1, "one Workload for the whole life"
 
 
-def test_a_run_waits_trains_is_preempted_and_goes_on_with_another_flavor_to_its_end() -> None:
+def test_preempted_run_completes_with_another_flavor() -> None:
     whole_life(Life())
 
 
 @pytest.mark.parametrize(("every", "first"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
-def test_an_operator_killed_between_any_two_writes_goes_on_rightly(every: int, first: int) -> None:
-    """Every second: each write is tried twice, and the operator killed the first time."""
+def test_killed_operator_continues_correctly_between_any_writes(every: int, first: int) -> None:
+    """Each write is tried twice; the operator is killed at the first try."""
     life = Life(kills=lambda number: number % every == first)
     whole_life(life)
     assert life.killed > 20, life.killed
 
 
-def suspended(life: Life) -> Life:
+def suspend_run(life: Life) -> Life:
     life.running(7)
     life.kube.edit(suspend=True)
     life.kube.report(7, checkpoint_step=7)
@@ -73,8 +73,8 @@ def suspended(life: Life) -> Life:
 
 
 @pytest.mark.parametrize("every", [0, 2, 3])
-def test_a_suspended_run_gives_its_quota_back_and_takes_its_turn_when_it_is_resumed(every: int) -> None:
-    life = suspended(Life(kills=lambda number: every > 0 and number % every == 1))
+def test_suspended_run_releases_quota_and_waits_again_on_resume(every: int) -> None:
+    life = suspend_run(Life(kills=lambda number: every > 0 and number % every == 1))
     assert life.workload is not None
     assert life.workload["spec"]["active"] is False
     assert "admission" not in life.workload["status"]
@@ -89,7 +89,7 @@ def test_a_suspended_run_gives_its_quota_back_and_takes_its_turn_when_it_is_resu
 
 
 @pytest.mark.parametrize("role", ["trainer", "orchestrator", "inference"])
-def test_quota_is_held_while_a_pod_still_ends(role: str) -> None:
+def test_quota_is_held_while_a_pod_is_ending(role: str) -> None:
     life = Life().running(7)
     life.kube.lingering = {role}
     life.kueue.rooms = 0
@@ -102,7 +102,7 @@ def test_quota_is_held_while_a_pod_still_ends(role: str) -> None:
     assert (life.phase, "admission" in life.workload["status"]) == ("Queued", False)
 
 
-def test_a_run_of_a_queue_that_does_not_exist_says_so() -> None:
+def test_missing_queue_is_reported() -> None:
     life = Life(queue="team-x")
     life.settle()
     assert (life.phase, life.said) == (
@@ -112,7 +112,7 @@ def test_a_run_of_a_queue_that_does_not_exist_says_so() -> None:
     assert {"QueueMisconfigured", "Queued"} <= {reason for _, reason in life.kube.told}
 
 
-def test_a_workload_deleted_by_hand_suspends_its_run_and_is_made_anew() -> None:
+def test_manually_deleted_workload_suspends_run_and_is_recreated() -> None:
     life = Life().running(7)
     life.workload = None
     life.check = lambda: None  # type: ignore[method-assign]  # what was deleted under the run's pods counts no quota
@@ -122,7 +122,7 @@ def test_a_workload_deleted_by_hand_suspends_its_run_and_is_made_anew() -> None:
     assert life.kube.status["restartsCountedTowardsMax"] == 0
 
 
-def test_more_engines_are_admitted_before_they_are_made() -> None:
+def test_additional_engines_are_created_after_their_admission() -> None:
     life = Life().running(7)
     life.kueue.rooms = 0
     life.kube.edit(inference={"replicas": 4, "gpusPerReplica": 1})
@@ -136,7 +136,7 @@ def test_more_engines_are_admitted_before_they_are_made() -> None:
     assert len(life.kube.pods("inference")) == 4
 
 
-def test_engines_that_follow_the_load_stay_within_what_was_admitted() -> None:
+def test_autoscaled_engines_stay_within_the_admission() -> None:
     life = Life(inference={"autoscale": {"min": 1, "max": 4}, "gpusPerReplica": 1}).running(7)
     assert life.workload is not None
     assert life.workload["status"]["admission"]["podSetAssignments"][1]["count"] == 4, "quota for all that there may be"
@@ -146,7 +146,7 @@ def test_engines_that_follow_the_load_stay_within_what_was_admitted() -> None:
     assert (life.phase, len(life.kube.pods("inference"))) == ("Running", 3), life.said
 
 
-def test_a_deactivated_run_comes_back_by_its_users_suspension() -> None:
+def test_deactivated_run_returns_after_suspend_and_resume() -> None:
     life = Life().running(7)
     life.kueue_does(life.kueue.deactivate)
     life.kube.report(7, checkpoint_step=7)
@@ -159,14 +159,14 @@ def test_a_deactivated_run_comes_back_by_its_users_suspension() -> None:
     assert life.phase == "Starting", life.said
 
 
-def test_a_failed_run_gives_its_quota_back_and_gets_another_when_it_is_mended() -> None:
+def test_failed_run_finishes_its_workload() -> None:
     life = Life().running(7)
     life.kube.exit("orchestrator", 65)
     life.tick()
     assert (life.phase, life.workload_says("Finished")) == ("Failed", ("True", "Failed"))
 
 
-def test_an_admission_that_contradicts_the_pods_ends_the_run_before_it_has_any() -> None:
+def test_conflicting_admission_fails_the_run_before_its_pods() -> None:
     life = Life(trainer={"replicas": 2, "nodeSelector": {"cloud/gpu": "b200"}})
     life.settle()
     assert (life.phase, life.said) == (
@@ -183,21 +183,21 @@ def test_an_admission_that_contradicts_the_pods_ends_the_run_before_it_has_any()
 
 
 @pytest.mark.parametrize(("provider", "reason"), [("own", "FieldsIgnored"), ("kueue", "Valid"), ("volcano", "Valid")])
-def test_a_queue_name_that_nobody_acts_on_is_told(provider: Provider, reason: str) -> None:
+def test_unused_queue_name_is_reported(provider: Provider, reason: str) -> None:
     life = Life(queueName="team-a")
     life.kube.settings = RenderSettings(provider=provider)
     life.settle()
     assert life.kube.condition("ConfigurationValid")["reason"] == reason
 
 
-def test_the_queues_label_in_a_pod_template_is_refused() -> None:
+def test_queue_label_in_pod_template_is_refused() -> None:
     labels = {"kueue.x-k8s.io/queue-name": "team-a"}
     life = Life(inference={"replicas": 1, "podTemplate": {"metadata": {"labels": labels}}})
     life.settle()
     assert "inference.podTemplate.metadata.labels: remove kueue.x-k8s.io/queue-name" in life.said
 
 
-def test_what_an_admission_adds_is_never_asked_for_again() -> None:
+def test_values_added_by_admission_are_not_requested_again() -> None:
     life = Life().running(7)
     before = life.subject().pod_sets
     life.kube.admission = life.step().answer
@@ -206,7 +206,7 @@ def test_what_an_admission_adds_is_never_asked_for_again() -> None:
     assert "nodeSelector" not in before[0]["template"]["spec"]
 
 
-def test_a_node_that_a_run_avoids_does_not_change_its_shape() -> None:
+def test_excluded_node_does_not_change_the_shape() -> None:
     pod = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}
     ]}}}}  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_node_that_a_run_avoids_does_not_change_its_shape() -> None:
     assert objects.pod_sets([child])[0]["template"] == {"spec": {"containers": [{"name": "a"}]}}
 
 
-def test_a_restart_keeps_its_admission() -> None:
+def test_restart_keeps_its_admission() -> None:
     life = Life().running(7)
     life.kube.exit("trainer", 1)
     life.tick(60.0)
@@ -224,7 +224,7 @@ def test_a_restart_keeps_its_admission() -> None:
     assert life.workload_says("PodsReady")[1] in ("Recovered", "WaitForRecovery")
 
 
-def test_spot_engines_are_a_pod_set_of_their_own() -> None:
+def test_spot_engines_are_a_separate_pod_set() -> None:
     spot = {"share": 0.5, "nodeSelector": {"capacity": "spot"}}
     engines = {"replicas": 4, "gpusPerReplica": 1}
     life = Life(inference={**engines, "spot": spot})
@@ -238,7 +238,7 @@ def test_spot_engines_are_a_pod_set_of_their_own() -> None:
         "inference-spot": 2,
     }
     assert sets["inference-spot"][1]["nodeSelector"] == {"capacity": "spot"}
-    pods = template(life, "Deployment", "run-inference-spot")
+    pods = read_template(life, "Deployment", "run-inference-spot")
     assert pods["spec"]["nodeSelector"] == {"cloud/gpu": "h100", "capacity": "spot"}  # type: ignore[index]
     assert pods["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "inference-spot"  # type: ignore[index]
     for share in (0.25, 0.75):

@@ -1,4 +1,4 @@
-"""Volcano's edge: reads and writes of PodGroups, and what it answers when they do not succeed."""
+"""Volcano edge: reads and writes of PodGroups, and answers to failed requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, from_environment
 from rlrun_operator.state import Admission, Refusal
 from tests.unit.operator.decide.kube import SMALLEST
-from tests.unit.operator.edge.fake_api import FakeApi, Json, serving
+from tests.unit.operator.edge.fake_api import FakeApi, Json, serve_api
 
 VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
 PLACE = f"{VOLCANO}/namespaces/team-a/podgroups"
@@ -28,7 +28,7 @@ EVENTS = "/api/v1/namespaces/team-a/events"
 
 
 class Bench:
-    """A queue over an API server, with one run `a`."""
+    """Queue with an API server and one run `a`."""
 
     def __init__(self, api: FakeApi, client: Client, **settings: Any) -> None:
         self.api, self.store, self.time = api, Store(), 1000.0
@@ -80,17 +80,17 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         yield Bench(api, client)
 
 
-def recorded() -> Json:
+def make_recorded_status() -> Json:
     when = "2026-01-01T00:00:00Z"
     said = {"type": "Admitted", "status": "True", "reason": "RoomFound", "message": "", "lastTransitionTime": when}
     return {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "conditions": [said]}
 
 
-async def test_a_run_gets_one_group_and_its_pods_when_that_is_inqueue(bench: Bench) -> None:
+async def test_run_gets_one_group_and_starts_when_inqueue(bench: Bench) -> None:
     run = bench.run()
     first = await bench.ask(run)
     assert (first.admitted, first.reason) == (False, "WaitingForTurn")
@@ -111,15 +111,15 @@ async def test_a_run_gets_one_group_and_its_pods_when_that_is_inqueue(bench: Ben
     [({"queueName": None}, "", "default"), ({"queueName": None}, "spare", "spare"), ({}, "spare", "team-a")],
     ids=["none", "the chart's", "its own"],
 )
-async def test_a_run_is_in_the_queue_that_it_names(spec: Json, name: str, queue: str) -> None:
+async def test_run_is_in_its_named_queue(spec: Json, name: str, queue: str) -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, name=name)
         await bench.ask(bench.run(spec=spec))
         assert bench.group()["spec"]["queue"] == queue
 
 
-async def test_why_volcano_does_not_take_a_group_is_in_its_event(bench: Bench) -> None:
+async def test_pending_group_reports_the_event_of_volcano(bench: Bench) -> None:
     run = bench.run()
     await bench.ask(run)
     bench.set_phase("Pending")
@@ -143,7 +143,7 @@ async def test_why_volcano_does_not_take_a_group_is_in_its_event(bench: Bench) -
     )
 
 
-async def test_a_queue_that_does_not_exist_is_told_and_one_that_may_not_be_read_is_asked_after(bench: Bench) -> None:
+async def test_missing_or_unreadable_queue_is_reported(bench: Bench) -> None:
     run = bench.run(spec={"queueName": "nobody"})
     answer = await bench.ask(run)
     assert answer.reason == "QueueMisconfigured"
@@ -157,19 +157,19 @@ async def test_a_queue_that_does_not_exist_is_told_and_one_that_may_not_be_read_
     assert "Does the Queue exist? This operator may not read Queues" in answer.message
 
 
-async def test_without_volcano_a_run_waits_and_says_so_and_one_that_was_let_in_goes_on(bench: Bench) -> None:
+async def test_missing_volcano_blocks_only_new_runs(bench: Bench) -> None:
     bench.api.hook = lambda verb, path, body: (404, "NotFound", "page not found") if "volcano" in path else None
     answer = await bench.ask(bench.run())
     assert (answer.reason, answer.admitted) == ("QueueUnavailable", False)
     assert answer.message.startswith(
         "Volcano is not installed: the cluster does not serve podgroups.scheduling.volcano.sh/v1beta1; install it, or set"
     )
-    kept = await bench.ask(bench.run(**recorded()))
+    kept = await bench.ask(bench.run(**make_recorded_status()))
     assert (kept.admitted, kept.placed["trainer"].scheduler) == (True, "volcano")
     assert "Volcano is not installed" in kept.message
 
 
-async def test_a_missing_right_is_told(bench: Bench) -> None:
+async def test_missing_right_is_reported(bench: Bench) -> None:
     message = 'User "x" cannot list resource "podgroups"'
     bench.api.hook = lambda verb, path, body: (403, "Forbidden", message) if verb == "list" else None
     answer = await bench.ask(bench.run())
@@ -193,9 +193,7 @@ async def test_a_missing_right_is_told(bench: Bench) -> None:
         ),
     ],
 )
-async def test_what_refuses_the_group_is_told_with_the_fix_and_asked_again(
-    bench: Bench, status: int, words: str, fix: str
-) -> None:
+async def test_refused_group_is_reported_with_fix_and_retried(bench: Bench, status: int, words: str, fix: str) -> None:
     bench.api.hook = lambda verb, path, body: (status, "Reason", words) if verb == "create" else None
     answer = await bench.ask(bench.run())
     assert (answer.reason, words in answer.message) == ("QueueUnavailable", True)
@@ -206,7 +204,7 @@ async def test_what_refuses_the_group_is_told_with_the_fix_and_asked_again(
     assert bench.group()["spec"]["minMember"] == 3
 
 
-async def test_a_run_that_began_before_and_a_guest_are_left_alone(bench: Bench) -> None:
+async def test_earlier_run_and_guest_are_unchanged(bench: Bench) -> None:
     before = bench.run(phase="Running", attempt=1, launchedAttempt=1)
     assert await bench.queue.answer(before) is None
     guest = bench.run(spec={"trainer": {"sharedWith": "host"}})
@@ -214,7 +212,7 @@ async def test_a_run_that_began_before_and_a_guest_are_left_alone(bench: Bench) 
     assert bench.api.writes() == []
 
 
-async def test_a_foreign_group_of_the_name_is_left_alone_and_told(bench: Bench) -> None:
+async def test_foreign_group_is_kept_and_reported(bench: Bench) -> None:
     labels = {"rlrun.io/run": "a"}
     bench.api.seed(f"{PLACE}/{NAME}", {"kind": "PodGroup", "metadata": {"labels": labels}, "spec": {"minMember": 1}})
     answer = await bench.ask(bench.run())
@@ -222,12 +220,12 @@ async def test_a_foreign_group_of_the_name_is_left_alone_and_told(bench: Bench) 
     assert answer.message == f"Volcano Queue team-a: PodGroup {NAME} exists and belongs to another owner; delete it"
 
 
-def test_the_provider_is_one_of_the_settings() -> None:
+def test_volcano_provider_is_read_from_settings() -> None:
     told = from_environment({"RLRUN_QUEUE": '{"provider": "volcano", "name": "spare"}'})
     assert (told.queue.kind, told.render.provider, told.queue.name) == ("volcano", "volcano", "spare")
 
 
-async def test_a_removal_that_is_refused_is_told_and_the_pauses_grow(bench: Bench) -> None:
+async def test_refused_group_deletion_is_reported_with_growing_delays(bench: Bench) -> None:
     await bench.ask(bench.run())
     words = "ValidatingAdmissionPolicy 'keep' with binding 'all' denied request: groups stay"
     bench.api.hook = lambda verb, path, body: (422, "Invalid", words) if verb == "delete" else None
@@ -241,7 +239,7 @@ async def test_a_removal_that_is_refused_is_told_and_the_pauses_grow(bench: Benc
     assert f"{PLACE}/{NAME}" not in bench.api.objects
 
 
-async def test_an_api_server_that_does_not_answer_refuses_nothing(bench: Bench) -> None:
+async def test_unavailable_api_server_is_not_a_refusal(bench: Bench) -> None:
     await bench.ask(bench.run())
     bench.api.hook = lambda verb, path, body: (503, "Unavailable", "away") if verb == "delete" else None
     assert (await bench.ask(bench.run(phase="Complete", attempt=1, launchedAttempt=1))).refused == ()

@@ -1,4 +1,4 @@
-"""A run's whole life in a queue of Volcano, also with an operator that is killed between any two of its writes."""
+"""Life of a run in a Volcano queue, including operators that are killed between any two writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANYTHING = RenderSettings(installation=Installation(RunPolicy(pod_template="Any"
 
 
 def whole_life(life: Life) -> None:
-    """It waits, is let in, has no nodes, trains, restarts, loses its room on the way, and ends."""
+    """Run that waits, is admitted, has no nodes, trains, restarts, loses its room and ends."""
     life.volcano.rooms = life.volcano.nodes = 0
     life.settle()
     assert life.phase == "Queued", life.said
@@ -27,7 +27,7 @@ def whole_life(life: Life) -> None:
     assert (life.phase, life.group_phase) == ("Starting", "Inqueue")
     assert "PodGroup" in life.kube.condition("Admitted")["message"]
     assert "4/6 tasks in gang unschedulable (NotEnoughResources)" in life.kube.condition("Admitted")["message"]
-    life.volcano.nodes = 5  # one engine less than wanted
+    life.volcano.nodes = 5  # one engine fewer than wanted
     life.running(7)
     assert (life.group_phase, len(life.kube.pods("inference"))) == ("Running", 3)
     life.kube.exit("trainer", 1)
@@ -42,18 +42,18 @@ def whole_life(life: Life) -> None:
     assert (life.phase, life.group_phase) == ("Complete", "none"), life.said
 
 
-def test_a_run_waits_has_no_nodes_trains_restarts_and_ends_in_one_group() -> None:
+def test_run_lives_in_one_group_through_restarts() -> None:
     whole_life(Life())
 
 
 @pytest.mark.parametrize(("every", "first"), [(2, 0), (2, 1), (3, 1)])
-def test_an_operator_killed_between_any_two_writes_goes_on_rightly(every: int, first: int) -> None:
+def test_killed_operator_continues_correctly_between_any_writes(every: int, first: int) -> None:
     life = Life(kills=lambda number: number % every == first)
     whole_life(life)
     assert life.killed > 5
 
 
-def test_a_group_counts_the_pods_without_which_the_run_does_not_go_on() -> None:
+def test_group_counts_only_required_pods() -> None:
     life = Life(
         trainer={"replicas": 2, "gpusPerReplica": 8, "priorityClassName": "high"},
         orchestrator={"batchSize": 8, "resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}}},
@@ -80,7 +80,7 @@ def test_a_group_counts_the_pods_without_which_the_run_does_not_go_on() -> None:
     ],
     ids=["elastic trainer", "autoscaled engines", "no engines"],
 )  # fmt: skip
-def test_what_may_be_missing_is_not_counted(blocks: dict[str, object], counts: dict[str, int]) -> None:
+def test_optional_pods_are_not_counted(blocks: dict[str, object], counts: dict[str, int]) -> None:
     if blocks.get("task") == "SFT":
         life = Life(**blocks, environments=[], data={"sources": [{"path": "/data/chats.jsonl"}], "epochs": 1})
     else:
@@ -90,7 +90,7 @@ def test_what_may_be_missing_is_not_counted(blocks: dict[str, object], counts: d
     assert life.group["spec"]["minTaskMember"] == counts
 
 
-def test_a_suspended_run_has_no_group_and_goes_through_the_queue_again() -> None:
+def test_suspended_run_has_no_group_and_queues_again() -> None:
     life = Life().running()
     life.kube.edit(suspend=True)
     life.kube.report(7, checkpoint_step=7)
@@ -105,7 +105,7 @@ def test_a_suspended_run_has_no_group_and_goes_through_the_queue_again() -> None
     assert (life.kube.status["attempt"], life.kube.status["restarts"]) == (2, 0), life.said
 
 
-def test_between_attempts_without_a_pod_left_the_run_waits_for_volcano_again() -> None:
+def test_run_without_pods_between_attempts_queues_again() -> None:
     life = Life(
         task="SFT", inference={}, environments=[], data={"sources": [{"path": "/data/chats.jsonl"}], "epochs": 1}
     )
@@ -120,7 +120,7 @@ def test_between_attempts_without_a_pod_left_the_run_waits_for_volcano_again() -
     assert (life.phase, life.kube.status["attempt"]) == ("Starting", 2), life.said
 
 
-def test_an_edit_reaches_a_group_that_waits_and_one_that_runs_with_the_next_attempt() -> None:
+def test_edit_changes_waiting_group_or_next_attempt() -> None:
     life = Life()
     life.kube.settings = ANYTHING
     life.volcano.rooms = 0
@@ -142,7 +142,7 @@ def test_an_edit_reaches_a_group_that_waits_and_one_that_runs_with_the_next_atte
     assert life.kube.status["attempt"] == 2, life.said
 
 
-def test_a_queue_that_is_missing_or_closed_is_told_by_its_name() -> None:
+def test_missing_or_closed_queue_is_reported_by_name() -> None:
     life = Life(queue="nobody")
     life.settle()
     assert life.phase == "Queued"
@@ -158,14 +158,14 @@ def test_a_queue_that_is_missing_or_closed_is_told_by_its_name() -> None:
     assert "the Queue has no state yet (is Volcano's controller running?), and accepts nothing" in life.said
 
 
-def test_a_group_deleted_by_hand_is_made_again_and_costs_nothing() -> None:
+def test_manually_deleted_group_is_recreated_without_a_restart() -> None:
     life = Life().running()
     life.group = None
     life.tick()
     assert (life.phase, life.group_phase, life.made) == ("Running", "Running", 2), life.said
 
 
-def test_another_scheduler_in_a_pod_template_is_refused_before_there_are_pods() -> None:
+def test_other_scheduler_in_pod_template_is_refused() -> None:
     life = Life(trainer={"replicas": 2, "podTemplate": {"spec": {"schedulerName": "mine"}}})
     life.kube.settings = ANYTHING
     life.settle()
@@ -175,7 +175,7 @@ def test_another_scheduler_in_a_pod_template_is_refused_before_there_are_pods() 
     assert life.pods() == []
 
 
-def test_a_priority_by_number_is_told_to_be_ignored() -> None:
+def test_numeric_priority_is_reported_as_ignored() -> None:
     life = Life(priority=5)
     life.kube.settings = RenderSettings(provider="volcano")
     life.settle()

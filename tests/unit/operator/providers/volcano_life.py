@@ -1,4 +1,4 @@
-"""A run, its PodGroup and Volcano in memory: each write is one step, after which the operator may be killed."""
+"""In-memory run with its PodGroup and Volcano; the operator may be killed after each write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Life:
     """One run in one queue.
 
     Args:
-        kills: whether the operator is killed instead of its write of a number, counted from 1.
+        kills: function that returns whether the operator is killed instead of write number n, counted from 1.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class Life:
         self.kube.place = self._node_of
 
     def subject(self) -> Subject:
-        """The run as Volcano's edge sees it."""
+        """Run as Volcano's edge reads it."""
         case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
         return subject_of(case, self.queue, members_of(case, case.spec) if case.spec is not None else ())
 
     def step(self) -> Step:
-        """The next step, without doing it."""
+        """Return the next step without executing it."""
         waits = self.volcano.rooms == 0
         queue = volcano.QueueState(self.queue in self.volcano.queues, self.volcano.queues.get(self.queue, ""))
         return volcano.next_step(self.subject(), self.group, queue=queue, event_text=OVERUSED if waits else "")
 
     def pass_(self) -> bool:
-        """One pass of the operator; returns whether it wrote anything."""
+        """Execute one pass of the operator; returns whether it wrote anything."""
         before = self.writes
         while (made := self.step()).write is not None:
             self._count()
@@ -84,7 +84,7 @@ class Life:
             self.group = None
 
     def settle(self) -> None:
-        """All controllers and the operator, until nothing changes."""
+        """Run all controllers and the operator until nothing changes."""
         for _ in range(60):
             try:
                 acted = self.pass_()
@@ -100,7 +100,7 @@ class Life:
         raise AssertionError(f"no rest: {self.kube.status}")
 
     def tick(self, seconds: float = 10.0) -> None:
-        """Time passes, and all is settled, some times: a look at what is gone takes some seconds."""
+        """Pass time and settle several times, because the detection of deleted objects takes some seconds."""
         for _ in range(3):
             self.kube.now += seconds
             self.settle()
@@ -110,7 +110,7 @@ class Life:
         return [pod for role in ("trainer", "inference", "orchestrator") for pod in self.kube.pods(role)]
 
     def check(self) -> None:
-        """Each pod is of the run's one group, by the annotation that it was made with, and for Volcano's scheduler."""
+        """Check that each pod has the annotation of the run's only group and Volcano's scheduler."""
         for pod in self.pods():
             name = pod["metadata"]["annotations"][GROUP]
             assert (pod["spec"]["schedulerName"], name) == ("volcano", self.subject_name)
@@ -122,7 +122,7 @@ class Life:
         return volcano.name_of(metadata["name"], metadata["uid"])
 
     def running(self, step: int = 7) -> Life:
-        """The run trains and has saved step 5."""
+        """Run that trains and has saved step 5."""
         self.settle()
         self.kube.report(step, checkpoint_step=5)
         self.tick()

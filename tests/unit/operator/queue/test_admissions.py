@@ -1,4 +1,4 @@
-"""The queue's edge: runs, pods and nodes become one plan, which every pass over a run reads."""
+"""Queue edge: one plan from runs, pods and nodes, which every pass over a run reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun_operator.state import Admission
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import SMALLEST
 from tests.unit.operator.decisions import scripted_decision
-from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
 from tests.unit.operator.edge.test_reconcile import Bench
 
 EPOCH = 1_700_000_000.0
@@ -22,20 +22,20 @@ GPU = "nvidia.com/gpu"
 
 
 class Cluster:
-    """Nodes and foreign pods, and an operator's store with runs."""
+    """Nodes, foreign pods and the operator's store of runs."""
 
     def __init__(self, gpus: int, **settings: Any) -> None:
         self.store = Store()
         self.time = EPOCH
         self.offset = 0.0
-        """What the wall clock was set by."""
+        """Adjustment of the wall clock in seconds."""
         self.woken: list[Key] = []
-        self.nodes: tuple[Any, ...] | None = tuple(node(f"node-{i}") for i in range(gpus // 8)) if gpus else None
+        self.nodes: tuple[Any, ...] | None = tuple(make_node(f"node-{i}") for i in range(gpus // 8)) if gpus else None
         self.pods: tuple[Any, ...] = ()
         self.limited: list[Any] = []
         """ResourceQuotas."""
         self.classes: dict[str, int | str] = {}
-        """PriorityClasses: their values, or why they cannot be read."""
+        """Value of each PriorityClass, or the error of reading it."""
         self.asked = 0
         self.admissions = Admissions(
             self.store,
@@ -79,7 +79,7 @@ class Cluster:
         return document
 
     def steps(self, seconds: float) -> None:
-        """Let time pass."""
+        """Pass time."""
         self.time += seconds
 
     async def ask(self, run: dict[str, Any]) -> Admission:
@@ -87,7 +87,7 @@ class Cluster:
         return await self.admissions.answer(run)
 
 
-def node(name: str, gpus: int = 8) -> dict[str, Any]:
+def make_node(name: str, gpus: int = 8) -> dict[str, Any]:
     has = {GPU: str(gpus), "cpu": "96", "memory": "1Ti", "pods": "110"}
     return {
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
@@ -96,7 +96,7 @@ def node(name: str, gpus: int = 8) -> dict[str, Any]:
     }
 
 
-def foreign(on: str, gpus: int) -> dict[str, Any]:
+def make_foreign_pod(on: str, gpus: int) -> dict[str, Any]:
     container = {"resources": {"limits": {GPU: str(gpus)}}}
     return {
         "metadata": {"name": "x", "namespace": "others"},
@@ -105,7 +105,7 @@ def foreign(on: str, gpus: int) -> dict[str, Any]:
     }
 
 
-def pod(run: dict[str, Any], role: str, on: str, *, gpus: int) -> dict[str, Any]:
+def make_pod(run: dict[str, Any], role: str, on: str, *, gpus: int) -> dict[str, Any]:
     container = {"resources": {"limits": {GPU: str(gpus)}}}
     name = run["metadata"]["name"]
     return {
@@ -124,7 +124,7 @@ def pod(run: dict[str, Any], role: str, on: str, *, gpus: int) -> dict[str, Any]
     }
 
 
-def admitted(since: float = EPOCH) -> dict[str, Any]:
+def make_admitted_status(since: float = EPOCH) -> dict[str, Any]:
     condition = {
         "type": "Admitted",
         "status": "True",
@@ -135,9 +135,9 @@ def admitted(since: float = EPOCH) -> dict[str, Any]:
     return {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "conditions": [condition]}
 
 
-async def test_all_roles_of_a_run_fit_or_it_waits_and_says_what_is_missing() -> None:
+async def test_run_is_admitted_only_if_all_roles_fit() -> None:
     cluster = Cluster(16)
-    cluster.pods = (foreign("node-1", 5),)
+    cluster.pods = (make_foreign_pod("node-1", 5),)
     answer = await cluster.ask(cluster.run("a", replicas=2))
     assert not answer.admitted
     assert answer.message == f"trainer needs 2 nodes with 8 free {GPU} each; 1 qualifies (node-1: 3 free)"
@@ -145,7 +145,7 @@ async def test_all_roles_of_a_run_fit_or_it_waits_and_says_what_is_missing() -> 
     assert (await cluster.ask(cluster.store.runs()[0])).admitted  # type: ignore[arg-type]
 
 
-async def test_a_quota_is_room_that_may_be_missing() -> None:
+async def test_quota_limits_the_admission() -> None:
     cluster = Cluster(16)
     hard, used = {"requests.nvidia.com/gpu": "8", "count/pods": "50"}, {"requests.nvidia.com/gpu": "4"}
     quota = {"metadata": {"name": "team"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": used}}
@@ -159,7 +159,7 @@ async def test_a_quota_is_room_that_may_be_missing() -> None:
     assert (await cluster.ask(run)).admitted, "it counts none of the run's pods"
 
 
-async def test_an_admission_counts_before_its_run_has_put_it_on_record() -> None:
+async def test_admission_counts_before_it_is_recorded() -> None:
     cluster = Cluster(8)
     first, second = cluster.run("a"), cluster.run("b")
     assert (await cluster.ask(first)).admitted
@@ -167,14 +167,14 @@ async def test_an_admission_counts_before_its_run_has_put_it_on_record() -> None
     assert (answer.admitted, answer.position, answer.waiting) == (False, 1, 1)
 
 
-async def test_what_is_on_record_survives_the_operator() -> None:
+async def test_recorded_admission_survives_the_operator() -> None:
     cluster = Cluster(8)
-    cluster.run("a", **admitted())
+    cluster.run("a", **make_admitted_status())
     other = cluster.run("b")
     assert not (await cluster.ask(other)).admitted, "the first run's pods are not made yet, and have their room"
 
 
-async def test_run_that_began_before_the_queue_keeps_its_room() -> None:
+async def test_run_from_before_the_queue_keeps_its_room() -> None:
     cluster = Cluster(8)
     old = cluster.run("old", phase="Running", attempt=1, launchedAttempt=1)
     assert not (await cluster.ask(cluster.run("new"))).admitted, "no pod of the older run exists between two attempts"
@@ -182,9 +182,9 @@ async def test_run_that_began_before_the_queue_keeps_its_room() -> None:
 
 
 async def test_preempted_run_keeps_its_first_arrival() -> None:
-    """docs/queueing.md: the run goes on by itself in its turn."""
+    """docs/queueing.md: a preempted run continues in its turn."""
     cluster = Cluster(8)
-    holder = cluster.run("holder", **admitted())
+    holder = cluster.run("holder", **make_admitted_status())
     arrived = {"queue": {"since": rfc3339(EPOCH - 3600.0)}, "attempt": 1, "launchedAttempt": 1}
     preempted = {"type": "Admitted", "status": "False", "reason": "Preempted", "message": ""}
     old = cluster.run("old", phase="Queued", conditions=[preempted | {"lastTransitionTime": rfc3339(EPOCH)}], **arrived)
@@ -194,9 +194,9 @@ async def test_preempted_run_keeps_its_first_arrival() -> None:
     assert [(await cluster.ask(run)).position for run in (old, new)] == [1, 2]
 
 
-async def test_a_run_of_a_higher_priority_takes_the_room_of_a_lower_one_which_is_woken() -> None:
+async def test_higher_priority_preempts_and_wakes_a_lower_run() -> None:
     cluster = Cluster(8)
-    low = cluster.run("low", **admitted())
+    low = cluster.run("low", **make_admitted_status())
     assert (await cluster.ask(low)).admitted
     cluster.woken.clear()
     high = cluster.run("high", spec={"priority": 10})
@@ -206,34 +206,34 @@ async def test_a_run_of_a_higher_priority_takes_the_room_of_a_lower_one_which_is
     assert ("team-a", "low") in cluster.woken
 
 
-async def test_a_priority_class_gives_its_priority() -> None:
+async def test_priority_class_sets_the_priority() -> None:
     cluster = Cluster(8, priority_classes={"urgent": 10})
-    cluster.run("low", **admitted())
+    cluster.run("low", **make_admitted_status())
     await cluster.ask(cluster.run("high", spec={"trainer": {"priorityClassName": "urgent"}}))
     assert (await cluster.ask(cluster.store.runs()[0])).stops  # type: ignore[arg-type]
 
 
 async def test_priority_of_the_specification_wins_over_the_priority_class() -> None:
     cluster = Cluster(8, priority_classes={"urgent": 10})
-    low = cluster.run("low", spec={"priority": 5}, **admitted())
+    low = cluster.run("low", spec={"priority": 5}, **make_admitted_status())
     await cluster.ask(cluster.run("high", spec={"priority": 1, "trainer": {"priorityClassName": "urgent"}}))
     assert not (await cluster.ask(low)).stops
 
 
-async def test_the_value_of_a_priority_class_is_read_where_the_settings_have_none() -> None:
+async def test_unknown_priority_class_is_read_from_the_cluster() -> None:
     cluster = Cluster(8, priority_classes={"urgent": -10})
     cluster.classes = {"high": 100000}
-    low = cluster.run("low", **admitted())
+    low = cluster.run("low", **make_admitted_status())
     await cluster.ask(cluster.run("urgent", spec={"trainer": {"priorityClassName": "urgent"}}))
     assert not (await cluster.ask(low)).stops
     cluster.run("high", spec={"trainer": {"priorityClassName": "high"}})
     assert (await cluster.ask(low)).stops
 
 
-async def test_a_priority_class_that_cannot_be_read_counts_as_0_and_is_told() -> None:
+async def test_unreadable_priority_class_counts_as_0_and_is_reported() -> None:
     cluster = Cluster(8)
     cluster.classes = {"gone": "does not exist; have it made, or name another one"}
-    cluster.run("low", **admitted())
+    cluster.run("low", **make_admitted_status())
     answer = await cluster.ask(cluster.run("high", spec={"trainer": {"priorityClassName": "gone"}}))
     assert (answer.admitted, answer.position) == (False, 1)
     assert answer.message.endswith(
@@ -243,7 +243,7 @@ async def test_a_priority_class_that_cannot_be_read_counts_as_0_and_is_told() ->
     assert "counts as 0" not in answer.message
 
 
-async def test_a_number_stands_for_nodes_that_may_not_be_read() -> None:
+async def test_configured_capacity_replaces_unreadable_nodes() -> None:
     cluster = Cluster(0, capacity={GPU: 12})
     assert (await cluster.ask(cluster.run("a"))).admitted
     answer = await cluster.ask(cluster.run("b"))
@@ -254,16 +254,16 @@ async def test_a_number_stands_for_nodes_that_may_not_be_read() -> None:
     assert cluster.asked == 0
 
 
-async def test_with_neither_one_run_at_a_time_begins() -> None:
+async def test_queue_without_capacity_starts_one_run_at_a_time() -> None:
     cluster = Cluster(0)
     assert (await cluster.ask(cluster.run("a"))).admitted
     assert (await cluster.ask(cluster.run("b"))).reason == "WaitingForTurn"
 
 
-async def test_deleted_run_holds_its_room_until_its_pods_are_gone() -> None:
+async def test_deleted_run_holds_room_until_pods_are_gone() -> None:
     cluster = Cluster(0, capacity={GPU: 8})
-    run = cluster.run("a", **admitted())
-    cluster.store.put(pod(run, "trainer", "node-0", gpus=8), cluster.time)
+    run = cluster.run("a", **make_admitted_status())
+    cluster.store.put(make_pod(run, "trainer", "node-0", gpus=8), cluster.time)
     run["metadata"] |= {"deletionTimestamp": rfc3339(cluster.time), "resourceVersion": str(int(cluster.time) + 100)}
     cluster.store.put(run, cluster.time)
     assert not (await cluster.ask(cluster.run("b"))).admitted
@@ -288,7 +288,7 @@ FAILED = {
     ],
     ids=["suspended", "over", "of another operator", "invalid"],
 )
-async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], status: dict[str, Any]) -> None:
+async def test_run_without_need_of_room_is_not_queued(spec: dict[str, Any], status: dict[str, Any]) -> None:
     cluster = Cluster(8)
     assert await cluster.ask(cluster.run("a", spec=spec, **status)) is OUT
     assert (await cluster.ask(cluster.run("b"))).admitted
@@ -298,22 +298,22 @@ async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], st
 async def test_run_is_released_without_min_available_engines(min_available: int, keeps: bool) -> None:
     cluster = Cluster(16)
     engines = {"replicas": 2, "gpusPerReplica": 8, "tensorParallel": 8, "minAvailable": min_available}
-    run = cluster.run("a", spec={"inference": engines}, **admitted())
+    run = cluster.run("a", spec={"inference": engines}, **make_admitted_status())
     for role, on in (("trainer", "node-0"), ("inference", "node-1"), ("orchestrator", "node-0")):
-        cluster.store.put(pod(run, role, on, gpus=0 if role == "orchestrator" else 8), cluster.time)
+        cluster.store.put(make_pod(run, role, on, gpus=0 if role == "orchestrator" else 8), cluster.time)
     assert (await cluster.ask(run)).admitted
     cluster.steps(3600.0)
     assert (await cluster.ask(run)).admitted == keeps
 
 
-async def test_guest_begins_without_room_of_its_own() -> None:
+async def test_guest_starts_without_room_of_its_own() -> None:
     cluster = Cluster(8)
-    cluster.run("host", **admitted())
+    cluster.run("host", **make_admitted_status())
     guest = cluster.run("guest", spec={"trainer": {"sharedWith": "host"}})
     assert await cluster.ask(guest) is FREE
 
 
-async def test_a_run_that_is_younger_than_the_plan_waits_for_the_next_one() -> None:
+async def test_run_newer_than_the_plan_waits_for_next_plan() -> None:
     cluster = Cluster(16)
     assert (await cluster.ask(cluster.run("a"))).admitted
     answer = await cluster.admissions.answer(cluster.run("b"))
@@ -321,11 +321,11 @@ async def test_a_run_that_is_younger_than_the_plan_waits_for_the_next_one() -> N
     assert cluster.woken[-1] == ("team-a", "b"), "it is looked at again as soon as there is another plan"
 
 
-async def test_a_clock_that_is_set_back_does_not_keep_a_run_waiting() -> None:
+async def test_clock_set_back_does_not_keep_a_run_waiting() -> None:
     cluster = Cluster(0)
     first = cluster.run("a")
     assert (await cluster.ask(first)).admitted
-    cluster.run("a", **admitted(cluster.time))
+    cluster.run("a", **make_admitted_status(cluster.time))
     cluster.steps(601.0)
     assert (await cluster.ask(cluster.store.runs()[0])).reason == "Released"  # type: ignore[arg-type]
     cluster.offset = -86400.0
@@ -336,9 +336,9 @@ async def test_a_clock_that_is_set_back_does_not_keep_a_run_waiting() -> None:
     assert (await cluster.ask(cluster.store.runs()[0])).admitted  # type: ignore[arg-type]
 
 
-async def test_a_pass_over_a_run_reads_the_answer() -> None:
+async def test_reconcile_pass_reads_the_admission() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Queued"}))
         await bench.go()
         assert bench.seen[-1].admission is None, "no queue"
@@ -348,19 +348,19 @@ async def test_a_pass_over_a_run_reads_the_answer() -> None:
 
 
 class Answers:
-    """A queue that has one answer."""
+    """Queue with a constant answer."""
 
     async def answer(self, run: dict[str, Any]) -> Admission:
         return OUT
 
 
-def test_settings_that_are_wrong_name_the_value_and_where_to_correct_it() -> None:
+def test_invalid_queue_setting_is_reported_with_its_place() -> None:
     with pytest.raises(SettingsError, match=r"RLRUN_QUEUE weights.team-a \(-1\).*correct queue in the chart's values"):
         from_environment({"RLRUN_QUEUE": '{"enabled": true, "weights": {"team-a": -1}}'})
 
 
-def test_every_setting_of_the_own_queue_reaches_its_rules() -> None:
-    """One that is missing would keep its default without a word."""
+def test_queue_settings_reach_the_rules() -> None:
+    """A missing setting would silently keep its default."""
     given = {
         "weights": {"team-a": 4.0},
         "preemption": "Never",
@@ -372,7 +372,7 @@ def test_every_setting_of_the_own_queue_reaches_its_rules() -> None:
     assert {name: getattr(rules, name) for name in given} == given
 
 
-async def test_a_plan_serves_a_burst_of_passes() -> None:
+async def test_plan_is_shared_by_a_burst_of_passes() -> None:
     cluster = Cluster(8)
     run = cluster.run("a")
     await cluster.ask(run)

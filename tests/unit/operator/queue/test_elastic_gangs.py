@@ -1,4 +1,4 @@
-"""Elastic trainers in the operator's own queue: as many pods as fit, fewer without a release, and more when nobody waits."""
+"""Elastic trainers in the operator's queue: admission with fewer pods, no release, and growth while no run waits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GPU = "nvidia.com/gpu"
 RULES = QueueRules(displaced_seconds=60.0, start_seconds=600.0)
 
 
-def nodes(count: int, gpus: float = 8.0) -> Capacity:
+def make_nodes(count: int, gpus: float = 8.0) -> Capacity:
     return Capacity(
         tuple(Room(f"node-{i}", {GPU: gpus}, node={"metadata": {"name": f"node-{i}"}}) for i in range(count))
     )
 
 
-def run(uid: str = "a", stage: Stage = "waiting", trainers: int = 4, placed: int = 0, **fields: Any) -> Applicant:
+def make_run(uid: str = "a", stage: Stage = "waiting", trainers: int = 4, placed: int = 0, **fields: Any) -> Applicant:
     role: Role = "trainer"
     gang = (PodSet(role, trainers, {GPU: 8.0}, least=2),)
     pods = tuple(HeldPod(role, f"node-{i}" if i < placed else None, {GPU: 8.0}) for i in range(trainers))
@@ -44,114 +44,121 @@ def run(uid: str = "a", stage: Stage = "waiting", trainers: int = 4, placed: int
     )
 
 
-def verdicts(*runs: Applicant, on: int, state: QueueState | None = None, now: float = 0.0) -> dict[str, Verdict]:
-    return dict(admit_runs(runs, nodes(on), RULES, state or QueueState(), now).verdicts)
+def plan_verdicts(*runs: Applicant, on: int, state: QueueState | None = None, now: float = 0.0) -> dict[str, Verdict]:
+    return dict(admit_runs(runs, make_nodes(on), RULES, state or QueueState(), now).verdicts)
 
 
-def test_it_is_admitted_with_all_pods_where_they_fit_and_else_with_as_many_as_do() -> None:
-    assert [verdicts(run(), on=count)["a"].room for count in (4, 3, 2)] == [None, 3, 2]
-    assert all(verdicts(run(), on=count)["a"].admitted for count in (4, 3, 2))
-    none = verdicts(run(), on=1)["a"]
+def test_elastic_run_is_admitted_with_pods_that_fit() -> None:
+    assert [plan_verdicts(make_run(), on=count)["a"].room for count in (4, 3, 2)] == [None, 3, 2]
+    assert all(plan_verdicts(make_run(), on=count)["a"].admitted for count in (4, 3, 2))
+    none = plan_verdicts(make_run(), on=1)["a"]
     assert (none.admitted, none.reason) == (False, "NeverFits")
     assert "trainer needs 2 nodes" in none.message
 
 
-def test_what_it_was_given_is_remembered_until_it_is_on_record() -> None:
-    first = admit_runs([run()], nodes(3), RULES, QueueState(), 0.0)
-    again = admit_runs([run(), run("b")], nodes(5), RULES, first.state, 1.0)
+def test_admitted_size_is_remembered_until_it_is_recorded() -> None:
+    first = admit_runs([make_run()], make_nodes(3), RULES, QueueState(), 0.0)
+    again = admit_runs([make_run(), make_run("b")], make_nodes(5), RULES, first.state, 1.0)
     assert (again.verdicts["a"].room, again.verdicts["b"].room) == (3, 2)
-    recorded = admit_runs([run(stage="holding", trainers=3, placed=3)], nodes(5), RULES, again.state, 2.0)
+    recorded = admit_runs([make_run(stage="holding", trainers=3, placed=3)], make_nodes(5), RULES, again.state, 2.0)
     assert recorded.state.sized == {}
 
 
-def test_it_is_not_released_while_enough_of_its_pods_have_nodes() -> None:
-    state, holds = QueueState(), run(stage="holding", placed=3)
+def test_elastic_run_with_enough_pods_is_not_released() -> None:
+    state, holds = QueueState(), make_run(stage="holding", placed=3)
     for now in (0.0, 100.0, 1000.0):
-        plan = admit_runs([holds], nodes(3), RULES, state, now)
+        plan = admit_runs([holds], make_nodes(3), RULES, state, now)
         state = plan.state
         assert plan.verdicts["a"].admitted
     fixed = replace(holds, gang=(PodSet("trainer", 4, {GPU: 8.0}),), sizes=())
-    state = admit_runs([fixed], nodes(3), RULES, QueueState(), 0.0).state
-    assert admit_runs([fixed], nodes(3), RULES, state, 100.0).verdicts["a"].reason == "Released"
+    state = admit_runs([fixed], make_nodes(3), RULES, QueueState(), 0.0).state
+    assert admit_runs([fixed], make_nodes(3), RULES, state, 100.0).verdicts["a"].reason == "Released"
 
 
-def test_more_room_is_told_only_while_nobody_waits_for_it_and_to_one_run_alone() -> None:
-    small = run(stage="holding", trainers=2, placed=2)
-    assert verdicts(small, on=3)["a"].room == 3
-    assert verdicts(small, on=9)["a"].room == 4
-    assert verdicts(small, on=2)["a"].room == 2
-    larger = replace(run("b"), gang=(PodSet("trainer", 8, {GPU: 8.0}),), sizes=())
-    assert verdicts(small, larger, on=9)["a"].room == 2
-    leaves = replace(run("b", stage="leaving"), gang=(), sizes=())
-    assert verdicts(small, leaves, on=9)["a"].room == 2, "a run that was preempted waits again once it has left"
+def test_additional_room_goes_to_one_run_without_waiting_runs() -> None:
+    small = make_run(stage="holding", trainers=2, placed=2)
+    assert plan_verdicts(small, on=3)["a"].room == 3
+    assert plan_verdicts(small, on=9)["a"].room == 4
+    assert plan_verdicts(small, on=2)["a"].room == 2
+    larger = replace(make_run("b"), gang=(PodSet("trainer", 8, {GPU: 8.0}),), sizes=())
+    assert plan_verdicts(small, larger, on=9)["a"].room == 2
+    leaves = replace(make_run("b", stage="leaving"), gang=(), sizes=())
+    assert plan_verdicts(small, leaves, on=9)["a"].room == 2, "a run that was preempted waits again once it has left"
     other = replace(
-        run("b", stage="holding", trainers=2), pods=tuple(HeldPod("trainer", f"node-{i}", {GPU: 8.0}) for i in (2, 3))
+        make_run("b", stage="holding", trainers=2),
+        pods=tuple(HeldPod("trainer", f"node-{i}", {GPU: 8.0}) for i in (2, 3)),
     )
-    told = verdicts(small, other, on=6)
+    told = plan_verdicts(small, other, on=6)
     assert sorted((told["a"].room, told["b"].room)) == [2, 4]
 
 
-def test_where_nothing_is_known_nothing_is_told_but_that_another_run_waits() -> None:
-    small = run(stage="holding", trainers=2, placed=2)
+def test_unknown_capacity_gives_no_additional_room() -> None:
+    small = make_run(stage="holding", trainers=2, placed=2)
     alone = admit_runs([small], None, RULES, QueueState(), 0.0).verdicts["a"]
-    beside = admit_runs([small, run("b", placed=0), run("c")], None, RULES, QueueState(), 0.0).verdicts["a"]
+    beside = admit_runs([small, make_run("b", placed=0), make_run("c")], None, RULES, QueueState(), 0.0).verdicts["a"]
     assert (alone.room, beside.room) == (None, 2)
 
 
-def test_a_waiting_run_is_helped_to_its_fewest_pods() -> None:
+def test_waiting_run_preempts_only_for_its_minimum() -> None:
     low = [
         replace(
-            run(f"low-{i}", stage="holding", trainers=1),
+            make_run(f"low-{i}", stage="holding", trainers=1),
             gang=(PodSet("trainer", 1, {GPU: 8.0}),),
             sizes=(),
             pods=(HeldPod("trainer", f"node-{i}", {GPU: 8.0}),),
         )
         for i in range(4)
     ]
-    told = verdicts(*low, run("high", priority=10), on=4)
+    told = plan_verdicts(*low, make_run("high", priority=10), on=4)
     assert sorted(told[one.uid].reason for one in low) == ["Preempted", "Preempted", "RoomFound", "RoomFound"]
 
 
-def leaving(uid: str, *on: int) -> Applicant:
-    """A run that is on its way out of these nodes."""
+def make_leaving_run(uid: str, *on: int) -> Applicant:
+    """Run that is leaving these nodes."""
     pods = tuple(HeldPod("trainer", f"node-{i}", {GPU: 8.0}, ending=True) for i in on)
-    return replace(run(uid, stage="leaving", trainers=2), pods=pods, sizes=())
+    return replace(make_run(uid, stage="leaving", trainers=2), pods=pods, sizes=())
 
 
-def test_it_waits_for_runs_that_leave_where_more_of_its_pods_fit_then() -> None:
-    first = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, QueueState(), 0.0)
+def test_elastic_run_waits_for_leaving_runs_to_fit_more() -> None:
+    first = admit_runs([make_leaving_run("b", 2, 3), make_run()], make_nodes(4), RULES, QueueState(), 0.0)
     told = first.verdicts["a"]
     assert (told.admitted, told.reason) == (False, "WaitingForTurn")
     assert "4 fit when the leaving runs have ended" in told.message
-    half = admit_runs([leaving("b", 3), run(), run("c", since=5.0)], nodes(4), RULES, first.state, 1.0)
+    half = admit_runs(
+        [make_leaving_run("b", 3), make_run(), make_run("c", since=5.0)], make_nodes(4), RULES, first.state, 1.0
+    )
     assert not half.verdicts["a"].admitted, "its pods do not go at the same moment"
     assert not half.verdicts["c"].admitted, "the room is kept for the run that waits for it"
-    gone = admit_runs([run(), run("c", since=5.0)], nodes(4), RULES, half.state, 2.0)
+    gone = admit_runs([make_run(), make_run("c", since=5.0)], make_nodes(4), RULES, half.state, 2.0)
     assert (gone.verdicts["a"].admitted, gone.verdicts["a"].room) == (True, None)
     assert gone.state.patient == {}
 
 
-def test_it_waits_for_a_run_that_never_leaves_only_as_long_as_for_victims() -> None:
+def test_wait_for_leaving_runs_has_a_limit() -> None:
     state = QueueState()
     for now in (0.0, RULES.leave_seconds - 1.0):
-        plan = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, state, now)
+        plan = admit_runs([make_leaving_run("b", 2, 3), make_run()], make_nodes(4), RULES, state, now)
         state = plan.state
         assert not plan.verdicts["a"].admitted
-    late = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, state, RULES.leave_seconds).verdicts["a"]
+    late = admit_runs(
+        [make_leaving_run("b", 2, 3), make_run()], make_nodes(4), RULES, state, RULES.leave_seconds
+    ).verdicts["a"]
     assert (late.admitted, late.room) == (True, 2)
-    elsewhere = admit_runs([leaving("b", 7), run()], nodes(3), RULES, QueueState(), 0.0).verdicts["a"]
+    elsewhere = admit_runs([make_leaving_run("b", 7), make_run()], make_nodes(3), RULES, QueueState(), 0.0).verdicts[
+        "a"
+    ]
     assert (elsewhere.admitted, elsewhere.room) == (True, 3), "on a node that is gone"
 
 
-def test_it_does_not_grow_into_room_that_its_quota_does_not_give() -> None:
-    small = run(stage="holding", trainers=2, placed=2)
+def test_elastic_run_does_not_grow_beyond_its_quota() -> None:
+    small = make_run(stage="holding", trainers=2, placed=2)
     for hard, room in ((32.0, 4), (31.0, 3), (23.0, 2)):
         quota = Quota("team", {f"requests.{GPU}": hard}, {f"requests.{GPU}": 16.0})
-        plan = admit_runs([small], nodes(4), RULES, QueueState(), 0.0, quotas={"team": [quota]})
+        plan = admit_runs([small], make_nodes(4), RULES, QueueState(), 0.0, quotas={"team": [quota]})
         assert plan.verdicts["a"].room == room, hard
 
 
-def test_spot_engines_are_charged_where_they_are_and_never_waited_for() -> None:
+def test_spot_engines_are_charged_but_not_waited_for() -> None:
     ctx = context({"inference": {"replicas": 4, "spot": {"share": 0.5, "nodeSelector": {"capacity": "spot"}}}})
     gang = gang_of(render_workloads(ctx).existing, engines_needed=1)
     assert {pods.role: (pods.count, pods.least) for pods in gang}["inference"] == (2, 1)

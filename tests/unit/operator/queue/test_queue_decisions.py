@@ -1,4 +1,4 @@
-"""A run with a queue: nothing is made before an admission is on record, and what is taken back is suspended, not killed."""
+"""Queued run: nothing is created before its admission is recorded, and preemption suspends instead of killing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
 LOSES = Admission(False, reasons.PREEMPTED, "it releases its resources to run team-b/x", stops=True)
 
 
-def queued() -> Kube:
+def start_queued_run() -> Kube:
     kube = Kube(SPEC)
     kube.admission = WAITS
     kube.tick()
     return kube
 
 
-def running(step: int = 7) -> Kube:
+def start_admitted_run(step: int = 7) -> Kube:
     kube = Kube(SPEC)
     kube.admission = ROOM
     kube.start(step)
@@ -32,27 +32,27 @@ def running(step: int = 7) -> Kube:
     return kube
 
 
-def workloads(kube: Kube) -> list[Ref]:
+def list_workloads(kube: Kube) -> list[Ref]:
     return [ref for ref in kube.objects if ref.kind in ("StatefulSet", "Deployment", "Pod")]
 
 
-def test_a_run_that_waits_has_no_pods_and_says_what_is_missing() -> None:
-    kube = queued()
-    assert workloads(kube) == []
+def test_waiting_run_has_no_pods_and_reports_missing_room() -> None:
+    kube = start_queued_run()
+    assert list_workloads(kube) == []
     assert (kube.status["phase"], kube.status["reason"]) == ("Queued", "WaitingForResources")
     assert kube.status["message"] == f"position 2 of 5: {NEED}"
     assert (kube.status["queue"]["position"], kube.status["queue"]["waiting"]) == (2, 5)
 
 
-def test_events_say_when_it_came_and_when_it_began() -> None:
-    kube = queued()
+def test_queue_and_start_times_are_in_events() -> None:
+    kube = start_queued_run()
     kube.tick(30.0)
     kube.admission = ROOM
     kube.tick()
     assert [reason for _, reason in kube.told][:3] == ["Queued", "Admitted", "AttemptStarted"]
 
 
-def test_its_first_event_says_what_is_missing_although_the_queue_needs_a_moment() -> None:
+def test_first_event_reports_missing_room_after_the_first_plan() -> None:
     kube = Kube(SPEC)
     kube.admission = SOON
     kube.tick()
@@ -65,8 +65,8 @@ def test_its_first_event_says_what_is_missing_although_the_queue_needs_a_moment(
     assert kube.told == [("Normal", "Queued")]
 
 
-def test_the_time_since_which_it_waits_stays() -> None:
-    kube = queued()
+def test_queue_time_is_kept() -> None:
+    kube = start_queued_run()
     since = kube.status["queue"]["since"]
     kube.tick(60.0)
     assert kube.status["queue"]["since"] == since
@@ -75,8 +75,8 @@ def test_the_time_since_which_it_waits_stays() -> None:
     assert kube.status["queue"] == {"since": since}, "kept for the case that it is preempted, without a position"
 
 
-def test_the_admission_is_on_record_before_anything_is_made() -> None:
-    kube = queued()
+def test_admission_is_recorded_before_anything_is_created() -> None:
+    kube = start_queued_run()
     kube.admission = ROOM
     first = kube.decide()
     assert (first.create, first.apply, first.wake_in, first.urgency) == ((), (), 0.0, "now")
@@ -86,15 +86,15 @@ def test_the_admission_is_on_record_before_anything_is_made() -> None:
     assert {apply.manifest["kind"] for apply in second.apply} >= {"StatefulSet", "Deployment", "Pod"}
 
 
-def test_a_decision_without_an_answer_says_nothing_of_a_queue() -> None:
+def test_decision_without_admission_reports_no_queue() -> None:
     kube = Kube(SPEC).start(3)
     assert "queue" not in kube.status
     assert kube.condition("Admitted") == {}
     assert kube.status["phase"] == "Running"
 
 
-def test_a_queue_that_is_turned_off_leaves_no_trace() -> None:
-    kube = queued()
+def test_disabled_queue_leaves_no_status() -> None:
+    kube = start_queued_run()
     kube.admission = None
     kube.start(2)
     assert "queue" not in kube.status
@@ -102,7 +102,7 @@ def test_a_queue_that_is_turned_off_leaves_no_trace() -> None:
     assert kube.status["phase"] == "Running"
 
 
-def test_a_run_that_ran_before_there_was_a_queue_goes_on() -> None:
+def test_run_from_before_the_queue_continues() -> None:
     kube = Kube(SPEC).start(3)
     kube.admission = ROOM
     kube.tick()
@@ -113,8 +113,8 @@ def test_a_run_that_ran_before_there_was_a_queue_goes_on() -> None:
     )
 
 
-def test_a_restart_keeps_its_admission() -> None:
-    kube = running()
+def test_restart_keeps_its_admission() -> None:
+    kube = start_admitted_run()
     kube.exit("trainer", 1)
     kube.tick()
     assert kube.condition("Admitted")["status"] == "True"
@@ -122,8 +122,8 @@ def test_a_restart_keeps_its_admission() -> None:
     assert kube.status["attempt"] == 2
 
 
-def test_a_preempted_run_saves_gives_its_room_back_and_goes_on_from_there() -> None:
-    kube = running()
+def test_preempted_run_saves_and_continues_from_there() -> None:
+    kube = start_admitted_run()
     since = kube.status["queue"]["since"]
     kube.admission = LOSES
     kube.lingering = {"trainer", "orchestrator"}
@@ -140,7 +140,7 @@ def test_a_preempted_run_saves_gives_its_room_back_and_goes_on_from_there() -> N
     kube.admission = WAITS
     kube.tick(10.0)
     kube.tick(10.0)
-    assert (kube.status["phase"], workloads(kube)) == ("Queued", [Ref("StatefulSet", "run-trainer")])
+    assert (kube.status["phase"], list_workloads(kube)) == ("Queued", [Ref("StatefulSet", "run-trainer")])
     assert kube.status["queue"] == {"since": since, "position": 2, "waiting": 5}
     kube.admission = ROOM
     kube.tick(10.0)
@@ -149,9 +149,9 @@ def test_a_preempted_run_saves_gives_its_room_back_and_goes_on_from_there() -> N
     assert (kube.status["restartsCountedTowardsMax"], kube.status["checkpoint"]["stepsLostTotal"]) == (0, 0)
 
 
-def test_events_of_a_preemption_are_the_queues_alone() -> None:
-    """Nobody has edited `suspend` or the number of engines, and none of these was lost."""
-    kube = running()
+def test_preemption_posts_only_queue_events() -> None:
+    """No user has edited `suspend` or the engine count, and no spot engine was lost."""
+    kube = start_admitted_run()
     kube.told.clear()
     kube.admission = LOSES
     kube.tick()
@@ -170,8 +170,8 @@ def test_events_of_a_preemption_are_the_queues_alone() -> None:
     assert told == expected
 
 
-def test_a_preempted_run_whose_turn_has_come_is_starting() -> None:
-    kube = running()
+def test_preempted_run_is_starting_after_its_next_admission() -> None:
+    kube = start_admitted_run()
     kube.admission = LOSES
     kube.tick()
     kube.admission = WAITS
@@ -182,9 +182,9 @@ def test_a_preempted_run_whose_turn_has_come_is_starting() -> None:
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 1), "its pods are not made yet"
 
 
-def test_a_run_that_has_room_at_the_moment_of_its_last_pod_waits_for_nothing() -> None:
-    """A plan of the queue is believed for a second and more: this one was made before the run was stopped."""
-    kube = running()
+def test_run_readmitted_at_its_last_pod_starts_immediately() -> None:
+    """A plan of the queue is valid for at least a second; this one is older than the preemption."""
+    kube = start_admitted_run()
     kube.admission = LOSES
     kube.do(kube.decide())
     kube.admission = ROOM
@@ -198,7 +198,7 @@ def test_a_run_that_has_room_at_the_moment_of_its_last_pod_waits_for_nothing() -
     assert kube.status["attempt"] == 2
 
 
-def test_a_run_whose_first_turn_has_come_after_a_suspension_is_pending() -> None:
+def test_first_admission_after_a_suspension_is_pending() -> None:
     kube = Kube({**SPEC, "suspend": True})
     kube.admission = WAITS
     kube.tick()
@@ -209,8 +209,8 @@ def test_a_run_whose_first_turn_has_come_after_a_suspension_is_pending() -> None
     assert (kube.status["phase"], kube.status["attempt"]) == ("Pending", 0)
 
 
-def test_a_run_whose_pods_were_never_made_is_released_like_one_that_ran() -> None:
-    kube = queued()
+def test_run_without_pods_is_released_like_any_other() -> None:
+    kube = start_queued_run()
     kube.admission = ROOM
     kube.do(kube.decide())
     kube.admission = Admission(False, reasons.RELEASED, "not all of its pods got a node within 600 s", stops=True)
@@ -219,11 +219,11 @@ def test_a_run_whose_pods_were_never_made_is_released_like_one_that_ran() -> Non
     kube.admission = WAITS
     kube.tick(10.0)
     kube.tick(10.0)
-    assert (kube.status["phase"], kube.status["attempt"], workloads(kube)) == ("Queued", 0, [])
+    assert (kube.status["phase"], kube.status["attempt"], list_workloads(kube)) == ("Queued", 0, [])
 
 
-def test_a_run_that_gives_its_room_back_tells_what_kept_its_pods_from_nodes() -> None:
-    kube = queued()
+def test_released_run_reports_the_scheduling_obstacle() -> None:
+    kube = start_queued_run()
     kube.schedule = False
     kube.admission = ROOM
     kube.settle()
@@ -248,8 +248,8 @@ def test_a_run_that_gives_its_room_back_tells_what_kept_its_pods_from_nodes() ->
     assert "spec.suspend" not in kube.condition("Admitted")["message"], "what the run is then does not explain it"
 
 
-def test_a_run_that_its_user_suspends_leaves_the_queue_and_comes_back_as_a_new_one() -> None:
-    kube = queued()
+def test_suspended_run_leaves_the_queue_and_returns_as_new() -> None:
+    kube = start_queued_run()
     since = kube.status["queue"]["since"]
     kube.edit(suspend=True)
     kube.tick(5.0)
@@ -258,12 +258,12 @@ def test_a_run_that_its_user_suspends_leaves_the_queue_and_comes_back_as_a_new_o
     kube.edit(suspend=False)
     kube.tick(60.0)
     assert kube.status["phase"] == "Queued"
-    assert workloads(kube) == []
+    assert list_workloads(kube) == []
     assert kube.status["queue"]["since"] > since
 
 
-def test_a_run_that_is_over_holds_no_admission_when_it_begins_again() -> None:
-    kube = running()
+def test_ended_run_holds_no_admission() -> None:
+    kube = start_admitted_run()
     kube.exit("orchestrator", 65)
     kube.tick()
     assert (kube.status["phase"], kube.condition("Admitted")["reason"]) == ("Failed", "RunOver")

@@ -1,4 +1,4 @@
-"""Scopes of quotas: which pods each counts."""
+"""Scopes of quotas: selection of the counted pods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from rlrun_operator.queue.queue_model import PodSet
 from rlrun_operator.queue.quota import Quotas, counts_pod, read_quota, scopes_of
-from tests.unit.operator.queue.test_queue_core import run
+from tests.unit.operator.queue.test_queue_core import make_run
 
 Json = dict[str, Any]
 DEVICE: Json = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}
@@ -22,7 +22,7 @@ ACROSS: Json = {
 }
 
 
-def selector(operator: str, *values: str, name: str = "PriorityClass") -> Json:
+def make_selector(operator: str, *values: str, name: str = "PriorityClass") -> Json:
     one: Json = {"scopeName": name, "operator": operator} | ({"values": list(values)} if values else {})
     return {"scopeSelector": {"matchExpressions": [one]}}
 
@@ -44,28 +44,28 @@ def selector(operator: str, *values: str, name: str = "PriorityClass") -> Json:
         ({"scopes": ["CrossNamespacePodAffinity"]}, {"affinity": {"podAffinity": {}}}, False),
         ({"scopes": ["PriorityClass"]}, {"priorityClassName": "high"}, True),
         ({"scopes": ["PriorityClass"]}, {}, False),
-        (selector("In", "high", "top"), {"priorityClassName": "high"}, True),
-        (selector("In", "high"), {"priorityClassName": "low"}, False),
-        (selector("In", "high"), {}, False),
-        (selector("NotIn", "high"), {"priorityClassName": "high"}, False),
-        (selector("NotIn", "high"), {}, True),
-        (selector("DoesNotExist"), {"priorityClassName": "high"}, False),
-        (selector("Exists", name="BestEffort"), DEVICE, True),
-        (selector("Exists", name="OfALaterRelease"), DEVICE, False),
+        (make_selector("In", "high", "top"), {"priorityClassName": "high"}, True),
+        (make_selector("In", "high"), {"priorityClassName": "low"}, False),
+        (make_selector("In", "high"), {}, False),
+        (make_selector("NotIn", "high"), {"priorityClassName": "high"}, False),
+        (make_selector("NotIn", "high"), {}, True),
+        (make_selector("DoesNotExist"), {"priorityClassName": "high"}, False),
+        (make_selector("Exists", name="BestEffort"), DEVICE, True),
+        (make_selector("Exists", name="OfALaterRelease"), DEVICE, False),
     ],
 )
-def test_a_quota_counts_the_pods_of_all_its_scopes(spec: Json, pod: Json, counted: bool) -> None:
+def test_quota_counts_pods_that_match_all_its_scopes(spec: Json, pod: Json, counted: bool) -> None:
     assert counts_pod(scopes_of(spec), pod) is counted
 
 
-def test_only_the_counted_roles_of_a_run_are_asked_for_charged_and_known() -> None:
+def test_quota_charges_only_roles_in_its_scope() -> None:
     hard = {"pods": "3"}
     quota = read_quota(
-        {"metadata": {"name": "high"}, "spec": {"hard": hard, **selector("In", "high")}, "status": {"hard": hard}}
+        {"metadata": {"name": "high"}, "spec": {"hard": hard, **make_selector("In", "high")}, "status": {"hard": hard}}
     )
     assert quota is not None
     gang = (PodSet("trainer", 2, {}, {"priorityClassName": "high"}), PodSet("inference", 9, {}, {}))
-    one = run("a", *gang)
+    one = make_run("a", *gang)
     quotas = Quotas({one.namespace: [quota]})
     assert quotas.lack(one) == ""
     quotas.charge(one.namespace, gang)

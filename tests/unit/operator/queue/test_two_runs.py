@@ -1,4 +1,4 @@
-"""The operator's own parts together: two runs and room for one."""
+"""Two runs with room for one, through the operator's own queue."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from tests.unit.operator.decide.kube import SMALLEST
-from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.fake_api import FakeApi, serve_api
 
 GPU = "nvidia.com/gpu"
 ROUNDS = 12
 
 
 class Operator:
-    """Passes over runs, as the workqueue asks for them."""
+    """Operator that makes passes over runs like the work queue."""
 
     def __init__(self, api: FakeApi, client: Client) -> None:
         self.api = api
@@ -85,9 +85,9 @@ class Operator:
                 await self.reconciler.reconcile(("ns", name))
 
 
-async def test_the_first_begins_whole_and_the_second_waits_with_nothing() -> None:
+async def test_first_run_starts_completely_and_second_waits() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         operator = Operator(api, client)
         operator.create("a")
         operator.create("b")
@@ -101,9 +101,9 @@ async def test_the_first_begins_whole_and_the_second_waits_with_nothing() -> Non
         assert scraped["rlrun_queue_position"] == 1
 
 
-async def test_a_run_of_a_higher_priority_waits_until_the_lower_one_has_saved_and_ended() -> None:
+async def test_higher_priority_waits_for_preempted_run_to_save() -> None:
     api = FakeApi()
-    async with serving(api) as client:
+    async with serve_api(api) as client:
         operator = Operator(api, client)
         operator.create("a")
         await operator.work("a")

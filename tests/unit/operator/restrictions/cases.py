@@ -1,4 +1,4 @@
-"""Manifests that the policy allows and refuses: one table for the operator's judgement and for the API server's."""
+"""Manifests that the policy allows and refuses, shared by tests of the operator and of the API server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlrun_operator.restrictions import RunPolicy
 
 NAMESPACE, RUN = "team-a", "run"
 SAYS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""What each container of a user's has to say of itself."""
+"""Security context that every user container must set."""
 LISTS = RunPolicy(
     service_accounts=("trainer-identity", "team-*"),
     claims=("data", "shared-*"),
@@ -21,13 +21,13 @@ LISTS = RunPolicy(
 DEFAULTS = RunPolicy()
 ANY = RunPolicy(pod_template="Any", images=("registry.example.com/team/*",))
 CONTAINER = RunPolicy.model_validate({"environmentIsolation": "Container"})
-"""Environments, and rewards that `dataset` names, run in a container without the run's key."""
+"""Policy that runs environments and `dataset` rewards in a container without the run's key."""
 EVERYTHING = RunPolicy(pod_template="Any", service_accounts=("*",), secrets=("*",), priority_classes=("*",))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A specification, and the paths that its refusal names; none: it is allowed."""
+    """A specification and the paths that its refusal reports. Without paths it is allowed."""
 
     name: str
     spec: dict[str, Any]
@@ -51,12 +51,12 @@ def container(**fields: Any) -> dict[str, Any]:
 
 
 def sidecar(kind: str = "containers", /, **fields: Any) -> dict[str, Any]:
-    """A specification with a container of the user's in the trainer's pods."""
+    """A specification with a user container in the trainer's pods."""
     return pod(**{kind: [{"name": "side", "image": "busybox", "securityContext": SAYS, **fields}]})
 
 
 def volume(**source: Any) -> dict[str, Any]:
-    """A specification with a volume of the user's in the trainer's pods."""
+    """A specification with a user volume in the trainer's pods."""
     return pod(volumes=[{"name": "extra", **source}])
 
 

@@ -1,4 +1,4 @@
-"""Pod Security `restricted`, written from the standard's page, for pods that are not sent to an API server."""
+"""Pod Security `restricted` checks for pods that are not sent to an API server, written from the Kubernetes page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOLUMES = {
 
 
 def violations(spec: dict[str, Any]) -> list[str]:
-    """Controls of the standard that a pod breaks; it is as `kubectl` would send it."""
+    """Return the controls that a pod violates. `spec` is the pod spec as `kubectl` sends it."""
     found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     for volume in spec.get("volumes", ()):
         found += [f"volume {kind}" for kind in set(volume) - {"name"} if kind not in VOLUMES]

@@ -1,4 +1,4 @@
-"""Rules of kube-linter and kubescape that apply to what RLRun renders, written from their documentation."""
+"""Rules of kube-linter and kubescape that apply to rendered objects, written from their documentation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def pod_specs(objects: Iterable[Object]) -> Iterator[tuple[str, Object]]:
             yield each["kind"], each["spec"] if each["kind"] == "Pod" else each["spec"]["template"]["spec"]
 
 
-def containers(objects: Iterable[Object]) -> Iterator[tuple[Object, Object]]:
-    """Pod spec and container, init containers included."""
+def iterate_containers(objects: Iterable[Object]) -> Iterator[tuple[Object, Object]]:
+    """Pod spec and container of every container, including init containers."""
     for _, spec in pod_specs(objects):
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             yield spec, container
 
 
 def _each_container(breaks: Callable[[Object, Object], Any]) -> Callable[[list[Object]], list[str]]:
-    return lambda objects: [c["name"] for spec, c in containers(objects) if breaks(spec, c)]
+    return lambda objects: [c["name"] for spec, c in iterate_containers(objects) if breaks(spec, c)]
 
 
 def _each_pod(breaks: Callable[[Object], Any]) -> Callable[[list[Object]], list[str]]:
@@ -49,7 +49,7 @@ def _resource(container: Object, kind: str, name: str) -> Any:
 
 
 def _serves(container: Object) -> bool:
-    """A container that lives as long as its pod, and answers requests."""
+    """Return whether a container runs as long as its pod and serves requests."""
     return "ports" in container
 
 
@@ -128,10 +128,10 @@ RULES: dict[str, Callable[[list[Object]], list[str]]] = {
         )
     ),
 }
-"""By name: the objects, or containers, that break a rule."""
+"""Function per rule name that returns the violating objects or containers."""
 
 
 def broken(objects: list[Object]) -> dict[str, list[str]]:
-    """Rules that a set of objects breaks, and what breaks them."""
+    """Violated rules, each with the violating objects."""
     found = {name: rule(objects) for name, rule in RULES.items()}
     return {name: who for name, who in found.items() if who}

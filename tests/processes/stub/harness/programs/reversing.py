@@ -1,4 +1,4 @@
-"""A program written for OpenAI's client that asks twice, and the environment that trains it."""
+"""OpenAI client program with two requests, and the environment that trains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun.environments import AgentEnvironment, Episode, Score, Split, Task
 WORDS = ("abcd", "bcde", "cdef", "fedc", "edcb", "dcba")
 
 
-async def answers(client: AsyncOpenAI, word: str) -> list[str]:
+async def request_answers(client: AsyncOpenAI, word: str) -> list[str]:
     messages: list[Any] = []
     said = []
     for _ in range(2):
@@ -32,7 +32,7 @@ class Reversing(AgentEnvironment):
 
     async def agent(self, task: Task, endpoint: Any) -> list[str]:
         async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            return await answers(client, task.id)
+            return await request_answers(client, task.id)
 
     async def score(self, task: Task, episode: Episode) -> Score:
         right = sum(a == b for said in episode.info["result"] for a, b in zip(said, task.answer or "", strict=False))

@@ -1,4 +1,4 @@
-"""On the path of the stubs' processes: importing torch or an engine fails there, as in the stub image. Faults are installed as there."""
+"""Import hook of the stubs' processes: imports of torch and engines fail and faults are installed, as in the stub image."""
 
 import os
 import sys
