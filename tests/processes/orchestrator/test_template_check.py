@@ -47,7 +47,7 @@ def test_template_without_second_turn_is_refused(tmp_path: Path) -> None:
 
 
 def test_single_turn_environments_accept_any_template(tmp_path: Path) -> None:
-    assert checked(model(tmp_path, ONE_TURN), environment("reverse-text")) == []
+    assert check_model_template(write_model(tmp_path, ONE_TURN), make_environment("reverse-text")) == []
 
 
 def test_environment_on_another_machine_gets_a_notice(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_unreadable_data_source_is_named(tmp_path: Path, name: str, content: str
 def test_broken_line_is_named_by_its_line_number(jsonl: Write) -> None:
     rows = Rows(DataSetConfig(path=str(jsonl([CHATS[0], "", "{broken", "[1]"]))), "x")
     assert len(rows) == 3
-    with pytest.raises(RowError, match=r"data.jsonl line 3: it is no JSON"):
+    with pytest.raises(RowError, match=r"data.jsonl line 3: it is not JSON"):
         rows.row(1)
     with pytest.raises(RowError, match=r"data.jsonl line 4: it is a list, expected one JSON object per line"):
         rows.row(2)

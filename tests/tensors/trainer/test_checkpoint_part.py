@@ -89,7 +89,7 @@ def test_checkpoint_of_another_model_is_refused(
         return Part(model, make_optimizer(model, OptimizerConfig(), solo.device))
 
     Saver({POLICY: part_of("llama")}, solo, background=False).save(Progress(1), tmp_path / "step")
-    with pytest.raises(RoleError, match=r"another model: model\.layers\.0\..* is missing there") as refused:
+    with pytest.raises(RoleError, match=r"another model: model\.layers\.0\..* is missing in the checkpoint") as refused:
         dcp.load_parts({POLICY: part_of("qwen3")}, tmp_path / "step")
     assert refused.value.code == exit_codes.DATA
 

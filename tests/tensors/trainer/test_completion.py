@@ -102,7 +102,7 @@ def test_completion_failure_is_kept_for_the_loop(tmp_path: Path) -> None:
     run.completer.agreed(2)  # but the orchestrator's part does not exist
     assert run.completer.close(60)
     assert run.completer.failure is not None
-    assert "orchestrator holds no files" in str(run.completer.failure)
+    assert "orchestrator contains no files" in str(run.completer.failure)
     assert run.steps() == []
 
 

@@ -251,7 +251,7 @@ def test_architecture_check_finds_each_kind_of_fault(broken: str, monkeypatch: p
     told = {
         "values": "sequences in one row influence each other",
         "gradients": r"the gradient of model.layers.1.self_attn.v_proj.weight differs by 1 of its norm",
-        "files": "transformers reads 2 of ",
+        "files": "transformers loads 2 of ",
         "names": "transformers cannot load the files that the trainer writes",
     }
     assert told[broken] in (find_fault(model, seq_len=512) or "nothing")

@@ -51,7 +51,7 @@ def test_unsupported_family_is_refused_with_supported_ones() -> None:
     layers = decoder_layers(model)
     with pytest.raises(
         RoleError,
-        match=r"trainer\.parallelism\.tp \(2\) is for .* arcee, .*: its experts .* or cp",
+        match=r"trainer\.parallelism\.tp \(2\) is supported for .* arcee, .*: its experts .* or cp",
     ):
         check_family(model, layers, "tp", 2)
     model.config.model_type = "mamba"

@@ -157,7 +157,7 @@ def test_compile_is_refused_for_sharded_layers() -> None:
     model_module.check_compiler(ParallelDims())
     with pytest.raises(
         RoleError,
-        match=r"compile \(true\) does not go with .*\.tp \(2\): .*; set compile: false or tp: 1",
+        match=r"compile \(true\) does not work with .*\.tp \(2\), because .*; set compile: false or tp: 1",
     ):
         model_module.check_compiler(ParallelDims(tp=2))
     with pytest.raises(RoleError, match=r"compile \(true\) joins both gradients .*; set compile: false"):

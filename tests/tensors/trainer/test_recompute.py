@@ -141,7 +141,7 @@ def test_replay_from_model_detects_changed_batch(make_run: Callable[..., RunPath
     write_batch(batch, changed)
     found = replay_step(paths.root, 4, start=here)
     assert found.code == exit_codes.FAILURE
-    assert "step 3 already: loss is different: by" in found.text()
+    assert "earlier difference in step 3: loss is different: by" in found.text()
     assert "step 4 is DIFFERENT" in found.text()
 
 

@@ -131,7 +131,7 @@ def test_teacher_loads_from_its_folder_with_equal_vocabulary(
     assert torch.equal(weights(found.model), weights(make_model()))
     assert not found.model.training
     assert not any(p.requires_grad for p in found.model.parameters())
-    with pytest.raises(RoleError, match=r"algorithm\.reference: model .*source.* 50 tokens.*one of 51") as caught:
+    with pytest.raises(RoleError, match=r"algorithm\.reference: model .*source.* 50 tokens.*has 51") as caught:
         FrozenReference.load(ReferenceConfig(model=str(source)), policy, vocabulary=51, seq_len=64, **options)
     assert caught.value.code == exit_codes.CONFIGURATION
     with pytest.raises(RoleError, match=r"algorithm\.reference.*is not a folder"):

@@ -139,5 +139,5 @@ def test_critic_refuses_pipeline_parallelism(tmp_path: Path) -> None:
         parallelism=ParallelismConfig(pp=2),
         algorithm=AlgorithmConfig(preset="ppo", critic=CriticConfig()),
     )
-    with pytest.raises(RoleError, match=r"trainer\.parallelism\.pp \(2\) does not go with algorithm\.critic"):
+    with pytest.raises(RoleError, match=r"trainer\.parallelism\.pp \(2\) does not work with algorithm\.critic"):
         check_layout(config)

@@ -261,7 +261,7 @@ def test_damaged_transfer_is_refused_completely(damage: str, trainer: Trainer, m
     trainer.hold(0)
     assert same(engine.fetch(0), 0)
     trainer.hold(1, change)
-    with pytest.raises(DamagedError, match=r"bucket [13] \(layer\.[13] and what follows\) has checksum"):
+    with pytest.raises(DamagedError, match=r"bucket [13] \(layer\.[13] and following tensors\) has checksum"):
         engine.fetch(1)
     assert not list(engine.staging._own().glob("v*")), "nothing of it is left to be loaded"
     trainer.hold(2)

@@ -5,17 +5,17 @@ computes advantages per token from a critic's values, and `policy_loss` a differ
 presets are data in `rlrun.config.algorithm.names`.
 """
 
-from rlrun.algorithms.correction import Corrected, correct_mismatch, proximal_logprobs
-from rlrun.algorithms.kl import KlReward, Regularizers, kl_estimate, mismatch_kl
-from rlrun.algorithms.loss_inputs import LossBatch, LossInputs
-from rlrun.algorithms.losses import (
-    TokenLoss,
+from rlrun.algorithms.aggregation import (
     ValueLoss,
     aggregation_count,
     aggregation_weights,
     explained_variance,
     value_loss,
 )
+from rlrun.algorithms.correction import Corrected, correct_mismatch, proximal_logprobs
+from rlrun.algorithms.kl import KlReward, Regularizers, kl_estimate, mismatch_kl
+from rlrun.algorithms.loss_inputs import LossBatch, LossInputs
+from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.objective import LOSSES, LossOutput, Objective, denominator_count, policy_loss
 from rlrun.algorithms.objective_mixture import Mixture, mean_metrics, merge_metrics
 from rlrun.algorithms.returns import Estimate, Moments, advantages, gae, returns_to_go, whiten

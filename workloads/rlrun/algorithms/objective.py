@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms import losses
+from rlrun.algorithms.aggregation import aggregation_count, check_aggregation, divided, token_weights
 from rlrun.algorithms.correction import corrected
 from rlrun.algorithms.correction import proximal_logprobs as make_proximal
 from rlrun.algorithms.kl import Regularizers, kl_estimate, mismatch_kl
 from rlrun.algorithms.loss_inputs import LossBatch, LossInputs, prepare
-from rlrun.algorithms.losses import TokenLoss, aggregation_count, check_aggregation, divided, token_weights
+from rlrun.algorithms.losses import TokenLoss
 from rlrun.config.algorithm.names import (
     DEFAULT_LOSS,
     LOSS_ENTRIES,
