@@ -67,12 +67,10 @@ TESTS: Mapping[str, str] = {
     ),
     r"kubectl patch rlr NAME .*claimTemplate.*": "tests/controlplane/test_operator_growth.py::test_claim_grows_while_run_trains",
     r"kubectl annotate rlr NAME .*restart-requested-at=.*": (
-        "tests/controlplane/test_operator_suspend.py"
-        "::test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_restarted_by_hand_restarts_once"
+        "tests/controlplane/test_operator_suspend.py::test_run_created_suspended_starts_and_restarts_by_annotation"
     ),
     r"kubectl annotate rlr NAME .*rotate-key-requested-at=.*": (
-        "tests/thorough/operator/decide/test_api_key.py"
-        "::test_a_rotation_is_a_restart_that_does_not_count_with_another_key"
+        "tests/thorough/operator/decide/test_api_key.py::test_key_rotation_is_an_uncounted_restart"
     ),
     r"kubectl get rlr (-A --field-selector .*|NAME -o wide)": "tests/controlplane/test_resource.py::test_kubectl_get_shows_status_columns",
     r"kubectl -n team-a create rolebinding .*": "tests/controlplane/test_restrictions.py::test_builtin_roles_include_runs",
