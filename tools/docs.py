@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from rlrun.cli import (
     change_runs,
+    completion,
     convert,
     copies,
     data_files,
@@ -30,6 +31,7 @@ from rlrun.cli import (
     replay_runs,
     show_runs,
     validate,
+    version,
     web_pages,
 )
 from rlrun.config.algorithm.names import (
@@ -284,8 +286,8 @@ def cli_page() -> str:
         "restart": change_runs.restart_parser(),
         "scale": change_runs.scale_parser(),
         "set": change_runs.set_parser(),
-        "completion": doctor.completion_parser(),
-        "version": doctor.version_parser(),
+        "completion": completion.completion_parser(),
+        "version": version.version_parser(),
         "eval": evaluation.eval_parser(),
         "synthesize": evaluation.synthesize_parser(),
     }

@@ -52,7 +52,7 @@ def test_get_why_and_status_explain_runs(world: World) -> None:
     assert "Running (Training)" in text
     assert "7/100" in text
     assert "could not be read" not in text
-    plugin = rlrun(world, "why", "b", module="rlrun.cli.run_options")
+    plugin = rlrun(world, "why", "b", module="rlrun.cli.kubectl_plugin")
     assert (plugin.returncode, "Unschedulable" in plugin.stdout) == (0, True), plugin.stderr
     missing = rlrun(world, "why", "none")
     assert (missing.returncode, "there is no run none" in missing.stderr) == (64, True), missing.stderr

@@ -18,7 +18,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from rlrun.environments.adapters.agent import ChatServer
+from rlrun.environments.adapters.openai_server import ChatServer
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.talk import Ready, Talk
 from rlrun.environments.process.wire import WireError, encode_document

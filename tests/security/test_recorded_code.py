@@ -38,7 +38,7 @@ from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import FLAG, check_recorded_code, note_started_run
+from rlrun.protocol.files.recorded_code import FLAG, check_recorded_code, note_started_run
 from rlrun.runtime import exit_codes
 from rlrun.ui.run_registry import run_id
 from tests.support.made_runs import client, made, page_files

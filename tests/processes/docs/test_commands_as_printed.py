@@ -19,7 +19,7 @@ import yaml
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.cli import main, run_options, sft
+from rlrun.cli import kubectl_plugin, main, sft
 from rlrun.inspect import kubectl
 from rlrun.inspect.kubectl import Answer
 from rlrun.protocol.files.batch import Batch, write_batch
@@ -50,7 +50,7 @@ QUICKSTART = (ROOT / "examples/quickstart.yaml").read_text()
 SPEC = RLRunSpec.model_validate(yaml.safe_load(QUICKSTART)["spec"])
 SHELL = ("ls", "tail", "head")
 """Programs of the shell, which expands the wildcards in their arguments."""
-PROGRAMS: Mapping[str, Callable[[], int]] = {"rlrun": main.main, "sft": sft.main, "kubectl": run_options.main}
+PROGRAMS: Mapping[str, Callable[[], int]] = {"rlrun": main.main, "sft": sft.main, "kubectl": kubectl_plugin.main}
 NEWEST = "weights/v00000009.a0002"
 RUN: dict[str, Any] = {
     "metadata": {"name": "NAME", "namespace": "team-a", "creationTimestamp": "2027-01-15T07:00:00Z"},

@@ -15,8 +15,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from rlrun.environments import AgentEnvironment, EpisodeError, Message, Reply, Score, Task, run_episode, run_program
-from rlrun.environments.adapters.agent import ChatServer, Endpoint, Served
 from rlrun.environments.adapters.openai_api import RequestError, read_request
+from rlrun.environments.adapters.openai_server import ChatServer, Endpoint, Served
 from tests.support.programs import wait_for_async
 from tests.support.waiting import UNREACHED_SECONDS
 

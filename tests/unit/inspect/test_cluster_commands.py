@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.cli import run_options
+from rlrun.cli import kubectl_plugin
 from rlrun.cli.main import main
 from rlrun.inspect.kubectl import Answer
 from rlrun.runtime import exit_codes
@@ -402,10 +402,10 @@ def test_kubectl_plugin_offers_only_run_commands(
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").write_text("{}")
     cluster = use(of_run(run("Running")))
-    assert run_options.main(["-n", "team", "--context=lab", "why", "a"]) == 0
+    assert kubectl_plugin.main(["-n", "team", "--context=lab", "why", "a"]) == 0
     assert cluster.asked[0][1:3] == ["--namespace=team", "--context=lab"], "a folder of the name is not meant"
-    assert run_options.main(["local", "run.yaml"]) == exit_codes.USAGE
-    assert run_options.main(["--help"]) == 0
+    assert kubectl_plugin.main(["local", "run.yaml"]) == exit_codes.USAGE
+    assert kubectl_plugin.main(["--help"]) == 0
     told = capsys.readouterr()
     assert "usage: kubectl rlrun COMMAND" in told.out
     assert "unknown command 'local'" in told.err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.doctor import ON_RUNS
+from rlrun.cli.completion import ON_RUNS
 from rlrun.inspect.cluster_reader import run_snapshot
 from rlrun.inspect.screen import explanation_text
 from rlrun.inspect.why import explain_run
@@ -44,4 +44,4 @@ def test_krew_manifest_names_existing_script() -> None:
     script = ROOT / "tools" / "krew" / "kubectl-rlrun"
     assert "bin: kubectl-rlrun" in manifest
     assert script.stat().st_mode & 0o111
-    assert "-m rlrun.cli.run_options" in script.read_text()
+    assert "-m rlrun.cli.kubectl_plugin" in script.read_text()

@@ -23,7 +23,7 @@ from rlrun.config.loading.parser import Parser, finite_number, own_options, whol
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import Shape, describe_expected, field_meaning, field_shapes
 from rlrun.config.models.rollout import EvaluationSamplingConfig
-from rlrun.protocol.files.run_folder import FLAG, HELP
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes
 
 if TYPE_CHECKING:

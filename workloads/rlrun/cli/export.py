@@ -27,7 +27,7 @@ from rlrun.local.preflight import check_packages
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import FLAG, HELP
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.backends.tracker_packages import missing_trackers
 from rlrun.tracking.enabled import enabled_trackers

@@ -58,7 +58,7 @@ COMMANDS = {
     "eval": Command("measure the policies of a run on held-out tasks", _Later("evaluation:run_eval")),
     "synthesize": Command("write a policy's rollouts as a data set for sft", _Later("evaluation:run_synthesize")),
     "rows": Command(
-        "turn a set of problems into rows for the dataset environment, each with a uid", _Later("data_files:run_rows")
+        "turn a set of problems into rows for the dataset environment, each with a uid", _Later("dataset_rows:run_rows")
     ),
     "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("export:run_export")),
     "mirror": Command("copy complete checkpoints and exports of a run to object storage", _Later("export:run_mirror")),
@@ -91,8 +91,8 @@ COMMANDS = {
     "doctor": Command("report what this machine can run, and how to repair the rest", _Later("doctor:run_doctor")),
     "crd": Command("print the RLRun resource, for kubectl", _Later("installation:run_crd")),
     "charts": Command("print the folder of the Helm charts", _Later("installation:run_charts")),
-    "completion": Command("print the completion of a shell", _Later("doctor:run_completion")),
-    "version": Command("print the version", _Later("doctor:run_version")),
+    "completion": Command("print the completion of a shell", _Later("completion:run_completion")),
+    "version": Command("print the version", _Later("version:run_version")),
 }
 
 

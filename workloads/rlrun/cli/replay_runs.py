@@ -18,7 +18,7 @@ from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.config.loading.problems import ConfigError
 from rlrun.inspect.source import ClusterRun, FolderRun
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.run_folder import FLAG, HELP
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes, extras
 
 

@@ -1,8 +1,6 @@
 """Options, outputs and errors of the commands on runs, and `kubectl rlrun`.
 
 Options, outputs and error handling that the commands on runs share.
-
-`kubectl rlrun`: the commands on runs, only for clusters. kubectl starts the program `kubectl-rlrun` from PATH.
 """
 
 from __future__ import annotations
@@ -17,11 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rlrun.cli.command_options import arguments, piped
-from rlrun.cli.doctor import ON_RUNS
-from rlrun.cli.main import COMMANDS, call
 from rlrun.config.loading.parser import Parser
-from rlrun.config.suggest import did_you_mean
 from rlrun.inspect.kubectl import ClusterError, Kubectl
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, find_run
@@ -149,45 +143,3 @@ def write(found: object, form: str) -> None:
     import yaml
 
     print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), end="")
-
-
-_FLAGS = ("-n", "--namespace", "--context", "--kubeconfig")
-
-
-def usage() -> str:
-    """Return the help page."""
-    lines = [f"  {name:<10} {COMMANDS[name].summary}" for name in ON_RUNS]
-    more = "-n, --namespace, --context and --kubeconfig work as in kubectl. kubectl rlrun COMMAND --help prints the options of a command."
-    return "\n".join(["usage: kubectl rlrun COMMAND ...", "", "commands:", *lines, "", more])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `kubectl rlrun` and return the exit code."""
-    return piped(lambda: _run(arguments(argv)))
-
-
-def flags_last(words: Sequence[str]) -> list[str]:
-    """Return the command line with kubectl's options moved from before the command to the end."""
-    flags: list[str] = []
-    rest = list(words)
-    while rest and rest[0].partition("=")[0] in _FLAGS:
-        taken = 1 if "=" in rest[0] else 2
-        flags += rest[:taken]
-        rest = rest[taken:]
-    return [*rest, *flags]
-
-
-def _run(given: Sequence[str]) -> int:
-    words = flags_last(given)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return exit_codes.OK if words else exit_codes.USAGE
-    if words[0] not in ON_RUNS:
-        hint = did_you_mean(words[0], ON_RUNS) or f"; known: {', '.join(ON_RUNS)}"
-        print(f"kubectl rlrun: unknown command {words[0]!r}{hint}", file=sys.stderr)
-        return exit_codes.USAGE
-    return call(words[0], words[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -37,7 +37,7 @@ from rlrun.local.process_plan import GpuId
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_recorded_code
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.protocol.files.shared_trainer_files import model_folder
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json

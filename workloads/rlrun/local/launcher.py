@@ -57,7 +57,8 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.identity import read_identity
 from rlrun.protocol.files.launcher_record import BEAT_SECONDS, State, new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_recorded_code, check_same_run, recorded_run
+from rlrun.protocol.files.recorded_code import check_recorded_code
+from rlrun.protocol.files.run_folder import check_same_run, recorded_run
 from rlrun.protocol.files.shared_trainer_files import host_paths
 from rlrun.runtime import exit_codes
 from rlrun.tracking.sink_starter import SinkProcess, log_file

@@ -51,7 +51,8 @@ from rlrun.protocol.files.durable import make_private_folder, write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import FLAG, HELP, keep_config, note_started_run
+from rlrun.protocol.files.recorded_code import FLAG, HELP, note_started_run
+from rlrun.protocol.files.run_folder import keep_config
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import full_names

@@ -32,7 +32,7 @@ from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.hub.repository import as_recorded
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_recorded_code
+from rlrun.protocol.files.recorded_code import check_recorded_code
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, Manifest
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.metrics_line import metrics_lines
 from rlrun.protocol.files.paths import Artifact, RunPaths
-from rlrun.protocol.files.run_folder import ForkedFrom, check_recorded_code, fork_document, is_own_run, note_started_run
+from rlrun.protocol.files.recorded_code import check_recorded_code, is_own_run, note_started_run
+from rlrun.protocol.files.run_folder import ForkedFrom, fork_document
 from rlrun.replay.step_files import Recorded, ReplayError, read_run
 from rlrun.runtime import exit_codes
 

@@ -25,7 +25,7 @@ from rlrun.protocol.files.batch import BatchError, read_batch
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import telling_lines
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_recorded_code
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.replay.advantage_explanation import advantage_settings
 from rlrun.replay.sample_explanation import SampleReport, index_of, report_document, report_sample, report_text
 from rlrun.replay.step_files import Plan, ReplayError, find_step

@@ -10,7 +10,8 @@ from rlrun.config.models.language_models import DType
 from rlrun.config.named_code import code_of_model
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_recorded_code, recorded_run
+from rlrun.protocol.files.recorded_code import check_recorded_code
+from rlrun.protocol.files.run_folder import recorded_run
 from rlrun.protocol.files.shared_trainer_files import model_folder
 from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.resume import choose_base
