@@ -14,7 +14,7 @@ import signal, time
 from rlrun.diagnostics import stacks
 from rlrun.runtime.processes import refuse_inspection
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-stacks.listen()
+stacks.answer_requests()
 refuse_inspection()
 def waits_for_ever():
     print("up", flush=True)

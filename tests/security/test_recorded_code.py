@@ -478,7 +478,7 @@ def test_record_does_not_replace_full_commit_of_manifest(tmp_path: Path, monkeyp
     paths = downloaded_run(tmp_path / "run", model)
     record_commit(paths, pinned)
     monkeypatch.setenv(VARIABLE, str(paths.revisions))
-    named = f"models--org--model@{pinned}.json holds commit {COMMIT}, but model.revision is commit {pinned}; delete the file"
+    named = f"models--org--model@{pinned}.json contains commit {COMMIT}, but model.revision is commit {pinned}; delete the file"
     for read in (
         lambda: kept_commit(repository, lambda: pinned),
         lambda: as_recorded(ModelConfig(name="org/model", revision=pinned), paths),

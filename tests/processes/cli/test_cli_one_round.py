@@ -74,7 +74,7 @@ SFT_FOUND = [
     'run.toml:6: data.batch_size: got "4" (a string), expected a whole number',
     "run.toml:8: data.shufle: unknown field (did you mean shuffle?)",
     "run.toml:10: data.sources[0].path: no file or folder gone.jsonl",
-    "run.toml:12: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is no JSON",
+    "run.toml:12: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is not JSON",
     "run.toml:14: data.validation.path: no file or folder lost.jsonl",
     "run.toml:15: data.validation.interval: got 0, expected a whole number",
     "inference.replicas (2) applies only to task RL",
@@ -117,7 +117,7 @@ def test_mistakes_of_files_and_command_line_are_reported_together(capsys: pytest
         capsys.readouterr().err.splitlines(),
         [
             "t.toml:1: max_stps: unknown field (did you mean max_steps?)",
-            "t.toml:3: model.path: there is no folder nowhere",
+            "t.toml:3: model.path: no folder nowhere",
             "o.toml:2: environments[0].id: environment 'no_such_package:make'",
             "command line: --seq-len: got 4, expected a whole number",
         ],
@@ -155,7 +155,7 @@ def test_unreadable_file_does_not_hide_other_mistakes(capsys: pytest.CaptureFixt
 def test_missing_model_folder_exits_with_data_code(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text("[model]\npath = 'nowhere'\n[[environments]]\nid = 'arithmetic'\n")
     assert rl.main(["@", "run.toml"]) == 65
-    assert "model.path: there is no folder nowhere" in capsys.readouterr().err
+    assert "model.path: no folder nowhere" in capsys.readouterr().err
 
 
 MANIFEST = """\
@@ -181,7 +181,7 @@ def test_eval_and_synthesize_report_mistakes_of_used_fields(
     """These commands train nothing and run only the selected environments, so other fields are not checked."""
     Path("run.yaml").write_text(MANIFEST)
     found = [
-        "run.yaml:5: spec.model.path: there is no folder nowhere",
+        "run.yaml:5: spec.model.path: no folder nowhere",
         'run.yaml:6: spec.maxSteps: got "10" (a string)',
         "run.yaml:11: spec.environments[0].id: environment 'no_such_package:make'",
         "run.yaml:12: spec.environments[1].args: environment 'arithmetic': no argument 'no'",
@@ -204,7 +204,7 @@ def test_bench_checks_model_but_no_environments(capsys: pytest.CaptureFixture[st
     assert sft.main(["run.yaml", "--bench"]) == 78
     _assert_lines(
         capsys.readouterr().err.splitlines(),
-        ["run.yaml:6: spec.maxSteps: got", "run.yaml:7: spec.model.path: there is no folder nowhere"],
+        ["run.yaml:6: spec.maxSteps: got", "run.yaml:7: spec.model.path: no folder nowhere"],
     )
 
 

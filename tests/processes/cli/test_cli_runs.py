@@ -161,7 +161,7 @@ def test_local_run_is_suspended(run: Path) -> None:
         launcher.kill()
         launcher.wait()
     told = run_rlrun("why", str(run))
-    assert "Go on with `rlrun local a.yaml --resume`" in " ".join(told.stdout.split())
+    assert "Continue with `rlrun local a.yaml --resume`" in " ".join(told.stdout.split())
     again = run_rlrun("suspend", str(run))
     assert (again.returncode, "is not running" in again.stderr) == (64, True), again.stderr
 

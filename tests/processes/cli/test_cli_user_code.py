@@ -235,7 +235,7 @@ def test_mistake_in_custom_reward_is_found_before_run(tmp_path: Path) -> None:
     assert set(said) == {"spec.environments[2].args", "spec.environments[3].args"}
     assert "reward rewards_of_mine:rihgt: module rewards_of_mine has no rihgt" in said["spec.environments[2].args"]
     assert (
-        "data_source 'gsm9k' has no reward (did you mean gsm8k?): reward_by_source names 'gsm8k'"
+        "data_source 'gsm9k' has no reward (did you mean gsm8k?): reward_by_source has 'gsm8k'"
         in said["spec.environments[3].args"]
     )
     (note,) = [line for line in done.stdout.splitlines() if ": note: " in line]

@@ -52,7 +52,7 @@ FOUND = [
     (1, "apiVersion: got 'rlrun.io/v1', expected rlrun.io/v1alpha1"),
     (3, "metadata.name: '7Bad' is not an RFC 1035 label"),
     (5, "spec.model: revision (main) needs name"),
-    (5, "spec.model.path: there is no folder nowhere"),
+    (5, "spec.model.path: no folder nowhere"),
     (6, 'spec.maxSteps: got "10" (a string), expected a whole number'),
     (8, "duplicate key 'seqLen': it is already set in line 7"),
     (9, "spec.seqlen: unknown field (did you mean seqLen?)"),
@@ -203,7 +203,7 @@ def test_validate_summarizes_each_task(capsys: pytest.CaptureFixture[str]) -> No
 
 BAD_ROWS = [
     ('{"prompt": "a"}\n', "line 1: completion is missing"),
-    ('{"prompt": "a", "completion": "b"}\n\n{"prompt": \n', "line 3: it is no JSON"),
+    ('{"prompt": "a", "completion": "b"}\n\n{"prompt": \n', "line 3: it is not JSON"),
     ('{"prompt": "a", "completion": "b"}\n[1]\n', "line 2: it is a list, expected one JSON object per line"),
     ('{"messages": [{"role": "usr", "content": "x"}]}\n', "line 1: "),
     ("", "has no rows"),
@@ -254,7 +254,7 @@ def test_model_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         assert line.startswith("run.yaml:5: spec.model.path: ")
         return line
 
-    assert "there is no folder model" in told()
+    assert "no folder model" in told()
     Path("model").touch()
     assert "model is a file" in told()
     Path("model").unlink()
@@ -288,7 +288,7 @@ def test_pod_folder_is_noted_by_validate_refused_by_local(capsys: pytest.Capture
         capsys.readouterr().out
     )
     assert main(["local", file]) == 65
-    assert "spec.model.path: there is no folder /data/models/m" in capsys.readouterr().err
+    assert "spec.model.path: no folder /data/models/m" in capsys.readouterr().err
 
 
 def test_group_size_one_without_learning_is_noted(capsys: pytest.CaptureFixture[str]) -> None:

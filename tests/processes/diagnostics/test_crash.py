@@ -18,7 +18,7 @@ from tests.support.programs import run_program
 CRASHES_BESIDE_THREADS = """
     import ctypes, threading
     from rlrun.diagnostics import stacks
-    stacks.listen("rank-1")
+    stacks.record_crashes("rank-1")
     def waits():
         threading.Event().wait()
     def publish():

@@ -43,7 +43,7 @@ async def test_endless_function_is_killed_and_next_call_runs() -> None:
         assert found[1] == 7
         with pytest.raises(BoundedCallError, match=r"slow_functions.fail raised ValueError: no such row"):
             await calls.call(slow_functions.fail)
-        with pytest.raises(BoundedCallError, match=r"the process that computed slow_functions.die died"):
+        with pytest.raises(BoundedCallError, match=r"the process that computed slow_functions.die ended"):
             await calls.call(slow_functions.die)
         assert await calls.call(slow_functions.add, 1, 1) == 2
     finally:
@@ -94,7 +94,7 @@ async def test_reply_over_parser_limit_is_worth_zero(
     finally:
         score._calls.close()  # type: ignore[attr-defined]
     printed = capsys.readouterr().out
-    assert printed.count("worth 0") == 1  # Only the first, the tenth, ... are logged, so the log stays short.
+    assert printed.count("scored 0") == 1  # Only the first, the tenth, ... are logged, so the log stays short.
     assert "did not finish within 1 seconds; the latest one is of task 'row-7'" in printed
 
 
@@ -254,7 +254,7 @@ async def test_judge_without_score_raises_error(answer: Callable[[], Any], says:
 
 async def test_judge_deadline_includes_all_retries() -> None:
     async with serve_judge(Replies(web.Response(status=500, text="down")), deadline_seconds=2) as asked:
-        with pytest.raises(JudgeError, match=r"no score within 2 seconds; the last: status 500: down"):
+        with pytest.raises(JudgeError, match=r"no score within 2 seconds; the last failure: status 500: down"):
             await asked.score(question="q", truth="t", reply="r")
 
 

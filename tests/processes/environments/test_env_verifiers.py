@@ -185,7 +185,7 @@ async def test_failing_model_client_is_a_model_error(scripted: Any) -> None:
         ("verifiers:vf-boxed", {}, "need a container"),
         ("verifiers:vf-capitals", {"taskset": {"polit": True}}, "polit"),
         ("verifiers:vf-capitals", {"max_turn": 3}, "did you mean max_turns"),
-        ("verifiers:vf-capitals", {"env": {"id": "user-sim"}}, "plays 2 agents"),
+        ("verifiers:vf-capitals", {"env": {"id": "user-sim"}}, "has 2 agents"),
     ],
 )
 def test_unsupported_taskset_is_refused_with_reason(id: str, args: dict[str, Any], says: str) -> None:

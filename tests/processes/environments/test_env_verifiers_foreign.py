@@ -290,8 +290,8 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("group_rewards", {}, {"env": {"id": "best-of-n"}}, "plays 4 conversations per episode"),
     ("two_attempts", {"env": Twice}, {}, "Twice plays 2 conversations"),
-    ("two_agents", {"env": Two}, {}, r"plays 2 agents \(one, two\)"),
-    ("user_simulator", {}, {"env": {"id": "user-sim"}}, "plays 2 agents"),
+    ("two_agents", {"env": Two}, {}, r"has 2 agents \(one, two\)"),
+    ("user_simulator", {}, {"env": {"id": "user-sim"}}, "has 2 agents"),
     ("bash", {}, {"env": {"agent": {"harness": {"id": "bash"}}}}, r"env\.agent\.harness\.id is 'bash'"),
     ("own_bash", {"env": BashEnv}, {}, r"env\.player\.harness\.id is 'bash'"),
     ("codex", {}, {"env": {"agent": {"harness": {"id": "codex"}}}}, r"env\.agent\.harness\.id is 'codex'"),
@@ -315,7 +315,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("rewardless", {"task": Rewardless}, {}, r"Rewardless has no @vf\.reward"),
     ("plug", {}, {"taskset": {"task": {"rewards": {"x": {"fn": "no_such:fn"}}}}}, "taskset.task cannot be loaded: .*no_such"),
     ("broken", {"numbers": None}, {}, r"load\(\) raised TypeError"),
-    ("single", {"numbers": (1,)}, {}, "holds 1 distinct tasks"),
+    ("single", {"numbers": (1,)}, {}, "has 1 distinct tasks"),
     ("wrong_id", {}, {"env": {"id": "nothing-like-it"}}, "nothing-like-it"),
 ]  # fmt: skip
 

@@ -218,7 +218,7 @@ def test_sft_reads_sampled_conversations_unchanged(tmp_path: Path, suffix: str) 
 
 
 def test_unsupported_output_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RoleError, match=r"got data.csv, expected a name that ends in .jsonl or .parquet"):
+    with pytest.raises(RoleError, match=r"got data.csv; expected a name that ends in .jsonl or .parquet"):
         sampled_rows.check_output(tmp_path / "data.csv")
     mixed = [{"messages": [{"role": "user", "content": content}]} for content in ("text", ["parts"])]
     with pytest.raises(RoleError, match=r"do not fit the columns of a table .*; write .jsonl instead"):

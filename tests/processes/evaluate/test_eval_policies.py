@@ -127,12 +127,12 @@ def test_chosen_policies_match_options(steps: list[int] | None, base: bool, expe
 
 
 def test_missing_step_error_lists_available_steps() -> None:
-    with pytest.raises(RoleError, match="no policy of step 15, 25: the steps in runs/r are: 10, 20") as raised:
+    with pytest.raises(RoleError, match="no policy of step 15, 25; the steps in runs/r are: 10, 20") as raised:
         choose_policies(make_policies(10, 20), BASE, steps=[10, 15, 25], with_base=False, where="runs/r")
     assert raised.value.code == exit_codes.USAGE
     with pytest.raises(RoleError, match="in runs/r are: none"):
         choose_policies({}, BASE, steps=[1], with_base=False, where="runs/r")
-    with pytest.raises(RoleError, match="no policy in runs/r; --base asks"):
+    with pytest.raises(RoleError, match="no policy in runs/r; evaluate the base model with --base"):
         newest_policy({}, "runs/r")
     assert newest_policy(make_policies(3, 12), "runs/r").step == 12
 
@@ -191,5 +191,5 @@ def test_engines_start_with_highest_adapter_rank(tmp_path: Path) -> None:
     found = [Policy(rank, "adapter", write_weights(tmp_path / f"{rank}", adapter=rank), "") for rank in (8, 16, 4)]
     assert highest_rank(found) == 16
     (tmp_path / "8" / ADAPTER_CONFIG).unlink()
-    with pytest.raises(RoleError, match=r"step 8: .*adapter_config.json is missing or names no rank"):
+    with pytest.raises(RoleError, match=r"step 8: .*adapter_config.json is missing or has no rank r"):
         highest_rank(found)

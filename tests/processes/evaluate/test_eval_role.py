@@ -225,7 +225,7 @@ async def test_policy_without_answers_fails_run_permanently(tmp_path: Path) -> N
     cause = first_cause(failed.value)
     assert isinstance(cause, RoleError)
     assert cause.code == exit_codes.DATA
-    assert str(cause).startswith(f"base has no answer in reverse-text; the first of {TASKS * SAMPLES} failed: ")
+    assert str(cause).startswith(f"base has no answer in reverse-text; the first of {TASKS * SAMPLES} errors: ")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ async def test_policy_without_answers_fails_run_permanently(tmp_path: Path) -> N
             r"policies.fromRun \(nobody\): the folder .*nobody does not exist; set a run on the same",
         ),
         ({"from_run": "model"}, r"policies.fromRun \(model\): .*model has no policy yet; wait for its first version"),
-        ({"from_run": "trained", "steps": [10, 30]}, r"no policy of step 30: the steps in .*trained .* are: 10, 20"),
+        ({"from_run": "trained", "steps": [10, 30]}, r"no policy of step 30; the steps in .*trained .* are: 10, 20"),
     ],
 )
 def test_missing_policies_are_named(tmp_path: Path, policies: dict[str, Any], problem: str) -> None:

@@ -100,6 +100,6 @@ async def test_answer_contains_offered_tools(tmp_path: Path) -> None:
     stage = InProcessStage(cast("Environment", Offering()))
     arena = Arena(config.environments[0], stage, stage.tasks("train"))
     evaluator = Evaluator(config, [arena], Player(config, pool, chat), pool, chat)
-    (found,) = await evaluator.ask(list_questions([arena], "eval", num_tasks=1, samples_per_task=1), 3)
+    (found,) = await evaluator.collect_answers(list_questions([arena], "eval", num_tasks=1, samples_per_task=1), 3)
     assert found.rollout is not None, found.error
     assert found.rollout.tools == (TOOL,)

@@ -57,19 +57,19 @@ async def send_request(api: ChatApi, env: dict[str, str] | None = None, **client
         (cut, "cba"),
         (text('{"choices": [{"message": {"role"'), "cba"),
         (status(400, "'max_tokens' is not supported; use 'max_completion_tokens'"), "cba"),
-        (status(400, "maximum context length is 8"), "RefusedError: URL/chat/completions answers status 400: maximum"),
-        (status(422, "top_k: extra"), "RefusedError: URL/chat/completions answers status 422: top_k: extra"),
+        (status(400, "maximum context length is 8"), "RefusedError: URL/chat/completions returned status 400: maximum"),
+        (status(422, "top_k: extra"), "RefusedError: URL/chat/completions returned status 422: top_k: extra"),
         (
             status(429, "quota", **{"Retry-After": "90000"}),
-            "RoleError: client.base_url: URL/chat/completions answers status 429: quota; it requests a delay of 90000 s; finished",
+            "RoleError: client.base_url: URL/chat/completions returned status 429: quota; it requests a delay of 90000 s; finished",
         ),
         (status(403, "no"), "RoleError: client.api_key_var: the server needs a key; set it in VLLM_API_KEY or OPENAI_API_KEY"),
-        (status(402, "pay"), "RoleError: client.base_url: URL/chat/completions answers status 402: pay; what was answered is"),
-        (status(404, "gone"), "RoleError: client.base_url: URL/chat/completions answers status 404: gone; what was"),
-        (status(307, **{"Location": "https://x"}), "RefusedError: URL/chat/completions answers status 307: it redirects to https://x"),
+        (status(402, "pay"), "RoleError: client.base_url: URL/chat/completions returned status 402: pay; finished answers are"),
+        (status(404, "gone"), "RoleError: client.base_url: URL/chat/completions returned status 404: gone; finished"),
+        (status(307, **{"Location": "https://x"}), "RefusedError: URL/chat/completions returned status 307: redirect to https://x"),
         (text("<html>login</html>", "text/html"), "RefusedError: URL/chat/completions did not return JSON: <html>login</html>"),
         (text('{"choices": []}'), 'RefusedError: URL/chat/completions did not return a chat completion: {"choices": []}'),
-        (text('{"choices": [{"message": {"content": 3}}]}'), "RefusedError: the answer of URL/chat/completions is no"),
+        (text('{"choices": [{"message": {"content": 3}}]}'), "RefusedError: URL/chat/completions did not return a chat completion"),
         (text("[1]"), "RefusedError: URL/chat/completions did not return a chat completion: [1]"),
         (text("NaN"), "RefusedError: URL/chat/completions did not return a chat completion: NaN"),
     ],
@@ -82,7 +82,7 @@ async def test_server_failure_is_retried_or_explained(answer: Answer, said: str)
 async def test_server_retries_are_bounded(answer: Answer) -> None:
     api = ChatApi(answers=[answer])
     said = await send_request(api, max_retries=2, timeout=0.2 if answer is never else UNREACHED_SECONDS)
-    assert said.startswith("RefusedError: 3 tries failed, the last one: URL/chat/completions ")
+    assert said.startswith("RefusedError: 3 tries failed, the last one with: URL/chat/completions ")
     assert len(api.asked) == 3 or (answer is never and len(api.asked) < 3), "a try may be over before it is heard"
 
 
@@ -100,13 +100,13 @@ async def test_server_retries_are_bounded(answer: Answer) -> None:
             {"OPENAI_API_KEY": "wrong-key"},
             {},
             "RoleError: client.api_key_var: the key in VLLM_API_KEY or OPENAI_API_KEY is refused, or select another variable with "
-            "--client.api-key-var (URL/models answers status 401: Incorrect API key provided: ***.)",
+            "--client.api-key-var (URL/models returned status 401: Incorrect API key provided: ***.)",
         ),
         (
             ChatApi(key="right-key"),
             {},
             {"api_key_var": "K"},
-            "RoleError: client.api_key_var: the server needs a key; set it in K (URL/models answers status 401: Incorrect",
+            "RoleError: client.api_key_var: the server needs a key; set it in K (URL/models returned status 401: Incorrect",
         ),
     ],
 )
@@ -147,7 +147,7 @@ async def test_consecutive_failed_questions_end_the_command() -> None:
 @pytest.mark.parametrize(
     ("client", "message"),
     [
-        ({"base_url": ["localhost:8000"]}, "got 'localhost:8000', expected a URL such as"),
+        ({"base_url": ["localhost:8000"]}, "got 'localhost:8000'; expected a URL such as"),
         ({"base_url": ["ftp://x/v1"]}, "expected a URL such as"),
         ({"base_url": ["http://x:99999/v1"]}, "expected a URL such as"),
         ({"base_url": ["http://x/v1/chat/completions"]}, "without /chat/completions, which is added"),
@@ -246,7 +246,7 @@ def test_synthesize_of_files_writes_messages(api: ChatApi, tmp_path: Path, capsy
     assert "1 of 3 answers failed; the first: " in told.err
     assert told.out.splitlines()[-2:] == [
         "  answers:  d.jsonl.parts/answers",
-        "  go on:    train on it with task SFT and `data.sources: [{path: d.jsonl}]`",
+        "  next:     train on it with task SFT and `data.sources: [{path: d.jsonl}]`",
     ]
     rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
     assert [row["policy"] for row in rows] == ["m", "m"], "the only model that the server has"
@@ -313,8 +313,8 @@ def test_killed_evaluation_resumes_with_saved_answers(api: ChatApi, tmp_path: Pa
     ("options", "message"),
     [
         (["--steps", "3"], "eval: --steps applies only to engines, but client names servers"),
-        (["--engine-url", "http://x"], "eval: --engine-url is of engines"),
-        (["--inference-gpu-ids", "0"], "eval: --inference-gpu-ids is of engines"),
+        (["--engine-url", "http://x"], "eval: --engine-url applies only to engines"),
+        (["--inference-gpu-ids", "0"], "eval: --inference-gpu-ids applies only to engines"),
         (["--client.base-rl", "x"], "--client.base-rl: unknown option (did you mean --client.base-url?)"),
         (["--client.timeout", "soon"], '--client.timeout: got "soon" (a string), expected a number greater'),
         (

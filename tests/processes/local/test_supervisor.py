@@ -111,7 +111,7 @@ LISTENS = """
     import signal, time
     from rlrun.diagnostics import stacks
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stacks.listen()
+    stacks.answer_requests()
     def waits_for_ever():
         print("up", flush=True)
         time.sleep(600)

@@ -29,7 +29,7 @@ HANGS = """
     import signal, sys, time
     from rlrun.diagnostics import stacks
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stacks.listen()
+    stacks.answer_requests()
     def child_that_waits():
         print("up", flush=True)
         time.sleep(3600)
@@ -40,7 +40,7 @@ HANGS = """
     started = [subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) for words in code]
     for process in started:
         process.stdout.readline()
-    stacks.listen()
+    stacks.answer_requests()
     def holds_the_interpreter_for_ever():
         print(os.getpid(), *(process.pid for process in started), flush=True)
         lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)
@@ -109,9 +109,7 @@ def test_role_that_ends_in_time_is_not_dumped(signals: Signals, tmp_path: Path) 
     assert not watch._thread.is_alive()
 
 
-LISTENS = (
-    "import time; from rlrun.diagnostics import stacks; stacks.listen(); print('up', flush=True); time.sleep(3600)"
-)
+LISTENS = "import time; from rlrun.diagnostics import stacks; stacks.answer_requests(); print('up', flush=True); time.sleep(3600)"
 
 
 @pytest.fixture
@@ -142,7 +140,7 @@ def test_frozen_process_blocks_no_other_dump(
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.1)
     told = stacks.request_stacks([frozen], tmp_path / "stacks", why="it is stuck").decode()
     assert "it is stuck\n" in told
-    assert told.endswith("no answer: it is frozen, or inside a system call that hangs\n")
+    assert told.endswith("no answer: the process is frozen, or inside a hanging system call\n")
 
 
 def test_early_answer_counts(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

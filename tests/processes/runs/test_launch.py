@@ -119,7 +119,7 @@ def test_early_failure_of_run_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
         run.wait()
     text = " ".join(str(caught.value).split())
     assert "Failed: NotBegun its launcher ended with exit code 65" in text
-    assert "spec.model.path: there is no folder nothere" in text
+    assert "spec.model.path: no folder nothere" in text
     assert str(run.why()) == str(caught.value)
     with pytest.raises(RunError, match="NotBegun"):
         run.wait(step=1)

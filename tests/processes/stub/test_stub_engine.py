@@ -133,7 +133,7 @@ async def test_stub_engine_accuracy_follows_its_weights(served: Served) -> None:
     assert await served.reward() == pytest.approx(0.2, abs=0.08)
     await served.client.update_weights(served.publish(1, 0.9), 1)
     assert await served.reward() == pytest.approx(0.9, abs=0.08)
-    with pytest.raises(EngineError, match="older than 1"):
+    with pytest.raises(EngineError, match="older than the served version 1"):
         await served.client.update_weights(served.publish(0, 0.2), 0)
     (answer,) = await served.generate()
     assert list(answer.versions) == [1] * 5

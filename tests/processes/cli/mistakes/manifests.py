@@ -133,7 +133,13 @@ MANIFESTS: Sequence[Mistake] = (
     ),
     *plain(
         65,
-        ("data that are not there", "rlrun local sft.yaml", "spec.data.sources[0].path", "chats.jsonl", "there is no"),
+        (
+            "data that are not there",
+            "rlrun local sft.yaml",
+            "spec.data.sources[0].path",
+            "chats.jsonl",
+            "no file or folder",
+        ),
     ),
     Mistake(
         "a broken row",

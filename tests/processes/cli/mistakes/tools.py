@@ -153,7 +153,7 @@ TOOLS: Sequence[Mistake] = (
             "synthesize run.yaml --output d.jsonl --base --step 1",
             "--step",
             "",
-            "choose one",
+            "remove one of them",
         ),
         (
             "the folder of no run",

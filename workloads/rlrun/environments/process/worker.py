@@ -341,7 +341,7 @@ def _set_limits(memory_bytes: int) -> None:
         # If the container runs out of memory, the kernel kills this process and not the orchestrator.
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable()
-    faulthandler.register(keeper.STACKS, all_threads=False)  # see `stacks.listen`
+    faulthandler.register(keeper.STACKS, all_threads=False)  # see `stacks.answer_requests`
     stacks.answer_requests()
 
 
