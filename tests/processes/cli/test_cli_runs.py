@@ -83,7 +83,7 @@ def test_command_imports_no_other_commands(words: list[str]) -> None:
         "print(*sorted(name for name in sys.modules if name.startswith('rlrun.cli.')))"
     )
     done = run_program([sys.executable, "-c", code, *words], check=True)
-    commands = {"rlrun.cli.doctor"} if words == ["version"] else set()
+    commands = {"rlrun.cli.version"} if words == ["version"] else set()
     assert set(done.stdout.splitlines()[-1].split()) == {"rlrun.cli.command_options", "rlrun.cli.main"} | commands
 
 
