@@ -28,7 +28,7 @@ def _interfaces() -> Iterator[str]:
 
 def _answers() -> Iterator[tuple[str, type[run_answers.Answer]]]:
     """Return models by name, in the order of their declaration."""
-    for module in (run_answers, rollout_answers, run_answers):
+    for module in (run_answers, rollout_answers):
         for name, found in vars(module).items():
             if isinstance(found, type) and issubclass(found, run_answers.Answer) and found is not run_answers.Answer:
                 yield name, found

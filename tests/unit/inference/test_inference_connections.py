@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from rlrun.inference.guard import Connection
+from rlrun.inference.http.connections import Connection
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: engine\r\nContent-Length: 4\r\n\r\n"
 UNDER_WAY = asyncio.Event()

@@ -90,8 +90,8 @@ def test_imports_are_arrows_between_modules_and_between_folders() -> None:
     package, hf = "rlrun.trainer", "rlrun.trainer.weights.hf"
     expected = {
         (f"{package}.loop", hf),
-        (f"{package}.loop", f"{package}.run"),
-        (f"{package}.run", f"{package}.weights"),
+        (f"{package}.loop", f"{package}.trained_run"),
+        (f"{package}.trained_run", f"{package}.weights"),
     }
     assert arrows(house.graph, package) == expected
     assert room_arrows(house.graph, package, house.folders) == {("rlrun/trainer", "rlrun/trainer/weights")}

@@ -131,7 +131,8 @@ async def _serve_until_stopped(
         from vllm.entrypoints.launchers.app import build_app
         from vllm.entrypoints.launchers.launcher import serve_http
 
-    from rlrun.inference.guard import Connection, Guard
+    from rlrun.inference.guard import Guard
+    from rlrun.inference.http.connections import Connection
     from rlrun.inference.http.generate import generate_router
     from rlrun.inference.http.routes import Control, router
     from rlrun.inference.http.vllm_tokens import VLLMTokens

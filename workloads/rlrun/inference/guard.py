@@ -5,22 +5,13 @@ Access control by route: an ASGI middleware outside of all others with an allowl
 vLLM's own key protects only some prefixes, and a later vLLM may add routes that change the engine. Therefore only exact paths are
 allowed, compared with the same string that the router matches. A trailing or double slash, an encoded or upper-case letter, `..` or
 another method is a different entry and is refused.
-
-Limits for HTTP connections to an engine that do not send a complete request.
-
-A client that reaches the port can open connections without a key. uvicorn limits the time between two requests, but not the time before the
-first request nor endless headers, and each connection uses a file descriptor. The other roles' servers have the same limits from
-`runtime.site`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, ClassVar
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from typing import Any
 
 from rlrun.protocol.messages.endpoints import (
     ENGINE_GENERATE,
@@ -36,7 +27,6 @@ from rlrun.protocol.messages.endpoints import (
     ENGINE_UPDATE_WEIGHTS,
     calling_guest,
 )
-from rlrun.runtime.http_site import MAX_SILENT, SILENT_SECONDS
 
 Event = MutableMapping[str, Any]
 """ASGI scope of a request, or an ASGI event."""
@@ -139,48 +129,3 @@ async def answer_unread(send: Send, status: int, message: str) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-class Connection(HttpToolsProtocol):
-    """HTTP connection of one client."""
-
-    silent: ClassVar[dict[Connection, asyncio.TimerHandle]] = {}
-    """Connections of this process that wait for complete request headers, ordered by the start of the wait."""
-    most_silent: ClassVar[int] = MAX_SILENT
-    """Maximum number of waiting connections; another one closes the oldest."""
-    silent_seconds: ClassVar[float] = SILENT_SECONDS
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer of a new connection."""
-        super().connection_made(transport)
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer of a closed connection."""
-        self._done()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Process received bytes; the first bytes of another request restart the timer for its headers."""
-        if self not in self.silent and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
-        super().data_received(data)
-
-    def on_headers_complete(self) -> None:
-        """Stop the timer when the headers are complete."""
-        self._done()
-        super().on_headers_complete()
-
-    def _wait(self) -> None:
-        if len(self.silent) >= self.most_silent:
-            next(iter(self.silent))._give_up()
-        self.silent[self] = self.loop.call_later(self.silent_seconds, self._give_up)
-
-    def _done(self) -> None:
-        timer = self.silent.pop(self, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _give_up(self) -> None:
-        self._done()
-        self.transport.abort()

@@ -1,5 +1,15 @@
 // Made by `python -m tools.ui_types --write` from rlrun/ui/models.
 
+export interface Me {
+  user: string | null;
+  session: boolean;
+}
+
+export interface Problem {
+  problem: string;
+  login: boolean;
+}
+
 export interface ProgressView {
   step: number | null;
   totalSteps: number | null;
@@ -352,14 +362,4 @@ export interface DiffView {
   second: RolloutRow;
   turns: Piece[][];
   roles: string[];
-}
-
-export interface Me {
-  user: string | null;
-  session: boolean;
-}
-
-export interface Problem {
-  problem: string;
-  login: boolean;
 }
