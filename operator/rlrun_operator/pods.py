@@ -1,14 +1,11 @@
-"""Pods as decisions see them, with the time of their deletion and the GPUs that they hold.
+"""Pods as decisions read them: the time of their deletion, their state, and the GPUs that they hold. Pure.
 
-Time at which the deletion of a pod was first requested. Pure.
+Kubernetes does not keep the time at which a deletion was first requested. `deletionTimestamp` minus the grace period is the time of the
+last request with a shorter grace period, and the kubelet itself sends such a request, with a grace period of 0, once all containers have
+ended. A process that only obeyed the first request would then seem to have ended before any request. Therefore the operator's cache keeps
+the first observed request with the pod.
 
-Kubernetes does not keep this time. `deletionTimestamp` minus the grace period is the time of the last request with a shorter grace
-period, and the kubelet itself sends such a request, with a grace period of 0, once all containers have ended. A process that only obeyed
-the first request would then seem to have ended before any request. Therefore the store keeps the first observed request with the pod.
-
-Typed view of a pod: the API's nested JSON, read once into plain values.
-
-Number of GPUs that a pod occupies on its node. Pure.
+The API's nested JSON of a pod is read once into the plain values of `Pod`.
 """
 
 from __future__ import annotations

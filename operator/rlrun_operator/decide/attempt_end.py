@@ -1,14 +1,10 @@
-"""End of an attempt: the record of its cause, and later corrections of that record.
+"""End of an attempt: the record of its cause, and corrections of that record until its pods are gone. Pure.
 
-Record of the end of attempts. The cause is recorded before pods are removed, because the removal destroys the evidence.
+The cause is recorded before pods are removed, because the removal destroys the evidence. The next pass removes the pods (`restart`).
 
-The next pass removes the pods (`restart`).
-
-Late correction of the recorded cause of an attempt's end. Pure.
-
-If a process of a group or its node dies, its peers fail too, with their own errors, and Kubernetes may report a peer first. Therefore the
-record is corrected until the attempt's pods are gone: by a pod that failed by itself, and by a node that does not answer, whose restart is
-not counted. Independent of the order of the reports, the same pod is recorded in the end:
+If a process of a group or its node dies, its peers fail too, with their own errors, and Kubernetes may report a peer first. Therefore a pod
+that failed by itself, or a node that does not answer, corrects the record; the restart after a lost node is not counted. Independent of the
+order of the reports, the same pod is recorded in the end:
 
     a pod that reports a cause, before a pod that may have lost a peer, before a pod that reports a lost peer (NCCL)
     of two equal pods, the one that ended first, by the clocks of their nodes
@@ -152,7 +148,7 @@ def report_restart(
             (*_end_waits(run, reasons.SCHEDULED), reasons.PROGRESSING),
             ConditionUpdate("False", reasons.RESTARTING, "the run restarts"),
         ),
-        reasons.COMPLETE: None,  # a run that had only stayed for its guests passes through its end again
+        reasons.COMPLETE: None,  # a run that only served its guests is completed again later
         **engine_report(run, attempt),
         **standing_conditions(run, pending=True),
     }

@@ -1,14 +1,12 @@
-"""The run's claim: its owner, its growth, and reports on its volume.
+"""Claim of a run: its owner, its growth, reports on its volume, and its deletion.
 
-Owner of the run's own claim: the run until the claim is bound; after that the claim has no owner, unless `storage.whenDeleted` is
-Delete.
+The run owns its own claim until the claim is bound. After that the claim has no owner, unless `storage.whenDeleted` is Delete.
 
-Growth of the run's own claim: a larger `storage.claimTemplate.size` is requested at once, and attempts continue.
+A larger `storage.claimTemplate.size` is requested at once. Attempts continue, because Kubernetes enlarges the volume under running pods. A
+claim never shrinks, and a claim that was not created for a run of this name is not changed. A refusal (a StorageClass without expansion, a
+quota) is reported and retried later, and the run continues.
 
-A claim never shrinks, and a claim that no run of this name created is not changed. Kubernetes enlarges the volume under running pods. A
-refusal (a StorageClass without expansion, a quota) is reported and retried later, and the run continues.
-
-The run's volume: reports of the roles (the operator mounts no volume), and a claim that is being deleted.
+Reports on the volume come from the roles, because the operator mounts no volume.
 """
 
 from __future__ import annotations

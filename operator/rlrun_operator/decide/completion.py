@@ -1,8 +1,7 @@
-"""End of a run: the cause that ends an attempt, cleanup, and the release of its GPUs.
+"""End of a run: the cause that ends its current attempt, its completion, and its cleanup.
 
-Cause that ends the current attempt, out of all possible causes.
-
-End of a run: its GPUs are freed after all work, and the cleanup policy decides which objects stay.
+The attempt ends for the first cause that applies, out of all possible ones. A run that has finished all work first frees its GPUs and then
+reports Complete. After that, its cleanup policy determines which objects stay.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def complete_run(run: RunSnapshot) -> Decision:
     updates = _completed_conditions(run, done if over else freeing, run.words.over)
     change = _trained_status(run, over=over and not keeps)
     change |= StatusChange(completion_time=rfc3339(run.now) if over else None)
-    # What the end leaves, the next pass sees to: no event may come.
+    # After the end, the next pass deletes objects by `cleanupPolicy`; it is requested now, because no event may cause it.
     delete = () if keeps else (*_list_deletions(run), *shorten_grace(run))
     return finish_decision(run, updates, change, Actions(writes=delete, wake_in=0.0 if over else None), training=True)
 

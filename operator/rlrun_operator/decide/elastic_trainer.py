@@ -1,16 +1,11 @@
-"""Size of an elastic trainer: the facts, and the choice.
-
-Choice of the size of an elastic trainer. Pure.
+"""Size of an elastic trainer: the choice, the room for more pods, and the facts about the attempt. Pure.
 
 A trainer has one size in each attempt, so a change ends the attempt. It shrinks when pods have waited too long for nodes: to the number of
 scheduled pods, if the layout can be divided by it. It only grows at a checkpoint, when there is room, and not before a delay that doubles
 with each growth that did not find nodes.
 
-Room for more trainer pods, if nodes may be read: their capacity without the other pods of this run. Pure.
-
-Only a queue observes foreign pods, so its answer comes first. A growth into nodes that foreign pods use finds no node and is undone.
-
-Facts about an attempt that decide on its trainer's size, from the status and the observation.
+If nodes may be read, the room is their capacity without the other pods of this run. Only a queue observes foreign pods, so its answer comes
+first. A growth into nodes that foreign pods use finds no node and is undone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Number of engines of a run: autoscaling by load, and the steps from one number to another.
-
-Number of engines by the run's load. Pure.
+"""Number of engines of a run: autoscaling by load, and the steps from one number to another. Pure.
 
 With n engines, the engines need (work / n) for a step, and the trainer needs a fixed time; the step takes the longer of both:
 
@@ -13,13 +11,13 @@ With n engines, the engines need (work / n) for a step, and the trainer needs a 
 Between both is a band of 1 / (FULL (1 - target)), about a quarter, without changes, so that the number does not oscillate. Each window of
 measurement starts with a change of the number, so that one measurement never causes two choices.
 
-Number of engines of a running attempt: the choice by autoscaling, and the removal of unused engines.
+A running attempt reaches the chosen number in these steps:
 
     choice recorded -> its number in the Lease's annotation -> the orchestrator drains the others -> it reports them in the Lease
     -> their pods get the lowest deletion cost -> the Deployment gets fewer replicas
 
-All state is in API objects: `status.inference.desired`, the Lease, the Deployment. A Deployment may remove a pod other than the
-cheapest; then the requests of this pod move, and the orchestrator uses the drained engine again.
+All state is in API objects: `status.inference.desired`, the Lease, the Deployment. A Deployment may remove a pod other than the cheapest;
+then the requests of this pod move, and the orchestrator uses the drained engine again.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""GPU time of a run: what its pods have held, and the budget that limits it.
+"""GPU time of a run: the time that its pods have held GPUs, and the budget that limits it. Pure.
 
-GPU time of a run's pods since the last count, from the timestamps of the pods instead of the times of passes. Pure.
-
-A pod holds its GPUs from its scheduling (condition PodScheduled) to the end of its containers, or to its removal. The status records the
-time of the last count and the pods at this time, so no time is lost or counted twice, independent of the number of passes. Unknown times
-are bounded:
+Each pass counts the time since the last count, from the timestamps of the pods instead of the times of passes. A pod holds its GPUs from
+its scheduling (condition PodScheduled) to the end of its containers, or to its removal. The status records the time of the last count and
+the pods at this time, so no time is lost or counted twice, independent of the number of passes. Unknown times are bounded:
 
 - A pod that vanished unobserved is counted until this was noticed, or until the known end of its grace period.
 - A pod that came and went unobserved is not counted.
 - If the clock was set back by more than `SKEW_SECONDS`, counting continues from the new time; otherwise it waits for the recorded time.
 
-Budget of GPU time (`spec.budget`): a warning when most of it is spent, and a suspension when all of it is spent. Pure.
-
-Spent time never decreases. A run with a spent budget stays suspended until the budget is raised or removed, and then resumes by itself. The
-operator does not edit the specification.
+The budget (`spec.budget`) causes a warning when most of it is spent, and a suspension when all of it is spent. Spent time never decreases.
+A run with a spent budget stays suspended until the budget is raised or removed, and then resumes by itself. The operator does not edit the
+specification.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Facts that decisions read from manifests: the run, its children, and the status written earlier.
+"""Facts that decisions read from manifests: of each child, of an earlier status, and of the RLRun itself.
 
-Facts of one child of a run, read from its manifest only.
-
-Parsing of a status that this or another release of the operator has written.
-
-The RLRun of an observation: its validated specification with the namespace's defaults, and its status.
+The facts of a child come from its manifest only. The status may have been written by another release of the operator. The specification is
+validated with the namespace's defaults.
 """
 
 from __future__ import annotations
@@ -203,7 +200,7 @@ class JudgedRun:
 
     @cached_property
     def total_steps(self) -> int:
-        """Number of steps; 0 for an evaluation, because only its orchestrator knows the number of answers."""
+        """Number of steps; 0 for an evaluation, because only its orchestrator can count the answers."""
         if not self.trains:
             return 0
         return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps

@@ -1,13 +1,8 @@
-"""Repairs during an attempt: edited, deleted, scaled and leftover objects of a run.
+"""Repairs during an attempt: refused writes, edited or deleted parts, manual scaling, lost objects and leftover pods.
 
-Report of refused writes to existing objects: scaling, deletion, annotations, the check for a Secret. Pure.
-
-Conditions that wait for an object report that it cannot be created. All other refusals are reported by ChildrenIntact, and by Restarting,
-Suspended or Complete while this condition waits for the refused write, for example for the removal of pods.
-
-Repair of a run's objects that were edited or deleted during an attempt.
-
-Repairs during an attempt: undo manual scaling, recreate deleted objects, delete leftovers.
+Conditions that wait for an object report that it cannot be created. ChildrenIntact reports all other refusals, such as those of scaling,
+deletion, annotations and the check for a Secret. If Restarting, Suspended or Complete waits for the refused write, for example for the
+removal of pods, this condition reports the refusal too.
 """
 
 from __future__ import annotations
@@ -134,7 +129,7 @@ def compare_parts(run: RunSnapshot, attempt: int) -> Seen:
     damaged = _find_damaged(run, context) | workloads.damage
     if not damaged:
         return Seen(_report_repaired(run))
-    if run.taken is not None:  # a repair would end at that object
+    if run.taken is not None:  # a foreign object has a child's name, and a repair would stop at it
         return Seen(_report_drift(damaged, _BEHIND.format(run.taken)))
     at_once = {*workloads.restored, *workloads.scaled}
     now = [ref for ref in damaged if ref in at_once or _can_be_made(run, ref)]
@@ -190,7 +185,8 @@ def _can_be_made(run: RunSnapshot, ref: Ref) -> bool:
 def _report_repaired(run: RunSnapshot) -> dict[str, ConditionUpdate | None]:
     """Return ChildrenIntact after all parts were repaired; nothing if no part was damaged before."""
     before = find_condition(run.past.conditions, reasons.CHILDREN_INTACT)
-    if before is None or before.status == "True" or before.reason == reasons.ADMISSION_REFUSED:  # see `refused`
+    # `with_refused_writes` reports the end of ADMISSION_REFUSED.
+    if before is None or before.status == "True" or before.reason == reasons.ADMISSION_REFUSED:
         return {}
     message = f"{_without_ending(before.message)}; it is repaired"
     return {reasons.CHILDREN_INTACT: ConditionUpdate("True", reasons.REPAIRED, message)}
@@ -229,7 +225,7 @@ def _same_file(run: RunSnapshot) -> bool:
     attempt = run.past.attempt
     context, pod = run.context(run.spec, attempt), run.orchestrator(attempt)
     found = (pod.manifest["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION) if pod is not None else None
-    if found is None:  # of an earlier release, which left a fingerprint in the status alone
+    if found is None:  # pod of an earlier release, which stored the hash only in the status
         return run.past.config_hash == context.config.hash()
     return bool(found == context.file_mark("orchestrator"))
 

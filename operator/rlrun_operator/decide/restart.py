@@ -1,10 +1,9 @@
-"""Restarts: after the end of an attempt, on request, and for another size of the trainer.
+"""Restarts of a run: after the end of an attempt, on request, and for another size of the trainer.
 
-Restart: the pods of the ended attempt are removed, the backoff passes, and the next attempt starts.
+After the end of an attempt its pods are removed, the backoff passes, and the next attempt starts. Requests for a new attempt are more
+steps, a manual restart, another API key, and an edit before every role has started.
 
-Start of a new attempt on request: more steps, a manual restart, another API key, or an edit before every role has started.
-
-Change of an elastic trainer's size: the attempt saves and ends as for a manual restart, and the next one has another size.
+A change of an elastic trainer's size ends the attempt like a manual restart:
 
     size recorded (`status.trainer.size`), with Restarting -> the attempt's pods save and end -> the next attempt is rendered with it
 

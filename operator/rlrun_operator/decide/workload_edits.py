@@ -1,14 +1,12 @@
 """Edits of a run's workloads: by other clients, and by its own specification before roles have started.
 
-Edits of a run's workloads by other clients: `kubectl set image`, `kubectl edit`, a controller that does not know the operator.
+Other clients are `kubectl set image`, `kubectl edit` or a controller that does not take the operator into account. The managed fields of an
+object (`managed_fields`) show which fields the operator has lost, and which client set them.
 
-The managed fields of an object (`managed_fields`) show which fields the operator has lost, and which client set them.
-
-Roles of which no container has started with the present specification: until then, an edit takes effect at once.
-
-No step can be trained without every role. While one has not started, nothing is lost by an edit, and the advice for a wrong image, a
-missing Secret or a wrong label is to edit the specification. The rules of the API server read `status.unstarted`
-(`rlrun.api.crd.frozen_fields`), so a run of an older operator, which does not write it, stays frozen.
+An edit of the specification takes effect at once until each role has a container that started with it. No step can be trained without every
+role. While one has not started, nothing is lost by an edit, and the advice for a wrong image, a missing Secret or a wrong label is to edit
+the specification. The rules of the API server read `status.unstarted` (`rlrun.api.crd.frozen_fields`), so a run of an older operator, which
+does not write it, stays frozen.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _KNOWN_MAX = 10_000
 AUTOSCALERS = "kube-controller-manager"
 """Field manager of HorizontalPodAutoscalers, including those of KEDA."""
 _SCALED = "spec.replicas"
-"""Field that the operator, `kubectl scale` and autoscalers set; `scaling` and `corrections` restore it."""
+"""Field that the operator, `kubectl scale` and autoscalers set; `engine_count` and `repairs` restore it."""
 _PER_TIME = "spec.template.spec.affinity"
 """Field of a StatefulSet that changes with time: excluded nodes expire."""
 _compared: dict[tuple[str, str], None] = {}
@@ -48,7 +46,7 @@ class Edits(NamedTuple):
     restored: dict[Ref, Manifest]
     """Workloads that can be applied again now."""
     scaled: frozenset[Ref]
-    """Workloads with a changed number of pods; `scaling` and `corrections` restore it."""
+    """Workloads with a changed number of pods; `engine_count` and `repairs` restore it."""
 
 
 def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) -> Edits:
@@ -58,8 +56,7 @@ def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) 
         run: snapshot of the run.
         context: inputs for rendering the attempt.
         as_begun: whether the specification has not changed since the start of the attempt. Otherwise nothing is rendered to compare
-        with, and the
-            next attempt renders all workloads anyway.
+            with, and the next attempt renders all workloads anyway.
     """
     found = [child for child in _list_workloads(run) if as_begun and _may_be_edited(child)]
     made = _render_workloads(context) if found else {}
@@ -91,7 +88,7 @@ def _scaled_workloads(run: RunSnapshot) -> dict[Ref, str]:
 
 
 def _way_to_scale(run: RunSnapshot, ref: Ref, manager: str) -> str:
-    """Field of the run with the same effect."""
+    """Return the field of the run with the same effect."""
     if ref == run.trainer_ref:
         return "a running trainer keeps its number of pods"
     if manager != AUTOSCALERS:

@@ -1,16 +1,14 @@
-"""Failures of nodes: nodes that a run avoids, and pods on nodes that do not answer.
+"""Failures of nodes: nodes that a run avoids, and pods that cannot end because their node does not answer. Pure.
 
-Nodes that a run avoids for a while because it failed there repeatedly. Pure.
-
-Only failures that a node may have caused count. An exclusion applies to one run, is rendered into the next attempt, and never holds the
-run back for long: if no other node accepts a pod, the excluded node is used again.
-
-Pods that cannot end because their node does not answer: how long to wait for them, and when to delete them by force. Pure.
+A run avoids a node for a while if it failed there repeatedly. Only failures that a node may have caused count. An exclusion applies to one
+run, is rendered into the next attempt, and never holds the run back for long: if no other node accepts a pod, the excluded node is used
+again.
 
 A terminating pod disappears when its kubelet reports that its containers have ended. A kubelet that never answers would hold the next
-attempt back forever. A forced deletion breaks Kubernetes' guarantee of one pod per name: on a disconnected node that is still running, the
-old trainer may continue. It does no harm: all of its files contain its attempt's number, which later attempts do not read, and the next
-attempt's group has its own rendezvous. A pod on an answering node is never deleted by force, however slow it is.
+attempt back forever, so the operator waits and then deletes the pod by force. This breaks Kubernetes' guarantee of one pod per name: on a
+disconnected node that is still running, the old trainer may continue. It does no harm: all of its files contain its attempt's number, which
+later attempts do not read, and the next attempt's group has its own rendezvous. A pod on an answering node is never deleted by force,
+however slow it is.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Connection to the API server: credentials, sessions and addresses.
+"""Connection to the API server: credentials, HTTP sessions, and addresses for network policies.
 
-Address and credentials of the API server, and HTTP sessions for the operator's requests and for kopf's watches.
+The sessions serve the operator's own requests and kopf's watches.
 
-Addresses of the API server, for the NetworkPolicies of orchestrators.
-
-In most networks a policy sees the address behind the Service `kubernetes`; in some it sees the Service's own. Both are in the namespace
-`default`, and they may change while runs are active, because control planes are replaced.
+The NetworkPolicies of orchestrators must allow the API server. In most networks a policy sees the address behind the Service `kubernetes`;
+in some it sees the Service's own. Both are in the namespace `default`, and they may change while runs are active, because control planes
+are replaced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Kueue as the queue of a run: the next write, the answer, and the additions of an admission to the pods.
+"""Kueue as the queue of a run: additions of an admission to the pods, and the next write with the answer. Pure.
 
-Fields that a Kueue admission adds to a run's pods: flavors, updates of admission checks, and the labels that Kueue expects.
-
-Kueue as the queue of a run: next write and answer, from the run and its Workload. A pure function of its arguments.
+The additions come from flavors, updates of admission checks, and the labels that Kueue expects. Next write and answer are a function of the
+run and its Workload:
 
     no Workload -> created -> admitted -> evicted: the run stops -> no pods: quota released -> admitted ... -> finished
 

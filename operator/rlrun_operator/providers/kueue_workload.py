@@ -1,10 +1,7 @@
-"""Kueue's Workload of a run, and the texts of its conditions.
+"""Kueue's Workload of a run: its fields, its status, and the translation of its conditions.
 
-Kueue's Workload: built for a run, compared with its needs, and its status in the form that an integration must write.
-
-Field names are those of `kueue.x-k8s.io/v1beta2`.
-
-Translation of Kueue's conditions: reason and message of the run's condition Admitted.
+The Workload is built for a run and compared with its needs. Its status has the form that an integration of Kueue must write. Kueue's
+conditions become reason and message of the run's condition Admitted. Field names are those of `kueue.x-k8s.io/v1beta2`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Packing of gangs: the pods of a run, free amounts of nodes and groups, and the placement of one in the other.
+"""Packing of gangs: free resources of rooms, the placement of a gang in them, and the pods of runs.
 
-Free resources of rooms during an admission pass.
-
-Packing of a gang: the largest pods first, each into the room with the least left over.
-
-Pods of a run for the queue, read from its manifests.
+A room is a node, or the whole cluster if only its total is known. The largest pods of a gang are placed first, each in the room with the
+least left over. The pods come from the manifests of the runs.
 """
 
 from __future__ import annotations

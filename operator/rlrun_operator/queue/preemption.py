@@ -1,8 +1,6 @@
-"""Amounts that admitted runs hold, and the runs that release theirs for another one.
+"""Resources that admitted runs hold, and the runs that must release theirs.
 
-Resources that admitted runs hold, and the release of runs whose pods find no node.
-
-Choice of the runs to preempt for another run: only runs that are needed, or none.
+A run whose pods find no node is released. For a waiting run only needed runs are preempted, or none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""ResourceQuotas: free amounts of a namespace, and the pods that each quota counts.
+"""ResourceQuotas of a namespace: the pods that each quota counts, and the amounts that are free for gangs.
 
-Scopes of a ResourceQuota: the pods that it counts, by the rules of the API server's pod evaluator.
-
-Remaining ResourceQuota of a namespace for gangs; a quota with scopes counts only matching pods.
+A quota with scopes counts only matching pods, by the rules of the API server's pod evaluator.
 """
 
 from __future__ import annotations

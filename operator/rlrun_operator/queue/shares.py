@@ -1,10 +1,8 @@
-"""Fair shares of namespaces, sizes of elastic runs, and the texts that explain a wait.
+"""Fair shares of namespaces, sizes of elastic runs, and messages about a wait.
 
-Shares of namespaces: the weighted dominant share (Ghodsi et al., NSDI 2011), current and past.
-
-Sizes of elastic runs: which size fits now, which fits after other runs have left, and to which an admitted run may grow.
-
-Messages about a wait: the exact missing resources.
+The share of a namespace is the weighted dominant share (Ghodsi et al., NSDI 2011), current and past. For an elastic run, a pass chooses the
+size that fits now, the size that fits after other runs have left, or the size to which an admitted run may grow. A message names the exact
+missing resources.
 """
 
 from __future__ import annotations

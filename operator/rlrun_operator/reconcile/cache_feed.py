@@ -1,8 +1,7 @@
-"""Feed of the store from watches and lists, and its comparison with the cluster.
+"""Feed of the cache from watches and lists, and its comparison with the cluster.
 
-Transfer of watched and listed objects into the cache, and of the changed runs into the work queue.
-
-Comparison of the cache with the cluster: after every list of kopf, and periodically in case a watch has lost an event.
+Each watched or listed object is stored in the cache, and the runs that it changes are added to the work queue. The cache is compared with
+the cluster after every list of kopf, and periodically in case a watch has lost an event.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Kueue's edge: reads Workloads, flavors and priority classes, and carries out the next write.
+"""Kueue as a queue of the operator: reads of Workloads, flavors and priority classes, and the writes.
 
-Flavors and priority classes of Kueue, which are cluster-scoped: from the chart's values, or from the cluster if permitted.
-
-Queue of Kueue: reads Workloads, gets the next step from `providers.next_step`, and makes its writes.
+Flavors and priority classes are cluster-scoped: they come from the chart's values, or from the cluster if permitted. The next write of a
+Workload comes from `providers.next_step`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Objects of external queues, one for each run, and what queues read and write.
+"""Objects of an external queue, one for each run, and the clients, caches and callbacks that queues share.
 
-Clients, caches and callbacks that the queues of an operator share.
-
-Objects of an external queue, one for each run: they are listed every two seconds, and written with the decided-on version.
-
-They are not watched, because kopf needs the kind to exist when a watch starts, and a queue may be installed later. Written objects are
-stored in the cache at once.
+The objects are listed every two seconds. They are not watched, because kopf needs the kind to exist when a watch starts, and a queue may be
+installed later. Each write has the version on which its decision is based as a precondition, and the written object is stored in the cache
+at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Memory between the passes over one run, and the report of a run whose objects admission refuses.
+"""Memory between the passes over one run, and the status of a run with refused writes.
 
-Memory of the passes over one run: facts for the next pass that no object in the cluster contains.
-
-Status of a run with refused writes. The status must not record missing objects as created.
+The memory contains facts for the next pass that no object in the cluster contains. The status must not record missing objects as created.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Parts of containers: probes, security contexts and mounts of the run's volume.
+"""Parts of containers: probes, security contexts, and mounts of the run's volume.
 
-Probes of the containers. The roles answer them; see `rlrun.protocol.messages.endpoints`.
-
-Security contexts of all pods and containers: Kubernetes' restricted standard.
-
-Mounts of the run's volume: the whole volume is readable, and the run's own folders are writable.
+The roles answer the probes (`rlrun.protocol.messages.endpoints`). The security contexts follow Kubernetes' restricted standard. The whole
+volume is readable, and the run's own folders are writable.
 """
 
 from __future__ import annotations
@@ -106,7 +103,7 @@ def pod_context(*, assigned: bool) -> Json:
 
 
 def environment_context(index: int, *, assigned: bool) -> Json:
-    """Return the security context of an environment's container; `assigned` as in `of_pod`."""
+    """Return the security context of an environment's container; `assigned` as in `pod_context`."""
     return CONTAINER if assigned else CONTAINER | {"runAsUser": ENVIRONMENT_USERS + index}
 
 

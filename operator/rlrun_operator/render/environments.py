@@ -1,22 +1,19 @@
-"""Containers of environments: of an image of their own, shared, and for a tiny model's warm-up.
+"""Containers of environments: one for each environment with an image, a shared one, and one for a tiny model's warm-up.
 
-Sidecars of the orchestrator's pod for environments with their own image.
+An environment with its own image is a sidecar of the orchestrator's pod. It may run code that the rest of the run does not trust. It shares
+with the orchestrator the pod's network and one folder with its socket, which is read-only in the orchestrator. Environments with images
+share nothing writable with each other.
 
-Such a container may run code that the rest of the run does not trust. It shares with the orchestrator the pod's network and one folder
-with its socket, which is read-only in the orchestrator. Environments share nothing writable with each other.
+Environments without an image share one container of the orchestrator's pod by default. It separates code of users from the run's key, the
+token of the Lease and the keys of trackers. All of them share it, because each container needs a Python process: 20 environments would need
+20. Landlock separates the environments within it, like processes in the orchestrator's container. It has the same view of the run's volume
+as the orchestrator's container, but only writes the hub's caches of data. The orchestrator sends each environment the variables that it may
+have.
 
-Container that environments without an image share by default, in the orchestrator's pod.
-
-It separates code of users from the run's key, the token of the Lease and the keys of trackers. All environments share it, because each
-container needs a Python process: 20 environments would need 20. Landlock separates the environments within it, like processes in the
-orchestrator's container. It has the same view of the run's volume as the orchestrator's container, but only writes the hub's caches of
-data. The orchestrator sends each environment the variables that it may have.
-
-Init container with the code of a tiny model's warm-up environment (`model.tiny.warmupEnvironment`).
-
-The next container, which creates the model, has the run's key and its configuration, and writes the run's folder. Therefore the code of
-the environment runs before it, in a container without these, and writes a file with conversations. This container has the mounts of an
-environment: the run's volume for reading, and the hub's caches of data for writing.
+The code of a tiny model's warm-up environment (`model.tiny.warmupEnvironment`) runs in an init container, which writes a file with
+conversations. The next container, which creates the model from this file, has the run's key and its configuration, and writes the run's
+folder. The init container has none of these. It has the mounts of an environment: the run's volume for reading, and the hub's caches of
+data for writing.
 """
 
 from __future__ import annotations
@@ -333,7 +330,7 @@ def config_maps(sources: Sequence[EnvFromSource]) -> Iterator[Json]:
 
 
 def variables(ctx: RunContext, own: Sequence[EnvVar], sources: Sequence[EnvFromSource]) -> list[Json]:
-    """Return the variables of the container: ours, and those of the role that an environment may have.
+    """Return the variables of the container: the operator's own, and those of the role that an environment may have.
 
     Args:
         ctx: the run.

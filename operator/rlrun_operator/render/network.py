@@ -1,14 +1,11 @@
-"""Network of a run's pods: addresses, policies, and servers outside of the run.
+"""Network of a run's pods: egress rules for servers outside of the run, proxies, Services and policies.
 
-Egress rules for servers outside of a run: trackers, rewards of bundled environments, and proxies of the roles.
+Outside servers are those of trackers and of rewards of bundled environments, and the proxies of the roles. A NetworkPolicy contains
+addresses and pods, but not names. So a public name opens its port to any address, as a hub does. The name of a Service opens all ports of
+the pods in its namespace: networks check a packet after its address and port were replaced by those of a pod, and only the Service contains
+this port. Rules without an address get the addresses of the installation's policy, without the metadata services of clouds.
 
-A NetworkPolicy contains addresses and pods, but not names. So a public name opens its port to any address, as a hub does. The name of a
-Service opens all ports of the pods in its namespace: networks check a packet after its address and port were replaced by those of a pod,
-and only the Service contains this port.
-
-Rules without an address get the addresses of the installation's policy, without the metadata services of clouds.
-
-Services and network policies of a run's pods: one policy for trainer and engines, one for the orchestrator.
+Trainer and engines have one policy, and the orchestrator has another one.
 """
 
 from __future__ import annotations

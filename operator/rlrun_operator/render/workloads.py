@@ -1,8 +1,6 @@
-"""Workloads of an attempt and their pod templates: trainer StatefulSet, engine Deployment, orchestrator Pod.
+"""Workloads of an attempt and their pod templates: trainer StatefulSet, engine Deployments, orchestrator Pod.
 
-Pod templates: the common fields of all pods, placement, and the role's `podTemplate`, which is merged last.
-
-The three workloads of an attempt: trainer StatefulSet, inference Deployment, orchestrator Pod.
+A template contains the fields that all pods have in common and the placement. The role's `podTemplate` is merged last.
 """
 
 from __future__ import annotations
@@ -80,11 +78,11 @@ def queue_conflicts(ctx: RunContext) -> str:
 
 
 def own_template(ctx: RunContext, role: Role) -> Json:
-    """Metadata (labels, annotations) and spec of a role's pods as the run itself wants them.
+    """Return metadata (labels, annotations) and spec of a role's pods without the additions of a queue.
 
-    The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
-    container called after the role, and the reserved variables, which identify a process. Of its metadata only labels and annotations are
-    taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
+    The user's `podTemplate` overrides all fields except those by which the operator finds and judges pods: its labels, the restart policy,
+    the container with the role's name, and the reserved variables, which identify a process. Only the labels and annotations of its
+    metadata are used. A key that a PodTemplateSpec does not have is kept, so that the API server's dry run refuses it and names it.
     """
     patch = pod_placement.role_block(ctx.spec, role).pod_template
     container = role_containers.role_container(ctx, role)
@@ -173,8 +171,8 @@ def _pod_volumes(ctx: RunContext, role: Role) -> list[Json]:
 
 
 def _pod_metadata(ctx: RunContext, role: Role, patch: object) -> Json:
-    """Merge the user's metadata with ours. Ours win, because the operator finds pods by them; engines have no attempt, as they outlive
-    attempts."""
+    """Merge the user's metadata with the operator's, which take precedence, because the operator finds pods by them. Engines have no
+    attempt, because they outlive attempts."""
     user = patch if isinstance(patch, Mapping) else {}
     ours = child_labels(ctx.name, role, None if role == "inference" else ctx.attempt)
     annotations = {RUN_UID_ANNOTATION: ctx.uid}

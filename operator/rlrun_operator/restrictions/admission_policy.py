@@ -1,10 +1,7 @@
-"""The chart's ValidatingAdmissionPolicy: the table of allowed fields as CEL, in a Helm template.
+"""The chart's ValidatingAdmissionPolicy: the table of allowed fields as CEL, in a Helm template. Pure.
 
-Translation of the table of allowed fields into CEL, for a ValidatingAdmissionPolicy. Pure.
-
-An expression that reads a value of an unexpected type ends in an error, and the API server then refuses the run.
-
-Generator of the chart's ValidatingAdmissionPolicy, a Helm template: the API server enforces the same rules as `refusals`.
+The API server enforces the same rules as `refusals`. An expression that reads a value of an unexpected type ends in an error, and the API
+server then refuses the run.
 """
 
 from __future__ import annotations

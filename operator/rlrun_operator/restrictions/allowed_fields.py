@@ -1,12 +1,9 @@
-"""Fields of a run that make pods, the values that each may have, and the rules that check them.
+"""Fields of a run that affect pods: the types of rules, and the table with the allowed values of each field.
 
-Types of rules for parts of a manifest. `refusals` applies them in Python, `expressions` as CEL, from one table.
-
-Fields of a run that affect pods, and the allowed values of each.
-
-The table lists allowed fields, not forbidden ones: a field of a later Kubernetes release is refused until it is added. The standard is Pod
-Security `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/). In addition, a run gets only the identities,
-Secrets, claims and node addresses that it was granted.
+`refusals` applies the table in Python, `admission_policy` as CEL. It lists allowed fields, not forbidden ones: a field of a later
+Kubernetes release is refused until it is added. The standard is Pod Security `restricted`
+(https://kubernetes.io/docs/concepts/security/pod-security-standards/). In addition, a run gets only the identities, Secrets, claims and
+node addresses that it was granted.
 """
 
 from __future__ import annotations

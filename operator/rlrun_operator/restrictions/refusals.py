@@ -1,8 +1,6 @@
-"""Check of a run against the installation's policy.
+"""Check of a run against the installation's policy: external addresses, and all fields that affect pods. Pure.
 
-Check of the external addresses that a run names against the policy's egress blocks.
-
-Check of a run against the installation's policy. Pure; accepts any JSON.
+External addresses that a run names must be within the policy's egress blocks. The checks accept any JSON.
 """
 
 from __future__ import annotations

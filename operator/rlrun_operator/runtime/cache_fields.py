@@ -1,11 +1,10 @@
-"""Parts of objects that the store keeps, and the times of a run's last signs of life.
+"""Parts of objects that the cache keeps, and the times of a run's last signs of life.
 
-Fields of an object that decisions read: a third of a pod. All other fields would cost memory, and time in every parse.
+The cache keeps the fields that decisions read: a third of a pod. All other fields would cost memory, and time in every parse.
 
-Times of the last renewal of a run's Lease and of its last progress, by this operator's own clock and watch.
-
-A renewal proves that the orchestrator is alive. Only a new attempt, step or activity proves progress of the run. Time in which the
-operator could not observe the run counts for neither: after an outage, and after a gap between two renewals, the clock restarts.
+The signs of life are the last renewal of a run's Lease and its last progress, by this operator's own clock and watch. A renewal proves that
+the orchestrator is alive. Only a new attempt, step or activity proves progress of the run. Time in which the operator could not observe the
+run counts for neither: after an outage, and after a gap between two renewals, the clock restarts.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class Pulse:
 
 
 def record_beat(before: Pulse | None, known: Manifest | None, lease: Manifest, now: float) -> Pulse:
-    """Return the pulse after `lease` was observed.
+    """Return the times after `lease` was observed.
 
     Args:
         before: previous pulse; None: first observation of a Lease of this name.

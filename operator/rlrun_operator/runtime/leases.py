@@ -1,20 +1,15 @@
 """Leases of the operator: leader election, and one operator per namespace.
 
-Leader election by a Lease, with the times of Kubernetes' own components: at most one operator acts at a time.
-
-A leader that cannot renew stops acting after `LEADER_RENEW_SECONDS`, well before another one may take over after
-`LEADER_DURATION_SECONDS`. It continues
-when the API server is back and no other process has taken over; otherwise it ends. Clocks of other machines are not compared: a Lease has
-expired if this process saw no renewal for its whole duration.
-
-One operator per namespace: a Lease in each namespace with runs names the release that serves them.
+At most one process of a release acts at a time. The leader Lease has the times of Kubernetes' own components. A leader that cannot renew
+stops acting after `LEADER_RENEW_SECONDS`, well before another one may take over after `LEADER_DURATION_SECONDS`. It continues when the API
+server is back and no other process has taken over; otherwise it ends. Clocks of other machines are not compared: a Lease has expired if
+this process saw no renewal for its whole duration.
 
 Releases have separate leader Leases and do not see each other; two releases that are configured for one namespace would both act on its
-runs. Therefore each leader acquires this Lease before it acts in a namespace, and keeps renewing it. The holder is the release, not its
-process: an upgrade or a restart does not transfer the runs. The Lease is never released: after an uninstallation, another release takes
-over after `TERRITORY_DURATION_SECONDS`.
-
-Runs that name their operator (`managedBy`) have a separate Lease, so that operators of different names can share a namespace.
+runs. Therefore each namespace with runs has a Lease that names the release that serves them. A leader acquires it before it acts in the
+namespace, and keeps renewing it. The holder is the release, not its process: an upgrade or a restart does not transfer the runs. The Lease
+is never released: after an uninstallation, another release takes over after `TERRITORY_DURATION_SECONDS`. Runs that name their operator
+(`managedBy`) have a separate Lease, so that operators of different names can share a namespace.
 """
 
 from __future__ import annotations

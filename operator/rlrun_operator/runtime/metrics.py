@@ -1,11 +1,6 @@
-"""Prometheus metrics of the operator and of its runs: their names and their values.
+"""Prometheus metrics of the operator's own work and of its runs: names, labels, meanings and values.
 
-Metrics of the operator: about its own work, and about each run by its status.
-
-Prometheus metrics of the operator and of its runs.
-
-Series of runs are created from the store at each scrape, so that a deleted run has no series. Names, labels and meanings are in
-`metric_names`.
+Series of runs are created from the operator's cache at each scrape, so that a deleted run has no series.
 """
 
 from __future__ import annotations

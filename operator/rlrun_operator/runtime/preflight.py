@@ -1,8 +1,7 @@
-"""Requirements of the operator, and the check of an installation.
+"""Requirements of the operator, checked before it starts, and the check of an installation.
 
-Checks before the operator starts: the API server, the CustomResourceDefinition, and the operator's own rights.
-
-Check of an installation: `rlrun-operator --check`, which `helm test` runs.
+The operator needs the API server, the CustomResourceDefinition and its own rights. `rlrun-operator --check`, which `helm test` runs, checks
+the installation.
 """
 
 from __future__ import annotations

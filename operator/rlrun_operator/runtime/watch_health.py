@@ -1,11 +1,8 @@
-"""Health of the operator and of kopf's watches, and its HTTP port.
+"""Health of the operator and of kopf's watches, and the HTTP port for /livez, /readyz and /metrics.
 
-HTTP server for /livez, /readyz and /metrics on one port.
-
-State of kopf's watches, observed at the HTTP level: every request of kopf passes through a session of the operator.
-
-kopf does not report to handlers that a list is complete or that a watch is alive. The session sees both: a list request, the opening
-of a watch, and every chunk of a watch, including the API server's bookmarks, about one a minute.
+kopf does not report to handlers that a list is complete or that a watch is alive. Therefore every request of kopf passes through a session
+of the operator, which observes a list request, the opening of a watch, and every chunk of a watch, including the API server's bookmarks,
+about one a minute.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Messages about claims and about limits of admission, each with the fix.
+"""Messages about refused writes and about the run's claim, each with the fix.
 
-Messages and fixes for writes that admission refuses: ResourceQuotas, LimitRanges, rights, webhooks and policies.
-
-Condition StorageReady: state of the run's PersistentVolumeClaim, with the fix if it gets no volume.
+Writes are refused by ResourceQuotas, LimitRanges, missing rights, webhooks and policies. Condition StorageReady reports the state of the
+run's PersistentVolumeClaim, and the fix if it gets no volume.
 """
 
 from __future__ import annotations

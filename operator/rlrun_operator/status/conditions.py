@@ -1,8 +1,7 @@
 """Conditions and phase of a run, and the fields of its status that a decision sets.
 
-Reading and writing of a run's conditions, and the phase that follows from them.
-
-Partial update of a run's status: the fields that a decision sets, each with its type.
+The phase follows from the conditions. `StatusChange` is a partial update of the status: the fields that a decision sets, each with its
+type.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class ConditionUpdate(NamedTuple):
 
 def find_condition(conditions: Sequence[Condition], kind: str) -> Condition | None:
     """Return the condition of type `kind`, or None."""
-    for condition in conditions:  # dozens of times in a decision: a generator takes twice as long
+    for condition in conditions:  # called dozens of times in a decision: a generator takes twice as long
         if condition.type == kind:
             return condition
     return None

@@ -1,8 +1,7 @@
-"""Reason why a run waits: storage, nodes, containers and engines.
+"""Reason why a run waits: nodes, pods and engines, and the order of all conditions of a start.
 
-Causes that keep a scheduled pod from becoming ready: its image, its configuration, a mount, its node or its process.
-
-Diagnosis of a waiting run: storage, nodes, containers and engines. Messages name the role and the fix; the first match wins.
+Storage comes first, with the condition of `claim_messages`. A scheduled pod may not become ready because of its image, its configuration, a
+mount, its node or its process. Messages name the role and the fix; the first match wins.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Progress of a run from the orchestrator's Lease, and the time that restarts take.
+"""Progress of a run from the orchestrator's Lease, and the duration of its restarts by phase. Pure.
 
-Progress of the run: values that the orchestrator writes to its Lease, and the status fields made from them.
+The orchestrator writes its values to the Lease, and the status fields are made from them.
 
-Duration of a restart: seconds by phase, from the observed end of an attempt to the first new step of the next one.
-
-Each phase ends when this operator first observes its end, by its own clock; phases inside the trainer are the trainer's own
-measurements. The phase `other` is the remainder, so that the phases add up to the total. Pure.
+The duration of a restart lasts from the observed end of an attempt to the first new step of the next one, in seconds. Each phase ends when
+this operator first observes its end, by its own clock; phases inside the trainer are the trainer's own measurements. The phase `other` is
+the remainder, so that the phases add up to the total.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Facts from which a wait is explained: pods, claims, events of the cluster and units of progress.
+"""Facts that explain why a run waits: events, pods, wanted numbers, claim and nodes, and common texts of messages.
 
-Events of the cluster, found by the object that they are about.
-
-Texts that several messages share: units of a run's progress by its task, and the queue's message before its first answer.
-
-Facts that explain why a run waits: its pods, the wanted numbers, its claim, events and nodes.
+Events are found by the object that they are about. The common texts are the units of a run's progress, which depend on its task, and the
+queue's message before its first answer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Advantage estimators, and the means and standard deviations that they use.
+"""Advantage estimators, and the means and standard deviations that they use; without torch.
 
-Mean and standard deviation of values per group, over the batch, or none. Uses only numpy.
+Means and standard deviations are over the group, over the batch, or omitted. `level_means` and `level_stds` take sums per group, which a
+caller may first add up over ranks; `normalized` computes everything from values of one process.
 
-`level_means` and `level_stds` take sums per group, which a caller may first add up over ranks; `normalized` computes everything from
-values of one process.
-
-Estimators: one advantage per rollout from the rewards of its group. `estimate.py` distributes it over tokens and normalizes.
+An estimator returns one advantage per rollout from the rewards of its group. `estimate.py` distributes it over tokens and normalizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Off-policy correction: importance weights and the log-probabilities of the proximal policy.
+"""Off-policy correction: importance weights or rejection of tokens, and log-probs of the proximal policy.
 
-Correction of the mismatch between trainer and inference engine: truncated importance weights, and rejection.
-
-Log-probs of the proximal policy, the center of a trust region.
+The weights correct the mismatch between trainer and inference engine. The proximal policy is the center of a trust region.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""KL divergence as an estimate, a reward and a regularizer, and the entropy bonus.
+"""KL divergence between two policies: estimates per sampled token, a penalty in the reward, and terms of the loss.
 
-Estimates of the KL divergence between two policies per sampled token.
-
-KL penalty in the reward: a reward per token, whose return is added to the token's advantage.
-
-Terms added to any policy loss per token: an entropy bonus, and the KL divergence to a reference.
+A KL penalty is a reward per token, whose return is added to the token's advantage. The terms that any policy loss can add per token are the
+KL divergence to a reference and an entropy bonus.
 """
 
 from __future__ import annotations

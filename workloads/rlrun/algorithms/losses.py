@@ -1,6 +1,7 @@
 """Policy losses per token. `Objective` applies the mask, sums and divides.
 
 Notation: t trainer, i inference, o proximal log-prob, ρ = exp(t - i), r = exp(t - o), A advantage, sg stop-gradient.
+
 Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`. An entry of
 `rlrun.config.algorithm.tables.LOSS_ENTRIES` declares its name, and its options with defaults and bounds.
 """

@@ -1,8 +1,6 @@
-"""The objective of a policy, bound once as an object or by each call as plain functions.
+"""Objective of a policy: loss function with options, aggregation, regularizers, correction and proximal policy.
 
-Objective of a run: loss function with options, aggregation, regularizers, correction and proximal policy, bound once.
-
-An objective as plain functions for scripts and notebooks. Each call binds the objective again; the trainer binds an `Objective` once.
+The trainer binds an `Objective` once. The plain functions at the end are for scripts and notebooks: each call binds the objective again.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ LOSSES: Mapping[str, Algorithm] = {
 
 
 class LossOutput(NamedTuple):
-    """Differentiable scalar loss, and detached scalar metrics on its device (see `metrics.py`)."""
+    """Differentiable scalar loss, and detached scalar metrics on its device (see `merge_metrics`)."""
 
     loss: Tensor
     metrics: dict[str, Tensor]

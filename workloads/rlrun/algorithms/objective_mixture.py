@@ -1,22 +1,18 @@
-"""Several objectives in one batch, and the aggregation of metrics.
-
-Exact aggregation of metrics over micro-batches and ranks.
+"""Several objectives in one batch, of the run and of single environments, and the exact aggregation of their metrics.
 
 `policy_loss` returns sums over its loss tokens, the number of these tokens (`tokens`) and the number of sequences that contain one
-(`sequences`); metrics with a name in `_max` are maxima. The sums are added first and divided once, so the result does not depend on the
-division into micro-batches.
-
-Several objectives in one batch: the run's objective, and objectives of single environments.
+(`sequences`); metrics with a name in `_max` are maxima. The sums of micro-batches and ranks are added first and divided once, so the result
+does not depend on the division into micro-batches.
 
 The loss of a token comes from the objective of its environment; its weight is the weight that it would have if the whole batch had this
-objective. Let `w_e` be the weights and `D_e` the divisor of the aggregation of environment `e` (`aggregation.py`), with `D_e` counted
-over the *whole* batch:
+objective. Let `w_e` be the weights and `D_e` the divisor of the aggregation of environment `e` (`aggregation.py`), with `D_e` counted over
+the *whole* batch:
 
     L = Σ_e 1/D_e(batch) · Σ_{tokens k of e} w_e(k)·l_e(k)  =  Σ_e share_e · L_e
 
-`L_e` is the loss of only the samples of e, and `share_e = D_e(samples of e)/D_e(batch)` is their share of the batch: of its loss tokens
-for `token_mean`, otherwise of its sequences with a loss token. Therefore the objective of one environment does not change the loss of
-other samples, environments with equal settings have one common loss, and the sum does not depend on packing, order and ranks.
+`L_e` is the loss of only the samples of e, and `share_e = D_e(samples of e)/D_e(batch)` is their share of the batch: of its loss tokens for
+`token_mean`, otherwise of its sequences with a loss token. Therefore the objective of one environment does not change the loss of other
+samples, environments with equal settings have one common loss, and the sum does not depend on packing, order and ranks.
 """
 
 from __future__ import annotations

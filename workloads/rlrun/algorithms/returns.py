@@ -1,10 +1,9 @@
-"""Advantages and returns on packed tensors.
+"""Advantages and returns on tensors: one advantage per rollout, and returns-to-go, GAE and whitening per token.
 
-Advantages of rollouts on tensors: a wrapper of `rlrun.advantages`, which the orchestrator uses with numpy.
+Advantages of rollouts come from `rlrun.advantages`, which the orchestrator uses with numpy.
 
-Advantages and returns per token on packed tensors `[T]`: returns-to-go, GAE, whitening.
-
-Tokens outside the mask (prompts, tool results) are skipped: they have no discount, no reward and no value.
+The other functions take packed tensors `[T]`. Tokens outside the mask (prompts, tool results) are skipped: they have no discount, no reward
+and no value.
 """
 
 from __future__ import annotations

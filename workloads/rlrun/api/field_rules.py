@@ -1,14 +1,8 @@
-"""Rules between the fields of a run: shared GPUs, lengths in tokens, and the fields of each task.
+"""Rules between the fields of a run: lengths in tokens, shared GPUs, and parts that a task needs or ignores.
 
-Rules between the lengths of prompts, samples and micro-batches, in tokens.
+The lengths are those of prompts, samples and micro-batches. GPUs are shared by trainer and engines with `placement.colocate`.
 
-Refusal of fields that are set but that the run's task ignores.
-
-A field at its default is not refused: it cannot be distinguished from an unset field.
-
-Rules of a run whose trainer and engines share GPUs (`placement.colocate`).
-
-Rules for the parts of a run that each task needs or ignores.
+A set field that the run's task ignores is refused. A field at its default is not refused: it cannot be distinguished from an unset field.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Placement of pods, and AReaL's one-line layout (`spec.allocation`).
+"""Placement of pods, and AReaL's one-line layout (`spec.allocation`), which sets fields of trainer, engines and placement.
 
-Placement of pods.
-
-`spec.allocation`: AReaL's one-line layout, converted to the fields of trainer, engines and placement.
-
-It is applied before the fields are validated, so every reader of a specification sees only the fields. A field that is set in addition
-must agree with it. The user may still choose how the trainer's GPUs are divided among pods (`trainer.gpusPerReplica` or `replicas`)
-and how the engines' copies are divided among servers (`inference.dataParallel`).
+The layout is applied before the fields are validated, so every reader of a specification sees only the fields. A field that is set in
+addition must agree with it. The user may still choose how the trainer's GPUs are divided among pods (`trainer.gpusPerReplica` or
+`replicas`) and how the engines' copies are divided among servers (`inference.dataParallel`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""An `RLRun` manifest: read with the line of each problem, and changed by options and variables.
+"""Manifest of an `RLRun`: options and variables that override it, and its reader.
 
-Options and environment variables that override a manifest: `rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`.
+Example: `rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`. Precedence: command line > manifest > environment > defaults.
 
-Precedence: command line > manifest > environment > defaults.
-
-Reader of `RLRun` manifests that applies the API server's rules and reports each problem with its line.
+The reader applies the API server's rules and reports each problem with its line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Options that several commands share, and the conversion of problems to an exit code.
+"""Parts that all command lines share: printed problems and notices, exit codes, a closed output pipe, and common options.
 
-Parts that the command lines share: printed problems and notices, exit codes, and a closed output pipe.
-
-Options that several commands share: the commands that have each option, and the error for all other commands.
+Each common option has a list of the commands that accept it; all other commands refuse it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""`rlrun pull`, `rollouts` and `debug`: parts of a run from its volume.
+"""`rlrun debug`, `pull` and `rollouts`: parts of a run from its folder or from the volume of a cluster.
 
-`rlrun debug`: write a bundle for a bug report.
-
-`rlrun pull`: copy a run's model, checkpoint, traces, metrics, logs or whole folder from the volume of a cluster.
-
-`rlrun rollouts`: print the rollouts of a step with their rewards.
+- `debug` writes a bundle for a bug report.
+- `pull` copies a run's model, checkpoint, traces, metrics, logs or whole folder from the volume of a cluster.
+- `rollouts` prints the rollouts of a step with their rewards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`rlrun rows`, `tiny-model` and `put`: make files for runs, and copy them onto a claim.
+"""`rlrun tiny-model` and `put`: files for runs, and their copy onto a claim.
 
-`rlrun tiny-model DIR`: create a model of about a million parameters; the options are the fields of `TinyModelConfig`.
-
-`rlrun put`: copy local files and folders onto the claim of a run, or onto any claim.
+- `tiny-model DIR` creates a model of about a million parameters; the options are the fields of `TinyModelConfig`.
+- `put` copies local files and folders onto the claim of a run, or onto any claim.
 """
 
 from __future__ import annotations

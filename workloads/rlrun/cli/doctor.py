@@ -1,7 +1,4 @@
-"""`rlrun doctor`, `version` and `completion`: this machine and this installation.
-
-`rlrun doctor`: checks of this machine, one line each, with a fix for each failed check.
-"""
+"""`rlrun doctor`: checks of this machine, one line each, with a fix for each failed check."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`rlrun env list`, `env try ID` and `env install SOURCE`: environments of this machine.
 
-`rlrun env install SOURCE`: install an environment into a separate Python, and print the lines of a manifest that use it.
-
-`rlrun env list`, `rlrun env try ID` and `rlrun env install SOURCE`: list environments, play one episode, install a package.
+- `install` installs an environment's package into a separate Python, and prints the lines of a manifest that use it.
+- `list` prints the environments.
+- `try` plays one episode.
 """
 
 from __future__ import annotations

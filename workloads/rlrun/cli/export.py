@@ -1,10 +1,8 @@
-"""`rlrun export`, `mirror` and `track`: send a run or its model elsewhere.
+"""`rlrun export`, `mirror` and `track`: a run's model, checkpoints and metrics for other places.
 
-`rlrun export RUN_FOLDER --output DIR`: write a Hugging Face model folder from a run's checkpoint.
-
-`rlrun mirror RUN_FOLDER`: copy a run's complete checkpoints and exports to object storage if the run did not copy all of them.
-
-`rlrun track RUN_FOLDER`: send a run's missing metrics to its trackers, or all metrics to another tracker.
+- `export RUN_FOLDER --output DIR` writes a Hugging Face model folder from a run's checkpoint.
+- `mirror RUN_FOLDER` copies a run's complete checkpoints and exports to object storage if the run did not copy all of them.
+- `track RUN_FOLDER` sends a run's missing metrics to its trackers, or all metrics to another tracker.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """`rlrun compare`, `plot` and `cost`: numbers of several runs.
 
-`rlrun compare`: show the curves and configurations of runs side by side.
-
-`rlrun plot`: draw curves of runs on the terminal, or into an SVG or PNG file.
-
-`rlrun cost`: GPU-hours of runs by purpose.
+- `compare` shows the curves and configurations of runs side by side.
+- `plot` draws curves of runs on the terminal, or into an SVG or PNG file.
+- `cost` shows the GPU-hours of runs by purpose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`rlrun replay` and `fork`: compute a step again, or start a run from a checkpoint of another one.
+"""`rlrun replay` and `fork`: a recorded step or checkpoint of a run as the start of new work.
 
-`rlrun replay`: compute a step of a run again, compare it with the recorded step, and explain a sample.
-
-`rlrun fork`: create a new run that starts from a checkpoint of another run.
+- `replay` computes a step of a run again, compares it with the recorded step, and explains a sample.
+- `fork` creates a new run that starts from a checkpoint of another run.
 """
 
 from __future__ import annotations

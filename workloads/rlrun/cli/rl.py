@@ -1,13 +1,12 @@
 """`rlrun rl` and `local`: a run on this machine from files and options, and `--bench`.
 
-`--bench` of `trainer`, `rl` and `sft`: the options, and the start of the ranks that are measured.
+`--bench` of `trainer`, `rl` and `sft` measures the ranks of the trainer; its options and the start of these ranks are here.
 
-`rl @ run.toml`, or `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml --max-steps N`: a local run from files.
+`rl @ run.toml`, or `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml --max-steps N`, merges the files into the
+specification of a manifest. Fields of the whole run (model, max_steps, seq_len, ...) in a role's file move to the specification; two
+different values for one shared field are an error that names both.
 
-The files are merged into the specification of a manifest. Fields of the whole run (model, max_steps, seq_len, ...) in a role's file move
-to the specification; two different values for one shared field are an error that names both.
-
-`rlrun local FILE`: run all roles on this machine. `rlrun.local` is imported only when the command runs.
+`local FILE` runs all roles on this machine. `rlrun.local.local_command` is imported only when a command runs.
 """
 
 from __future__ import annotations

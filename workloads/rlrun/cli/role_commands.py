@@ -1,12 +1,11 @@
-"""`rlrun trainer`, `orchestrator` and `inference`: one role by hand, and its configuration.
+"""`rlrun trainer`, `orchestrator` and `inference`: a single role that is started by hand, and its configuration.
 
-Configuration of a single role that is started by hand: its file in RLRun's or PRIME-RL's names, with the defaults of a launcher.
+Example: `trainer @ run.json --optimizer.lr 1e-5`. The command loads the configuration, then becomes the role's process.
 
-One entry point per role: `trainer @ run.json --optimizer.lr 1e-5`. Loads the configuration, then becomes the role's process.
-
-A file can be a whole `run.json`, from which the role reads its own part, or contain only the role's fields. If options or variables change
-a value of the file, or the file is incomplete, the resolved configuration is written into the role's log folder and the role reads that
-file. `protocol.files.identity` lists the fields that such a file can omit.
+The file has RLRun's or PRIME-RL's names, and missing fields have the defaults of a launcher. It can be a whole `run.json`, from which the
+role reads its own part, or contain only the role's fields. If options or variables change a value of the file, or the file is incomplete,
+the resolved configuration is written into the role's log folder and the role reads that file. `protocol.files.identity` lists the fields
+that such a file can omit.
 """
 
 from __future__ import annotations

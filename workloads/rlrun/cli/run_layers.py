@@ -1,13 +1,10 @@
-"""Sources of a run's configuration as one layer: command line, files, environment.
+"""Sources of a local run's configuration as one layer, the models of its configuration, and PRIME-RL's fake data.
 
-Fake data of PRIME-RL: a run on fake data is a measurement of the trainer's step.
+A run on fake data is a measurement of the trainer's step. The models are the specification of a manifest plus the run's name and folder.
 
-Models of a local run: the specification of a manifest plus the run's name and folder.
-
-Sources of a run as one layer. Order: command line, files (a later file overrides an earlier one), environment variables, defaults.
-
-Fields of the whole run (model, max_steps, seq_len, ...) in a role's file or table move to the specification. Two different values for
-one shared field are an error that names both, if they are on the same level: in one file, or in the files of several roles.
+Precedence of the sources: command line, files (a later file overrides an earlier one), environment variables, defaults. Fields of the whole
+run (model, max_steps, seq_len, ...) in a role's file or table move to the specification. Two different values for one shared field are an
+error that names both, if they are on the same level: in one file, or in the files of several roles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Options, outputs and errors of the commands on runs, and `kubectl rlrun`.
-
-Options, outputs and error handling that the commands on runs share.
-"""
+"""Options, outputs and error handling that the commands on runs share, also as `kubectl rlrun`."""
 
 from __future__ import annotations
 

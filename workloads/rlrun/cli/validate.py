@@ -1,12 +1,9 @@
 """`rlrun validate`, `render` and `fit`: checks of a manifest before anything starts.
 
-Options of the commands that combine a manifest with an administrator's defaults.
-
-`rlrun validate FILE...`: report every problem of every manifest, without a cluster or a GPU.
-
-`rlrun render FILE`: print the resolved configuration of all roles, in the format of `run.json`.
-
-`rlrun fit FILE`: compare the memory that a run needs on each GPU with the GPU's memory, and suggest changes that fit.
+- `--defaults` and `--namespace` combine a manifest with an administrator's defaults.
+- `validate FILE...` reports every problem of every manifest, without a cluster or a GPU.
+- `render FILE` prints the resolved configuration of all roles, in the format of `run.json`.
+- `fit FILE` compares the memory that a run needs on each GPU with the GPU's memory, and suggests changes that fit.
 """
 
 from __future__ import annotations

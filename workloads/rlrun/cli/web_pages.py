@@ -1,8 +1,7 @@
-"""`rlrun ui` and `ui-team`: the web pages.
+"""`rlrun ui` and `ui-team`: servers of the web page for runs.
 
-`rlrun ui`: serve the web page for runs in folders.
-
-`rlrun ui-team`: serve the web page for runs in a cluster to users with individual rights. The operator's chart starts it.
+- `ui` serves runs in folders.
+- `ui-team` serves runs in a cluster to users with individual rights. The operator's chart starts it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Base of all configuration models, rules between fields, and free-form values.
+"""Rules between fields, free-form values, and the base of all configuration models.
 
-One rule between fields, as CEL expressions.
-
-Free-form values: parts of a configuration with fields defined elsewhere, such as an environment's arguments or a pod template.
-
-Base of all configuration models: camelCase in files, snake_case in Python, unknown keys refused, docstrings as descriptions.
+A rule consists of CEL expressions. Free-form values are parts of a configuration with fields defined elsewhere, such as an environment's
+arguments or a pod template. The models have camelCase in files and snake_case in Python, refuse unknown keys, and use docstrings as
+descriptions.
 """
 
 from __future__ import annotations

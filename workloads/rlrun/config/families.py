@@ -1,15 +1,12 @@
-"""Families of models: those that can be divided over ranks, and those that cannot be trained yet.
+"""Families of models: those that the trainer can divide over ranks, and those that it cannot train. Pure.
 
-Model families whose layers and rows the trainer can divide over ranks: one table for the trainer, `rlrun fit` and the docs pages.
+One table of the divisible families serves the trainer, `rlrun fit` and the docs pages. An entry assigns a role to each module of a decoder
+layer, by the module's name in the layer. A layer with a parameter that its entry does not cover is refused, so a variant of a family is
+never divided by guesswork. Tests compare every entry with one rank (`tests/trainer/families.py`).
 
-An entry assigns a role to each module of a decoder layer, by the module's name in the layer. A layer with a parameter that its entry does
-not cover is refused, so a variant of a family is never divided by guesswork. Tests compare every entry with one rank
-(`tests/trainer/families.py`).
-
-Models that the trainer cannot train, recognized by their `config.json` or hub name, with an alternative for each. Pure.
-
-The trainer checks all other models itself (`trainer.modeling.architecture_check`), but only after loading: a quantized repository cannot
-be loaded, and a hybrid model would have to be downloaded first.
+Models that the trainer cannot train are recognized by their `config.json` or hub name, with an alternative for each. The trainer checks all
+other models itself (`trainer.modeling.architecture_check`), but only after loading: a quantized repository cannot be loaded, and a hybrid
+model would have to be downloaded first.
 """
 
 from __future__ import annotations

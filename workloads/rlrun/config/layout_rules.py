@@ -1,11 +1,10 @@
-"""Layouts: AReaL's grammar, and the rules between a layout and the sizes of a model.
+"""Layouts of trainer and engines: AReaL's grammar, and the rules between a layout and a model's sizes.
 
-AReaL's allocation grammar: `vllm:d4t2+fsdp:d8` means 4 engines with 2 GPUs each and a trainer with 8 GPUs.
+`vllm:d4t2+fsdp:d8` means 4 engines with 2 GPUs each and a trainer with 8 GPUs. A part is an optional backend and degrees: d copies, t
+tensor, p pipeline, c context, e expert. `+` separates parts with their own GPUs, `|` parts that use the same GPUs in turn. Megatron may
+divide attention and experts differently: `megatron:(attn:d4t2|ffn:d2t2e2)`.
 
-A part is an optional backend and degrees: d copies, t tensor, p pipeline, c context, e expert. `+` separates parts with their own GPUs,
-`|` parts that use the same GPUs in turn. Megatron may divide attention and experts differently: `megatron:(attn:d4t2|ffn:d2t2e2)`.
-
-Rules between a layout and a model's sizes, shared by the trainer and `rlrun fit`. Every text continues after the field's value.
+The trainer and `rlrun fit` share the rules. Every returned text continues after the field's value.
 """
 
 from __future__ import annotations

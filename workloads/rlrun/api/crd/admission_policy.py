@@ -1,12 +1,8 @@
-"""Rules between fields as a ValidatingAdmissionPolicy, and objects as YAML text.
+"""Rules between fields as a ValidatingAdmissionPolicy, and objects as YAML text for files and for `rlrun crd`.
 
-Objects as YAML text, for files and for `rlrun crd`.
-
-The rules between fields as a ValidatingAdmissionPolicy, which the API server evaluates only when a specification is written.
-
-As `x-kubernetes-validations` of the CRD they would also be evaluated over the whole object at every write of the status, which would be
-most of the load of a run on the API server. Unlike a CRD's rules, a policy can also read free-form fields. It reports all broken rules
-at once.
+The API server evaluates the policy only when a specification is written. As `x-kubernetes-validations` of the CRD the rules would also be
+evaluated over the whole object at every write of the status, which would be most of the load of a run on the API server. Unlike a CRD's
+rules, a policy can also read free-form fields. It reports all broken rules at once.
 
 Pure: models in, plain data out. The variable `self` of a rule is bound by macros: `optional.optMap(self, ...)` for a block and
 `[item].map(self, ...)` for an item of a list, because macros do not provide the index.

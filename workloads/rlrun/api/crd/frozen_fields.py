@@ -1,14 +1,12 @@
-"""Mutable and immutable fields of a run as CEL rules, and rules over fields that were not written.
+"""CEL rules over a stored specification without defaults, and the rules for mutable and immutable fields.
 
-Rules over a stored specification, which contains only the fields that a client wrote.
+A stored specification contains only the fields that a client wrote. The CRD has no defaults, so a rule may read `self.trainer.replicas` of
+an object without `trainer`. Rules are written as if all fields were present. `reading_defaults` replaces each read of a field by an
+optional read with the model's default: `self.?trainer.?replicas.orValue(1)`.
 
-The CRD has no defaults, so a rule may read `self.trainer.replicas` of an object without `trainer`. Rules are written as if all fields
-were present. This module replaces each read of a field by an optional read with the model's default: `self.?trainer.?replicas.orValue(1)`.
-
-Mutable and immutable fields of a started run, as CEL rules of the whole resource.
-
-The rules read the status: an update of the spec sees the stored status. There are no such rules in Python, because only the API server
-has the old object. An unset field equals its default, so writing or removing a default is not a change.
+The rules for mutable and immutable fields of a started run are rules of the whole resource. They read the status: an update of the spec
+sees the stored status. There are no such rules in Python, because only the API server has the old object. An unset field equals its
+default, so writing or removing a default is not a change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Options, defaults and bounds of every advantage, policy loss, aggregation and correction.
+"""Names, options, defaults and bounds of every advantage, policy loss, aggregation and correction.
 
-Declaration of an algorithm's options: default, bounds and description. Pure, without torch.
-
-Names, options, defaults and bounds of every advantage, policy loss, aggregation and correction. Pure data.
+Pure data and the types that declare it, without torch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Rows of a dialect: the keys of another project, and the kinds of their values.
+"""Rows of a dialect: the keys of another project, their lookup by path, and checks of their values.
 
-A dialect: rows that describe what happens to another project's keys, and their lookup by path.
-
-Paths are dotted. `name[]` is each item of a list, `*` is any one name, and a row covers everything below it without its own row.
-
-Checks of another project's values, and their form in messages.
+A row describes what happens to a key. Paths are dotted. `name[]` is each item of a list, `*` is any one name, and a row covers everything
+below it without its own row.
 """
 
 from __future__ import annotations

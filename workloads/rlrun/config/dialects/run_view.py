@@ -1,8 +1,6 @@
-"""View of a run's layer for its completion, and the completion of SFT and evaluation.
+"""View of a run in a layer, and the completion of data and policies of another project's configuration.
 
-Access to a run's layer during its completion: values and hints by path, and setting of unset fields.
-
-Completion of the parts of supervised fine-tuning and evaluation that have another project's names.
+The view reads values and hints by path, and sets unset fields. The completion applies to supervised fine-tuning and evaluation.
 """
 
 from __future__ import annotations

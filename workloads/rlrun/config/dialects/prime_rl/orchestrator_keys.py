@@ -1,8 +1,7 @@
-"""PRIME-RL's keys of `[orchestrator]` and of files of `eval`.
+"""PRIME-RL's keys of the orchestrator and of evaluations.
 
-Keys of `[orchestrator]`: environments, sampling, evaluation, buffers and the objective's groups.
-
-Keys of a file for `eval`: environments and settings of the evaluation.
+`ORCHESTRATOR_ROWS` has the keys of `[orchestrator]`: environments, sampling, evaluation, buffers and the objective's groups.
+`EVALUATION_ROWS` has the keys of a file for `eval`: environments and settings of the evaluation.
 """
 
 from __future__ import annotations

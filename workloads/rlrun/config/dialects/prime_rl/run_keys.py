@@ -1,8 +1,7 @@
-"""PRIME-RL's keys of a run, of each role's table, and of `[inference]`.
+"""PRIME-RL's keys of a run, of every role's table, and of the engines.
 
-Keys at the top of a run's file, and keys of every role's table.
-
-Keys of `[inference]`, the engines.
+`RUN_ROWS` has the keys at the top of a run's file, `INFERENCE_ROWS` those of `[inference]`. The functions for keys that every role's table
+repeats are here too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""PRIME-RL's keys of the trainer and of supervised fine-tuning data.
+"""PRIME-RL's keys of the trainer and of the data of supervised fine-tuning.
 
-Keys of `[trainer]`. In supervised fine-tuning they are at the top of the file.
-
-Keys of `[data]`, `[val]` and other keys of a file for `sft`, except the trainer's.
+`TRAINER_ROWS` has the keys of `[trainer]`, which are at the top of a file for `sft`. `DATA_ROWS` has the keys of `[data]`, `[val]` and
+other keys of a file for `sft`, except the trainer's.
 """
 
 from __future__ import annotations
