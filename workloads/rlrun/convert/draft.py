@@ -1,8 +1,7 @@
-"""A manifest in the making: fields with the keys that decided them, and conversions of single values.
+"""Draft of a manifest: its fields with the keys that decided them, and the result of every key.
 
-Conversions of single values, by name for the tables. A ValueError contains the reason why a value has no counterpart.
-
-Draft of a manifest: fields with the keys that decided them, and the result of every key.
+The first part has the conversions of single values, to which the tables refer by name. A `ValueError` of a conversion contains the reason
+why the value has no counterpart in RLRun.
 """
 
 from __future__ import annotations

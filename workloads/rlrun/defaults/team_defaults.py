@@ -1,8 +1,6 @@
-"""Defaults that an administrator gives to the runs of a namespace: read, checked, and merged.
+"""Defaults that an administrator sets for the runs of a namespace: reading, validation and application.
 
-Specifications as the operator reads them: strictly, but ignoring fields of a newer release.
-
-Reading, validation and application of the defaults that an administrator sets for the runs of a namespace.
+The first part reads specifications for the operator: strictly, but without an error for fields of a newer release.
 
 Defaults are never written into a specification. Each reconciliation applies them below the run's own values, so a change of the defaults
 acts like an edit of the run and takes effect at the run's next attempt.

@@ -1,16 +1,12 @@
-"""Stacks of a process: on request, and the last Python frames before a fatal signal.
+"""Stacks of a process, on request and after a crash.
 
-Stacks of a process on request, to report what a hanging role does.
+On request: a pod may not trace its processes, so each process writes its own stacks, which show where a hanging role is. `answer_requests`
+makes the process append them to a file at each `SIGNAL`, in C code that needs neither the interpreter's lock nor memory. `request_stacks`
+requests them before a hanging role is killed.
 
-A pod may not trace its processes, so each process writes its own stacks: `answer_requests` makes it append them to a file at each
-`SIGNAL`. This
-happens in C code that needs neither the interpreter's lock nor memory. `request_stacks` requests them before a role that does not end is
-killed.
-
-Last Python frames of a crashed process, in a separate file for each process.
-
-The ranks of a group share one log, and the survivors of a crash write their own tracebacks to it at the same moment. Therefore every rank
-has its own file for faulthandler, which the launcher reads after a rank has ended.
+After a crash: faulthandler writes the last Python frames. The ranks of a group share one log, and the survivors of a crash write their own
+tracebacks to it at the same moment. Therefore every rank has its own file for faulthandler, which the launcher reads after the rank has
+ended.
 """
 
 from __future__ import annotations
@@ -68,7 +64,8 @@ def seconds_until_stacks(grace_seconds: float) -> float:
 def is_listening(pid: int, file: Path) -> bool:
     """Return whether a process would answer `SIGNAL` into `file`. Other processes would be ended by it, or use it for another purpose.
 
-    Of a role that denies inspection (see `privacy`), only its handled signals are visible; such a role has called `answer_requests` before.
+    Of a role that denies inspection (see `refuse_inspection`), only its handled signals are visible; such a role has called
+    `answer_requests` before.
     """
     try:
         wanted, process = file.stat(), Path("/proc") / str(pid)
@@ -96,7 +93,7 @@ def request_stacks(pids: Iterable[int], file: Path, *, why: str) -> bytes:
     """Make processes write their stacks, one after the other. Processes that do not listen are skipped.
 
     Args:
-        pids: processes to ask.
+        pids: processes whose stacks are requested.
         file: value of `RLRUN_STACKS_FILE` in their environment.
         why: first line of the dump.
 
@@ -191,7 +188,7 @@ def record_crashes(name: str) -> None:
 
 
 def crash_report(folder: Path, name: str) -> str:
-    """Return the report of a process that called `listen(name)`; empty if it did not crash or could not write."""
+    """Return the report of a process that called `record_crashes(name)`; empty if it did not crash or could not write."""
     try:
         return (folder / name).read_text(errors="replace")
     except OSError:

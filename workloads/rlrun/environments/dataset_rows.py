@@ -1,12 +1,7 @@
-"""Rows of one data set by number: JSONL, CSV, parquet, and data sets of the hub.
+"""Random access to the rows of one data set: JSONL, CSV, parquet, Arrow files of `datasets`, and data sets of the hub.
 
-Random access to the rows of a CSV file.
-
-The file is UTF-8 with commas; its first line names the columns. Quoted values may contain line breaks.
-
-Random access to the rows of one data set: JSONL, CSV, parquet, Arrow files of `datasets`, and data sets of the hub.
-
-Rows are returned as read; nothing is tokenized here.
+Rows are returned as read; nothing is tokenized here. A CSV file is UTF-8 with commas, and its first line names the columns. Quoted values
+may contain line breaks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Contract between an environment and its caller.
+"""Interface between an environment and its caller.
 
-Interface between an environment and its caller.
+An environment works with messages, not with tokens. It passes the whole conversation to `ModelClient.complete`; the client detects the part
+of it that it already has as tokens (same prefix, with its own replies unchanged) and tokenizes only the new messages. Therefore a reply
+must be put back into the conversation unchanged (`Reply.message`).
 
-An environment works with messages, not with tokens. It passes the whole conversation to `ModelClient.complete`; the client detects the
-part of it that it already has as tokens (same prefix, with its own replies unchanged) and tokenizes only the new messages. Therefore a
-reply must be put back into the conversation unchanged (`Reply.message`).
-
-Errors of the adapters for verifiers 0.1 and 0.4.
+Optional parts of the interface are separate protocols, such as `Demonstrates`. The adapters for verifiers 0.1 and 0.4 share the error at
+the end.
 """
 
 from __future__ import annotations

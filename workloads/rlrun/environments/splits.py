@@ -1,14 +1,11 @@
-"""Splits of tasks: generated tasks, and checks that an id names one task of one split.
+"""Train and eval splits of tasks: generated tasks, and checks that tasks are distinct.
 
-Generated tasks: created on access and split by a hash of their text.
+Generated tasks are created on access. The hash of a problem's text determines its split, so no problem can occur in both splits, for any
+seed and size.
 
-The hash of a problem's text determines its split, so no problem can occur in both splits, for any seed and size.
-
-Checks that tasks are distinct: no two tasks of a split have the same id, and the train and eval splits share no task.
-
-Lists, tuples and rows of data files are checked when the environment is loaded. Other sequences create a task by the environment's
-code at each access, which costs time and may fail; the ids of such tasks are compared when the tasks are played (`InProcessStage`).
-Generated tasks are distinct by construction.
+The checks ensure that no two tasks of a split have the same id and that the splits share no task. Lists, tuples and rows of data files are
+checked when the environment is loaded. Other sequences create a task by the environment's code at each access, which costs time and may
+fail; the ids of such tasks are compared when the tasks are played (`InProcessStage`). Generated tasks need no check.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The commands `eval` and `synthesize`, from a request to an exit code.
+"""Commands `eval` and `synthesize`, from a request to an exit code.
 
-Final lines of `eval` and `synthesize`: saved answers, logs, and the command that continues.
-
-Execution of `eval` and `synthesize`, from a request to an exit code.
+The final lines contain the saved answers, the logs and the command that continues the work.
 """
 
 from __future__ import annotations

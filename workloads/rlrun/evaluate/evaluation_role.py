@@ -1,13 +1,8 @@
-"""One attempt of a run that trains nothing: its start, its policies and its progress report.
+"""One attempt of a run of task Eval: its start, its work and its progress report.
 
-Progress of an evaluation run: its steps are answers.
-
-Start of an attempt of task Eval: its number, and the policies to evaluate.
-
-One attempt of a run of task Eval: its engines load one policy after the other and answer the questions without an
-answer.
-
-Every answer is on the volume before it counts. A killed attempt therefore loses only the running questions.
+The steps of the progress are answers. The start claims the attempt's number and selects the policies. Then the engines load one policy
+after the other and answer the questions without an answer. Every answer is on the volume before it counts, so a killed attempt loses only
+the running questions.
 """
 
 from __future__ import annotations
@@ -269,6 +264,7 @@ async def run(
         )
         evaluator = Evaluator(plan.orchestrator, arenas, Player(config, pool, chat), pool, chat)
         kept = GroupCommit(keep_answers, volume, doing="keep answers")
+        # The stack closes in reverse order: the answers are saved before the engines' connections and the attempt close.
         stack.push_async_callback(kept.close)
         asking = PolicyEvaluator(config, evaluator, pool, running.signal, kept)
         background(asking.sync.run())

@@ -1,8 +1,6 @@
-"""Shape and parameters of a decoder-only model, and the shapes of well-known models.
+"""Shape of a decoder-only model, and the numbers of parameters that follow from it.
 
-Shape of a decoder-only model, and the numbers of parameters that follow from it.
-
-Shapes of well-known models, from their published configurations, for machines without access to the hub.
+`KNOWN` has the shapes of well-known models from their published configurations, for machines without access to the hub.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Kernels of attention: a table of their features, and the choice of one for a device.
+"""Attention kernels: a table of their features, devices and packages, and the choice of one for a model on a device.
 
-Attention kernels as data: features, devices and packages of each, and the order of `auto`. Imports nothing.
-
-Choice of the kernel that computes a model's attention on a device, with the reason. Pure, without torch.
+The choice contains the reason. Pure, without torch.
 """
 
 from __future__ import annotations

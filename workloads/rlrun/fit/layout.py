@@ -1,8 +1,7 @@
-"""Layout of a model over ranks: stages, and rules between a layout and the model's sizes.
+"""Layout of a model over ranks: pipeline stages, and rules between a layout and the models' sizes.
 
-Division of a model's layers into pipeline stages of nearly equal work, the part of each rank, and its idle time. Pure.
-
-Rules between a run's layout and its models' sizes, checked before the start because the roles would only fail minutes later.
+The first part divides the layers into stages of nearly equal work and computes the part and the idle time of each rank. Pure. The rules are
+checked before the start, because the roles would only fail minutes later.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Memory of a GPU: products, parts, and the activations of a decoder layer.
+"""Memory of one GPU: its parts with their purposes, the memory of GPU products, and the activations of a decoder layer.
 
-Memory of one GPU as parts, each with its purpose.
+Products are values of the node label `nvidia.com/gpu.product`. `parse_size` reads sizes in common notations.
 
-Memory of GPUs by the node label `nvidia.com/gpu.product`, and sizes in common notations.
-
-Activations that a decoder layer keeps for its backward pass, in bytes per token: eager transformers code, gated MLPs, RMSNorm.
-
-The formulas count each tensor that autograd saves; `tests/tensors/trainer/test_fit.py` compares them with real layers. c is the number of
-bytes of an element in forward and backward, H the hidden size, Q and K the elements of a token's queries and keys, I the MLP's width:
+Activations are bytes per token that a layer keeps for its backward pass: eager transformers code, gated MLPs, RMSNorm. The formulas count
+each tensor that autograd saves; `tests/tensors/fit/test_fit_counts.py` compares them with real layers. c is the number of bytes of an
+element in forward and backward, H the hidden size, Q and K the elements of a token's queries and keys, I the MLP's width:
 
     norms       2H (4 + 2c)          float32 input, normalized value, and the product with the weight
     q and k     (Q + K)(4 + c)       the same if the model normalizes heads; the product is the input of the rotation

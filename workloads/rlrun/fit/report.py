@@ -1,8 +1,6 @@
-"""The memory of a whole run against its GPUs, and models that the trainer cannot train.
+"""Report on a run's models and memory: trainability of the models, and the needs of each role compared with its GPUs.
 
-Check of a run's models for trainability, as far as this machine has information: a folder, the hub's cache, or the name.
-
-Memory needs of a whole run compared with its GPUs, and their report.
+Trainability is checked as far as this machine has information: a folder, the hub's cache, or the name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Files of a repository in the hub's cache, and the hub's answers as messages for users.
+"""Download of a repository to the hub's cache, and error messages for the hub's answers.
 
-Error messages for the hub's answers, with the field, the value and the fix.
-
-Download of a repository to the hub's cache. One of the processes that share the cache downloads, and the others wait for it.
+Messages contain the field, the value and the fix. One of the processes that share the cache downloads, and the others wait for it.
 """
 
 from __future__ import annotations

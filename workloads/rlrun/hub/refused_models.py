@@ -1,8 +1,6 @@
-"""Refusal of models: pickled weights, and architectures that cannot be trained.
+"""Rejection of models: pickled weights, and architectures that cannot be trained.
 
-Rejection of models with pickled weights: RLRun reads only safetensors.
-
-Rejection of models that cannot be trained, before a role downloads or reads their weights.
+RLRun reads weights only from safetensors. An untrainable model is rejected before a role downloads or reads its weights.
 """
 
 from __future__ import annotations

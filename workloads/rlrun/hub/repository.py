@@ -1,11 +1,7 @@
-"""A repository on the hub, and the commit of it that a run reads.
+"""Repository of the hub that a manifest field names, and the record of its commit in the run's folder.
 
-A repository of the hub that a manifest field names.
-
-Records of the commit of each repository that a run reads. The first role to resolve a commit writes it to the run's folder.
-
-A branch may move while a run lives. Without the record, a restarted trainer would continue with other weights than its engines, and a
-later attempt would use other data than the one before.
+The first role that resolves a commit writes the record. A branch may move during a run: without the record, a restarted trainer would
+continue with other weights than its engines, and a later attempt would use other data than the attempt before.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Processes of an engine: their start by fork, and their end with the server.
+"""Processes of an engine: start by fork, and end together with the server.
 
-Fork of a CPU engine's process from the server, which has already imported everything that the engine needs.
+A CPU engine is forked from the server, which has already imported everything that the engine needs. vLLM uses spawn on CPU, because OpenMP
+threads do not survive a fork; with one thread there are none. Importing vLLM once instead of twice saves about 8 s of CPU time per start,
+all of it before the first token.
 
-vLLM uses spawn on CPU, because OpenMP threads do not survive a fork; with one thread there are none. Importing vLLM once instead of twice
-saves about 8 s of CPU time per start, all of it before the first token.
-
-Guarantee that no process of the engine outlives the server, however the server ends.
-
-vLLM's engine core does not notice that the API server was killed with SIGKILL: it stays and keeps the GPU's memory. Therefore the server
-leads its own process group, and a small watcher process in the group waits for the server's end and then kills the group. To stop a
-server, send a signal to its pid only.
+No process of an engine outlives its server, however the server ends. vLLM's engine core does not notice that the API server was killed with
+SIGKILL: it stays and keeps the GPU's memory. Therefore the server leads its own process group, and a small watcher process in the group
+waits for the server's end and then kills the group. To stop a server, send a signal to its pid only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Settings of one engine, from the run's configuration to vLLM's command line.
+"""Settings of one inference server, from the run's configuration to vLLM's command line and environment variables.
 
-Resolved settings of one inference server; no default depends on the machine.
-
-Command line and environment of vLLM, computed from the settings without side effects.
-
-Settings of one server, derived from the run's configuration.
+No default depends on the machine. Command line and variables are computed from the settings without side effects.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Access control by route, and bounds on connections.
+"""Access control by route: an ASGI middleware outside of all others, with an allowlist.
 
-Access control by route: an ASGI middleware outside of all others with an allowlist. Unlisted routes are refused.
-
-vLLM's own key protects only some prefixes, and a later vLLM may add routes that change the engine. Therefore only exact paths are
-allowed, compared with the same string that the router matches. A trailing or double slash, an encoded or upper-case letter, `..` or
-another method is a different entry and is refused.
+vLLM's own key protects only some prefixes, and a later vLLM may add routes that change the engine. Therefore unlisted routes are refused,
+and only exact paths are allowed, compared with the same string that the router matches. A trailing or double slash, an encoded or
+upper-case letter, `..` or another method is a different entry and is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Copies between this machine and the claim of a run.
+"""Copies between this machine and a claim of a cluster, as tar streams.
 
-Copies of a run's parts from the volume of a cluster: selection of the folder, and transfer as a tar stream.
-
-Copies of local files onto a claim of a cluster: the files, the pod, and the commands that make them visible at once.
+From the claim: the folder of a run's part, and the unpacking of its stream. To the claim: the files, the pod that receives them, and the
+commands that make them visible at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Metrics of a run as columns, and their curves as text, SVG and PNG.
+"""Metrics of a run: columns in memory, and curves as SVG and PNG images.
 
-Metrics of a run in memory as columns, which need a tenth of the memory of one mapping per step.
-
-Curves of metrics: points of several runs, smoothed, as an SVG or PNG image. No side effects.
+Columns need a tenth of the memory of one mapping per step. Curves are smoothed points of one or several runs. No side effects.
 """
 
 from __future__ import annotations

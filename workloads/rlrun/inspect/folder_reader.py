@@ -1,10 +1,7 @@
-"""Snapshot of a run from its folder: failures of attempts, conditions and small files.
+"""Snapshot of a run from its folder on this machine.
 
-Failures of a run's attempts, from error reports of roles, the launcher's record and the ends of logs.
-
-Conditions of a run on one machine, with the operator's types and reasons.
-
-Snapshot of a run from its folder on this machine. Reads small files and the ends of large files, and changes nothing.
+Failures of attempts come from error reports of roles, the launcher's record and the ends of logs. Conditions have the operator's types and
+reasons. The module reads small files and the ends of large files, and changes nothing.
 """
 
 from __future__ import annotations

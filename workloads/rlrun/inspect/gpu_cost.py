@@ -1,9 +1,4 @@
-"""Accounts of runs: seconds of GPUs by attempt, role and use, and their tables.
-
-Cost of runs: GPU-seconds by attempt, role and use.
-
-Tables and JSON documents of cost accounts.
-"""
+"""Cost of runs: GPU-seconds by attempt, role and use, with their tables and JSON documents."""
 
 from __future__ import annotations
 
@@ -65,7 +60,7 @@ class Account:
 
 
 def sum_uses(rows: Iterable[CostRow]) -> dict[str, int]:
-    """Return the seconds of rows by use, in the order of `USES`, followed by uses that this release does not know."""
+    """Return the seconds of rows by use, in the order of `USES`, followed by unknown uses of newer releases."""
     found: Counter[str] = Counter()
     for row in rows:
         found.update(dict(row.seconds))
@@ -336,7 +331,7 @@ def _show_seconds(row: CostRow) -> int:
 
 
 def _use_shares(uses: dict[str, int]) -> list[str]:
-    """Return the share of each use; uses that this release does not know are added to `other`."""
+    """Return the share of each use; unknown uses of newer releases are added to `other`."""
     whole = sum(uses.values())
     known = {use: uses.get(use, 0) for use in USES}
     known["other"] += sum(seconds for use, seconds in uses.items() if use not in USES)

@@ -1,8 +1,6 @@
-"""One snapshot of a run, of the same shape for a folder and for a cluster.
+"""Snapshot of a run, with the same structure for a folder on this machine and for an RLRun in a cluster.
 
-Times and durations as text.
-
-Snapshot of a run, with the same structure for a folder on this machine and for an RLRun in a cluster.
+The first part formats and parses times and durations.
 """
 
 from __future__ import annotations
@@ -242,7 +240,7 @@ class Snapshot:
     results: tuple[str, ...] = ()
     """Results of an evaluation."""
     cost: tuple[CostRow, ...] = ()
-    """GPU time; for a folder only if `cost.account.with_local_cost` has read it."""
+    """GPU time; for a folder only if `gpu_cost.with_local_cost` has read it."""
     trained: tuple[tuple[str, int], ...] = ()
     """Tokens and samples that were trained in this time; empty if unknown."""
     gpus: tuple[tuple[str, GpuUse], ...] = ()

@@ -1,8 +1,6 @@
-"""Place of a run, a folder or a name in a cluster, and the small files of its volume.
+"""Location of a run, a folder on this machine or a name in a cluster, with readers of its snapshot and its small files.
 
-Location of a run, a folder on this machine or a name in a cluster, and reading both into snapshots.
-
-Small files of a run by their path in its folder: read locally, or through the orchestrator's pod in a cluster.
+`Volume` reads small files by their path in the run's folder: locally, or through the orchestrator's pod in a cluster.
 """
 
 from __future__ import annotations

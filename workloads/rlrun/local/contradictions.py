@@ -1,11 +1,10 @@
-"""Values that are valid by themselves and wrong next to another one.
+"""Checks of a valid specification: parts of Kubernetes objects, and values that conflict with others.
 
-Checks of parts of Kubernetes objects that a specification contains without a schema: pod templates and egress rules.
+Pod templates and egress rules have no schema in a specification, and the API server rejects an invalid part only when the operator applies
+the pods, long after `rlrun validate`. The checks find wrong names and types; the full validation is the API server's. Directives of a
+strategic merge patch (`$patch`) are not checked.
 
-The API server rejects an invalid part only when the operator applies the pods, long after `rlrun validate`. These checks find wrong names
-and types; the full validation is the API server's. Directives of a strategic merge patch (`$patch`) are not checked.
-
-Values that are valid alone but conflict with others: intervals beyond the last step, learning rates, GPUs, secrets in clear text.
+Conflicting values are intervals beyond the last step, learning rates, GPUs, and secrets in clear text.
 """
 
 from __future__ import annotations

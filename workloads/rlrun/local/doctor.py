@@ -1,8 +1,7 @@
-"""Facts about this machine, their meaning for a run, and the fix of each problem.
+"""Facts about this machine, their meaning for runs, and a fix for each problem.
 
-Facts about this machine. Slow or fragile packages are not imported: versions come from metadata, and torch runs in its own process.
-
-Meaning of a machine's facts for runs, with a fix for each problem. Pure.
+`gather_facts` does not import slow or fragile packages: versions come from metadata, and torch runs in its own process. The checks of the
+second part are pure functions of the facts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""GPUs of this machine: their choice, the locks of runs, and their use.
+"""GPUs of this machine: samples of their use for the launcher's record, selection for a run, and locks.
 
-Usage of a run's GPUs on this machine, for the launcher's record.
-
-GPUs of this machine: selection for a run, and locks that prevent two runs from using the same GPU.
-
-A lock is a kernel lock (`flock`) on a file in a folder that all users share. Launcher and roles hold it together, so it ends with the last
-of them, however they end, and no file has to be removed. The file's text names the holder. It is used only in messages, because it may
-be left over from an ended run.
+Locks prevent two runs from using the same GPU. A lock is a kernel lock (`flock`) on a file in a folder that all users share. Launcher and
+roles hold it together, so it ends with the last of them, however they end, and no file has to be removed. The file's text names the holder.
+It is used only in messages, because it may be left over from an ended run.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""One call of `rlrun local`: the place and the course of the run's processes, and its record.
+"""One call of `rlrun local`: parameters, configurations, ports and GPUs, record, and the main loop.
 
-Writer of the launcher's record: the progress of a run and the way it ended.
-
-One call of `rlrun local`: its parameters and its output.
-
-Configurations of a run, and the ports and GPUs of its processes on this machine.
-
-Main loop of a run on this machine: start, watch and stop its processes.
+The main loop starts, watches and stops the run's processes. The record contains the progress of the run and how it ended.
 """
 
 from __future__ import annotations
@@ -126,7 +120,7 @@ class Call:
     interrupted: list[int]
     """Received signals."""
     begun: list[Path] = field(default_factory=list)
-    """Files of the configuration. Not empty after they were written, when the folder contains a run."""
+    """Written configuration files; not empty as soon as the folder contains a run."""
 
     @property
     def trains(self) -> bool:

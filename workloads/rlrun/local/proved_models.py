@@ -1,15 +1,10 @@
-"""Proofs that the trainer can train an architecture, made before a start and remembered.
+"""Proofs that the trainer can train a model's architecture, made before the start for models in folders on this machine.
 
-Store of proofs that were made on this machine, so that the same proof is not repeated at each start.
+The proof needs torch, which a command line does not import and whose import takes longer than all other work of a launcher. Therefore a
+proof runs in its own process, at the same time as the processes that load a run's environments.
 
-A proof imports torch, which takes longer than all other work of a launcher, and its result is the same for the same files and packages.
-A stored proof is an empty file with a hash as its name. It replaces only the launcher's early check: the trainer repeats the proof at each
-start.
-
-Proof that the trainer can train a model's architecture, made before the start if the model is a folder on this machine.
-
-The proof needs torch, which a command line does not import. Therefore it runs in its own process, at the same time as those that load a
-run's environments. A proof that was made on this machine before is not repeated (`shared.proved`).
+The result is the same for the same files and packages, so proofs are stored on this machine and not repeated. A stored proof is an empty
+file with a hash as its name. It replaces only the launcher's early check: the trainer repeats the proof at each start.
 """
 
 from __future__ import annotations
@@ -145,7 +140,7 @@ class Proof:
 
     piece: Piece
     name: str | None
-    """Name under which the proof is stored (`shared.proved`), or None if it must not be stored."""
+    """Name under which the proof is stored (see `keep_proof`), or None if it must not be stored."""
 
 
 def list_proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> list[Proof]:

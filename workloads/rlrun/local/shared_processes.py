@@ -1,8 +1,7 @@
-"""Engines and trainers on this machine that a run did not start itself.
+"""Engines and trainers on this machine that a run uses but did not start.
 
-Engines that already run, each started by `inference @ FILE` for this run's folder. A run uses them and does not stop them.
-
-Runs on one machine that share a trainer: the host's launcher writes its addresses to a file that a guest's launcher reads.
+Engines are started by `inference @ FILE` for this run's folder, and a run does not stop them. A shared trainer belongs to a host run, whose
+launcher writes the addresses to a file that the launcher of a guest run reads.
 """
 
 from __future__ import annotations

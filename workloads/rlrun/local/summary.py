@@ -1,10 +1,7 @@
-"""The last messages of a run: results, paths, and how to continue.
+"""Final messages of a run: results, paths, and the command that continues it.
 
-Last lines of a stopped or failed run: the saved state, the folders, and the command that continues it.
-
-Summary of a finished run: the curve of its reward or loss, the held-out results, and the paths of its files.
-
-Results of several policies side by side, as stored in `results.json`.
+In the order of the file: the saved state and folders of a stopped or failed run; the curve of a finished run's reward or loss with its
+held-out results and files; results of several policies side by side, as stored in `results.json`.
 """
 
 from __future__ import annotations

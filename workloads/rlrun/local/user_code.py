@@ -1,8 +1,7 @@
-"""Checks of a run's own code, and trust in code that a run's folder names.
+"""Code of a run that is not RLRun's: checks before the start, and protection against code of another author's run.
 
-Checks of a run's own code before the start: environments, losses and advantages, each loaded in its own process.
-
-Code that a specification names, and protection against manifests from the folder of another author's run.
+Environments, losses and advantages are loaded, each in its own process. A manifest inside of a run's folder may have another author; the
+code that it names is loaded only if the caller started the run here or trusts the folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The live view of a run: one panel on a terminal, one line per step elsewhere.
+"""Live view of a run: a panel on a terminal, and one line per step otherwise.
 
-Tail of a run's `metrics.jsonl` for the live view. It keeps a few numbers per step, because a whole line needs 11 KB of memory.
-
-Live view of a run: a panel on a terminal, and one line per step otherwise.
+The view follows `metrics.jsonl` and keeps a few numbers per step, because a whole line needs 11 KB of memory.
 """
 
 from __future__ import annotations
@@ -96,7 +94,7 @@ class MetricsTail:
             number = len(self._seen)
             if known is not None and known[number - 1 : number] == self._seen[number - 1 :]:
                 continue
-            known = None
+            known = None  # from the first different line on, all lines are new
             yield line
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:

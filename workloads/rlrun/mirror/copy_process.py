@@ -1,13 +1,10 @@
-"""Copies of completed parts of a run's folder to object storage.
+"""Process that copies complete artifacts of a run to object storage: `python -m rlrun.mirror --config run.json [--once]`.
 
-Parts of a run's folder that can be copied: complete artifacts of the volume.
+In the order of the file: the complete artifacts of the volume; the run's folder in object storage, accessed through fsspec (S3, Google
+Cloud Storage, or any other file system of fsspec); the process.
 
-Access to a run's folder in object storage through fsspec: S3, Google Cloud Storage, or any other file system of fsspec.
-
-Process that copies a run to object storage: `python -m rlrun.mirror --config run.json [--once]`.
-
-Every few seconds it looks for new complete artifacts and copies them one at a time at the lowest priority. While the object storage fails,
-the pauses grow. After SIGTERM it first copies the rest; its starter decides how long that may take.
+Every few seconds the process lists new complete artifacts and copies them one at a time at the lowest priority. While the object storage
+fails, the pauses grow. After SIGTERM it first copies the rest; its starter limits the time for that.
 """
 
 from __future__ import annotations
@@ -247,6 +244,7 @@ class Mirror:
         """Copy until `over` is set, then the rest. Returns whether everything is copied."""
         pause = FIRST_PAUSE_SECONDS
         while True:
+            # Read before the copies, so that the last round includes every artifact that was complete at the signal.
             last = over.is_set()
             try:
                 copied = self.copy_new()

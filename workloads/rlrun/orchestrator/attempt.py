@@ -1,14 +1,7 @@
-"""One attempt from its start to its end, with its signals and the error that it reports.
+"""Lifecycle of one attempt, common to the tasks RL, SFT and Eval, with its signals (SIGTERM, SIGINT) and its reported error.
 
-SIGTERM and SIGINT in the role that feeds the trainer.
-
-Choice of the error to report if several tasks of the event loop failed.
-
-Lifecycle of one attempt, common to the tasks RL, SFT and Eval.
-
-Parts start in this order: volume, progress server, background tasks, Lease, parts of the task. They end in the reverse
-order. The last renewal of the Lease happens before the trainer or this process ends, so that the operator never sees an
-end without the last step.
+Parts start in this order: volume, progress server, background tasks, Lease, parts of the task. They end in the reverse order. The last
+renewal of the Lease happens before the trainer or this process ends, so that the operator never observes an end without the last step.
 """
 
 from __future__ import annotations
@@ -99,7 +92,7 @@ class RunningAttempt:
         self.volume = Volume(self.paths.root, say=logger.warning)
         self.signal, self.since = Signal(), Since()
         self.background: Background
-        """Runs what has no end of its own, until the attempt ends."""
+        """Function that starts endless coroutines, which end with the attempt."""
         self._number, self._waits, self._total_steps, self._stop = number, waits, total_steps, stop
         self._progress: Callable[[], Progress] | None = None
         self._measures: Callable[[], Measures] | None = None

@@ -1,8 +1,6 @@
-"""The orchestrator's part of a checkpoint: its content and its writer.
+"""Orchestrator's part of a checkpoint: its content, the state that a new attempt takes over from earlier attempts, and its writer.
 
-The orchestrator's part of a checkpoint, and the state that a new attempt takes over from earlier attempts.
-
-Background writer of the orchestrator's part of checkpoints. Training continues while the volume refuses it.
+The writer works in the background. Training continues while the volume refuses the part.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class TaskSet(TypedDict):
 
     size: int
     digest: str
-    """Digest of `distinct.check_distinct`; empty if unknown."""
+    """Digest of `splits.check_distinct`; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +151,7 @@ def readmissible_batches(
     step = attempt.base_step
     while True:
         step += 1
+        # If several attempts made a batch of this step, the batch of the latest attempt is tried first.
         for artifact in sorted((a for a in found if a.step == step), reverse=True):
             try:
                 batch = read_batch(artifact.path)

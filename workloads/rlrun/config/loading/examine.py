@@ -1,12 +1,10 @@
-"""All problems of a document in one round, in terms of the text that the user wrote.
+"""Validation of a document by a pydantic model, with all problems in one round.
 
-Validation errors of pydantic as messages with source, path, value and what is expected.
+The first part converts pydantic's errors into messages with source, path, value and the expected value, in the spelling of the user's text.
 
-Validation that finds all problems of a document in one round.
-
-Pydantic checks a model's own rules only after all its fields are valid, and stops at the first broken rule. So this module replaces each
-invalid value by its default or a stand-in and validates again until no problem is left. A problem that involves a replaced field may be a
-consequence of the replacement and is not reported.
+Pydantic checks a model's own rules only after all its fields are valid, and stops at the first broken rule. Therefore the second part
+replaces each invalid value by its default or a stand-in and validates again until no problem is left. A problem that involves a replaced
+field may be a consequence of the replacement and is not reported.
 """
 
 from __future__ import annotations

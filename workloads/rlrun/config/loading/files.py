@@ -1,8 +1,7 @@
-"""Configuration files as plain values, with line numbers: TOML, YAML and JSON.
+"""Configuration files as plain values: TOML, YAML and JSON.
 
-Line numbers of the keys of a TOML document, which the standard library's parser does not report.
-
-Configuration files as plain values: TOML, YAML and JSON, with line numbers if the format provides them.
+Documents contain line numbers if the format provides them. The first part finds the lines of a TOML document's keys, which the parser of
+the standard library does not report.
 """
 
 from __future__ import annotations

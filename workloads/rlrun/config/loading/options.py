@@ -1,10 +1,8 @@
-"""Options and environment variables: their names, their values, and variables of other programs.
+"""Options and environment variables as fields of a configuration model.
 
-Names of options and variables: the field for dotted words, and suggestions for unknown names.
-
-Values of options and variables: which words of a command line are a value, and how a field reads their text.
-
-Environment variables with our prefix that are not fields but belong to the processes.
+In the order of the file: the field for the dotted words of an option, with suggestions for unknown names; the words of a command line that
+are an option's value, and the conversion of their text; environment variables with RLRun's prefix that are not fields but settings of
+single processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Argument parser with did-you-mean, and `--help` of a configuration model.
+"""Help pages and argument parsers of the command line.
 
-`--help` of a configuration model: every option with type, bounds, default and description, in the groups of the model.
-
-Argument parser with suggestions and the project's exit code, for commands whose options are not a configuration model.
+`help_text` makes the `--help` of a configuration model: every option with type, bounds, default and description, in the groups of the
+model. `Options` and `Parser` parse the options of commands without a configuration model, with suggestions for unknown options and the
+project's exit code.
 """
 
 from __future__ import annotations

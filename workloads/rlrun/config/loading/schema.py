@@ -1,13 +1,9 @@
-"""Annotations and descriptions of a model's fields as plain values.
+"""Fields of a configuration model as plain values: kind, bounds, spellings and descriptions.
 
-Annotations of a model as plain values: the kind of each field, its bounds, and the accepted spellings of its name.
+The loaders, the error messages, `--help` and the reference pages all use this module.
 
-The loaders, the error messages, `--help` and the reference pages all use this description.
-
-Descriptions of fields: the docstrings below them, read from the source on demand.
-
-pydantic can read them when it creates a model, but that was a third of the import time of all models, and most processes show no
-descriptions.
+Descriptions are the docstrings below the fields. They are read from the source on demand: pydantic can read them when it creates a model,
+but that was a third of the import time of all models, and most processes show no descriptions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Models of a run: the policy, its adapters, reference and critic, and evaluated policies.
+"""Configuration of a run's language models.
 
-Language model that a run starts from.
-
-Models that the trainer holds in addition to the policy: a frozen reference (or teacher) and a trained critic.
-
-Low-rank adapters (LoRA), which are trained instead of all weights.
-
-Policies that an evaluation run without training evaluates.
+In the order of the file: the policy's initial weights; models that the trainer holds in addition to the policy, which are a frozen
+reference (or teacher) and a trained critic; low-rank adapters (LoRA), which are trained instead of all weights; policies that an evaluation
+run without training evaluates.
 """
 
 from __future__ import annotations

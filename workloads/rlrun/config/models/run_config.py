@@ -1,8 +1,6 @@
-"""The resolved configuration of all roles, and agreement between runs that share a trainer.
+"""Resolved configuration of all roles (`run.json`), from which every file, flag, port and path is derived.
 
-Resolved configuration of all roles (`run.json`), from which every file, flag, port and path is derived.
-
-Compatibility of runs that share a trainer. The operator checks it first, and the trainer again.
+The module also compares runs that share a trainer: `sharing_refusal` is evaluated first by the operator and again by the trainer.
 """
 
 from __future__ import annotations

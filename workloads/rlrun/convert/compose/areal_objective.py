@@ -1,12 +1,8 @@
-"""The objective of AReaL's settings: rewards, advantages, loss, KL, filters and rejection sampling.
+"""Objective of AReaL's settings: rewards, advantages, loss, KL, filters and rejection sampling.
 
-AReaL's `actor.rejection_sampling`: selection and weights of the tokens in the decoupled loss.
-
-Let x be the proximal policy's log-probability minus the engine's. The weight of a kept token is exp(x); with `level: sequence` and
-`metric: ratio` it is the geometric mean over the answer. `mask` drops tokens or answers whose metric is outside of the bounds,
-`clamp` limits the weight.
-
-Objective of AReaL's settings: normalized rewards and advantages, decoupled loss, KL, filters.
+The first part converts `actor.rejection_sampling`, the selection and weights of the tokens in the decoupled loss. Let x be the proximal
+policy's log-probability minus the engine's. The weight of a kept token is exp(x); with `level: sequence` and `metric: ratio` it is the
+geometric mean over the answer. `mask` drops tokens or answers whose metric is outside of the bounds, `clamp` limits the weight.
 """
 
 from __future__ import annotations

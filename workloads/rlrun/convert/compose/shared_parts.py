@@ -1,8 +1,7 @@
-"""Parts that the files of every trainer have, and the Muon optimizers of verl and AReaL.
+"""Fields that the converters of several trainers set: model, name, steps, warm-up, adapters, data sets and Muon.
 
-Fields that all trainers' files have in common: the model, the run's name, steps from epochs, environments of data sets.
-
-Muon of verl and AReaL, whose updates have several scales and variants; `trainer.optimizer` implements one of them.
+The Muon optimizers of verl and AReaL have several scales and variants of their updates. `trainer.optimizer` implements one of them, and all
+others are refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The objective of verl's settings: advantage, loss, KL, filters, correction and scales of rewards.
+"""Objective of verl's settings: advantage, loss, aggregation, KL, filters, correction and scales of rewards.
 
-Scales of verl's rewards by `data_source`, and the consequences for penalties and advantages.
-
-Objective of verl's settings: advantage, loss, aggregation, KL, filters, correction.
+The scale of verl's rewards depends on the `data_source` of a row. The first part converts the penalty of long answers to RLRun's scale, and
+reports scores that differ from RLRun's rewards.
 """
 
 from __future__ import annotations

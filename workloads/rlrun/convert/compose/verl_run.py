@@ -1,8 +1,7 @@
-"""An RLRun of verl's settings for `main_ppo` and its asynchronous recipes.
+"""Conversion of verl's settings for `main_ppo` and its asynchronous recipes into an RLRun.
 
-verl's asynchronous recipes: engines on separate GPUs (`rollout.n_gpus_per_node`), and training while they sample.
-
-Conversion of verl's settings for `main_ppo` into an RLRun: GRPO, PPO, DAPO and related algorithms.
+The algorithms are GRPO, PPO, DAPO and related ones. The asynchronous recipes have engines on separate GPUs (`rollout.n_gpus_per_node`),
+which sample during the training; `put_apart` replaces the fields of the hybrid engine for them.
 """
 
 from __future__ import annotations

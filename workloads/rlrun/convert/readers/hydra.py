@@ -1,10 +1,7 @@
-"""Hydra's configuration: files, interpolations, overrides, and one setting.
+"""Hydra's configuration: settings of files and command lines.
 
-One setting of another trainer's configuration.
-
-Files that Hydra's `--config-path` and `--config-name` refer to.
-
-Hydra's configuration: YAML with interpolations, and `key=value` overrides.
+In the order of the file: one setting with its origin; the files that `--config-path`, `--config-name` and lists of defaults refer to; YAML
+with interpolations, and `key=value` overrides.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""One row of a table, rows from a list of keys, and names of layers with adapters.
+"""Rows of the conversion tables: one key, its field in RLRun, and the meaning or the reason.
 
-One row of a table: a key, its field in RLRun, and the meaning or the reason.
-
-Rows from a text file: `[how] reason`, followed by `block: key key=VALUE ...`; VALUE is a value with which the key changes nothing.
-
-Names of layers that can have an adapter.
+`read_rows` reads rows from a text file: `[how] reason`, followed by `block: key key=VALUE ...`; VALUE is a value with which the key has no
+effect. The last part has the names of layers that can have an adapter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Keys of supervised fine-tuning of verl and AReaL.
+"""Keys of supervised fine-tuning in AReaL and verl.
 
-Table of AReaL's keys of supervised fine-tuning: the training engine without sampling.
-
-Table of verl's keys of supervised fine-tuning (`sft_trainer`, `fsdp_sft_trainer`).
+AReaL's table has the keys of the training engine without sampling. verl's table covers two programs, `sft_trainer` and the earlier
+`fsdp_sft_trainer`, which have different defaults.
 """
 
 from __future__ import annotations
@@ -207,4 +206,4 @@ VERL_SFT_ROWS: tuple[Row, ...] = (
 )
 
 INDIFFERENT = ("engine.", "profiler", "checkpoint.", "hydra.", "-")
-"""Beginnings of keys of which one that is not known changes nothing that is learned."""
+"""Prefixes of keys that cannot change the training result, even if the key is unknown."""

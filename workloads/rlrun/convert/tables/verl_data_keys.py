@@ -1,8 +1,7 @@
-"""verl's keys of data, algorithm, critic and rewards, and its programs.
+"""verl's keys of data, algorithm, critic and rewards, and the supported programs of verl.
 
-Table of verl's keys: data, algorithm, critic, rewards.
-
-Programs of verl whose settings are converted. Other programs have the same keys, but Python code that can change the training.
+Only settings of the programs in `PROGRAMS` are converted. Other programs have the same keys, but also Python code that can change the
+training.
 """
 
 from __future__ import annotations

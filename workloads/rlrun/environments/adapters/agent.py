@@ -1,6 +1,6 @@
-"""Environments whose episode is a program for OpenAI's client, and the server that it calls.
+"""Environments whose episodes are played by an unchanged program for OpenAI's client.
 
-Environments whose episodes are played by a program that is written for OpenAI's client, without changes to the program.
+Each environment starts one server with the first episode. The program's requests to it are answered by the policy.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""The agent of a verifiers rollout: ask the model, run the tools it calls, ask again.
+"""Agent of a verifiers rollout as a loop in this process: call the model, run the requested tools, call the model again.
 
-Tools of a verifiers taskset, called as methods instead of through an MCP server.
+verifiers runs a `Toolset` in its own server process (MCP) and transfers its state over HTTP. Here a tool's method is called in this
+process, and its state is the rollout's `trace.state`. All rollouts share the process, so a tool that blocks delays all of them.
 
-verifiers runs a `Toolset` in its own server process and transfers its state over HTTP. Here a tool's method is called in this process,
-and its state is the rollout's `trace.state`. All rollouts share the process, so a tool that blocks delays all of them.
-
-Agent of a verifiers rollout as a loop in this process: call the model, run the requested tools, call the model again.
-
-Around each model call the loop does the work of verifiers' interception server (limits and `@stop`, `@intercept` rewrites, the trace),
-with our `ModelClient` in place of an HTTP endpoint. Tools are sent with the request: the model's chat template writes them into the
-prompt, and the engine's parser finds the calls in the reply.
+Around each model call the loop does the work of verifiers' interception server (limits and `@stop`, `@intercept` rewrites, the trace), with
+RLRun's `ModelClient` in place of an HTTP endpoint. Tools are sent with the request: the model's chat template writes them into the prompt,
+and the engine's parser finds the calls in the reply.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""`verifiers:<id>` with verifiers 0.1: the adapter and its checks at load.
+"""Adapter `verifiers:<id>` for environments of verifiers 0.1 (`load_environment`), with their own rollout and rubric.
 
-Checks of a verifiers 0.1 environment at load: whether it is supported, and which of its rows are the same task.
+The first part checks an environment at load: whether it is supported, and which of its rows are the same task.
 
-`verifiers:<id>` with verifiers 0.1: adapter for environments of `load_environment`, with their own rollout and rubric.
+verifiers 0.1 calls its model through the OpenAI client. Here that client is the real one with a replaced transport: each request becomes a
+call of RLRun's `ModelClient`, and the reply becomes a chat completion. No connection is opened, and every 0.1 environment that uses chat
+completions works. Tools are sent to the model with the request, and calls in the reply are returned in the format of the OpenAI client.
 
-verifiers 0.1 calls its model through the OpenAI client. Here that client is the real one with a replaced transport: each request becomes
-a call of our `ModelClient`, and the reply becomes a chat completion. No connection is opened, and every 0.1 environment that uses chat
-completions works. It needs its own virtual environment (`environments[].python`), because the dependencies of verifiers 0.1 and 0.4
-conflict.
-
-Tools are sent to the model with the request, and calls in the reply are returned in the format of the OpenAI client.
+The adapter needs its own virtual environment (`environments[].python`), because the dependencies of verifiers 0.1 and 0.4 conflict.
 """
 
 from __future__ import annotations

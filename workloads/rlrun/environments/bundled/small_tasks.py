@@ -1,11 +1,7 @@
-"""Small generated tasks: `arithmetic`, `calculator` and `reverse-text`.
+"""Bundled environments with small generated tasks: `arithmetic`, `calculator` and `reverse-text`.
 
-Evaluation of arithmetic that a model wrote, without executing it as code.
-
-The text is parsed into Python's syntax tree. Only numbers, `+ - * / // % **`, signs and parentheses are evaluated; other nodes (names,
-calls, attributes, texts) and expensive or large results are errors.
-
-Comparison of a short answer with the expected one.
+Arithmetic of a model is never executed as code. The text is parsed into Python's syntax tree. Only numbers, `+ - * / // % **`, signs and
+parentheses are evaluated; other nodes (names, calls, attributes, texts) and expensive or large results are errors.
 
 `arithmetic`: for the prompt "3+4=" the right reply is "7".
 
@@ -16,8 +12,8 @@ Comparison of a short answer with the expected one.
     user       403
     assistant  403
 
-A reply that contains `calc(...)` is a call: the environment answers with the result, or with "error: ..." for an invalid expression.
-The first reply without a call is the final answer, which is scored.
+A reply that contains `calc(...)` is a call: the environment answers with the result, or with "error: ..." for an invalid expression. The
+first reply without a call is the final answer, which is scored.
 
 `reverse-text`: for the prompt "<abcd>" the right reply is "dcba". A tiny model improves on it within a minute.
 """

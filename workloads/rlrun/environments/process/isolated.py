@@ -1,11 +1,8 @@
-"""An environment in processes or containers of its own, each of which is started again when it ends.
+"""Environment in its own processes or containers, each of which is restarted when it ends.
 
-Connection from the orchestrator to an environment in another container.
-
-The host of that container starts, monitors and ends the environment's process like `life`; this module only connects to it. When the
-container ends, the connection ends, too. A new connection works after the kubelet has restarted the container.
-
-An environment in its own processes, each of which is restarted when it ends.
+`Remote` is the connection to an environment in another container. The host of that container starts, monitors and ends the environment's
+process, like `life` for a process of this container. When the container ends, the connection ends, too. A new connection works after the
+kubelet has restarted the container.
 """
 
 from __future__ import annotations

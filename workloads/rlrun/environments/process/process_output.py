@@ -1,11 +1,9 @@
-"""Output and environment variables of an environment's process.
+"""Log and environment variables of an environment's process.
 
-Log of an environment: a file with a size limit, and its last bytes in memory.
+The log is a file with a size limit, and its last bytes in memory.
 
-Environment variables of an environment's process: an allow-list, and the names that the manifest adds to it.
-
-The orchestrator's variables contain the run's key and possibly tokens of its pod or of the user's shell. Therefore a variable is passed
-on only if it is listed in the allow-list, in `environments[].variables` or in an argument of the environment. A name with `*` at its end
+The orchestrator's variables contain the run's key and possibly tokens of its pod or of the user's shell. Therefore a variable is passed on
+only if it is listed in the allow-list, in `environments[].variables` or in an argument of the environment. A name with `*` at its end
 matches all variables with this prefix.
 """
 

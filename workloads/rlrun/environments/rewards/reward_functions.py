@@ -1,11 +1,9 @@
-"""Declared rewards, and users' own functions as rewards.
+"""Declaration of rewards, and functions of the user as rewards.
 
-Declaration of rewards: one name, or several with weights. Each one is a built-in reward or a function of the user.
+A declaration is one name, or several with weights. Each one is a built-in reward or a function of the user.
 
-A user's function as a reward: its parameters, its call and the check of its result.
-
-A plain function is called in the main thread of a process that can be killed, so it may block, compute without end or set signal
-handlers. An `async def` is awaited in the environment's event loop, together with the episodes.
+A plain function is called in the main thread of a process that can be killed, so it may block, compute without end or set signal handlers.
+An `async def` is awaited in the environment's event loop, together with the episodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Requests to servers that score, and reward models behind vLLM's endpoints.
+"""Clients of scoring servers, and reward models on vLLM servers.
 
-Requests to a scoring server, with a rate limit, retries after temporary errors, and one deadline for all of it.
-
-Reward model on a vLLM server with one of its endpoints for sequence classification: `/classify`, `/pooling` or `/score`.
+`Server` sends requests with a rate limit, retries after temporary errors, and one deadline for all attempts of a request. `RewardModel`
+uses one of vLLM's endpoints for sequence classification: `/classify`, `/pooling` or `/score`.
 """
 
 from __future__ import annotations

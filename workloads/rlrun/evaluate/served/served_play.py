@@ -1,11 +1,7 @@
-"""Evaluation against servers: the plan, one episode's model, and the requests.
+"""Evaluation on external servers: the plan, the model client of one episode, and the collection of missing answers.
 
-Plan of a command for external servers. It needs only a specification and the model's name there, because no weights
-are loaded.
-
-Client of one episode for a served model: messages in, a message out, and the server's token counts.
-
-Collection of missing answers from external servers, like `rlrun.evaluate.play` without engines and weights.
+The plan needs only a specification and the model's name at the servers, because no weights are loaded. The client receives and returns
+messages, and takes the token counts from the server. The collection corresponds to `rlrun.evaluate.play`, without engines and weights.
 """
 
 from __future__ import annotations
@@ -215,6 +211,7 @@ async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
         servers = await stack.enter_async_context(_open_servers(job))
         watcher.expect(left)
         kept = GroupCommit(keep_answers, Volume(job.work, say=watcher.tell), doing="keep answers")
+        # The stack closes in reverse order: the answers are saved before the servers and the environments close.
         stack.push_async_callback(kept.close)
         files = {part.environment: part.file for part in parts}
 

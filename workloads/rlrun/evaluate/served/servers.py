@@ -1,13 +1,10 @@
-"""Servers that answer in place of engines: their configuration, choice and retries.
+"""External servers that answer instead of engines: their configuration, the choice of a server, and retries.
 
-Configuration of external servers in files and options, with the names of PRIME-RL.
+The names in files and options are those of PRIME-RL.
 
-Servers of one model: choice of the server, retries, and the decision to stop.
-
-A request goes to the server with the fewest requests. Transient errors (429, 5xx, a broken or slow connection, an
-incomplete answer) are retried, first at another server, after the delay that the server requests or a growing backoff.
-Errors of one question (400, 413, 422) fail that question. Errors of all questions (the key, the model's name, several
-failed questions in a row) end the command.
+A request goes to the server with the fewest requests. Transient errors (429, 5xx, a broken or slow connection, an incomplete answer) are
+retried, first at another server, after the delay that the server requests or a growing backoff. Errors of one question (400, 413, 422) fail
+that question. Errors of all questions (the key, the model's name, several failed questions in a row) end the command.
 """
 
 from __future__ import annotations

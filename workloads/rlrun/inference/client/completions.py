@@ -1,12 +1,8 @@
-"""Answers of an engine to token requests, checked, and its load from its metrics.
+"""Validated answers of an engine to token requests, and its load.
 
-Validated responses of an engine to token requests: every token has a log-prob and a policy version, otherwise the response is an error.
-
-Two formats: packed columns of RLRun's route (`rlrun.protocol.messages.packed_columns`), and the JSON of vLLM's own route. This module
-imports
-neither vLLM nor torch.
-
-Load of an inference server, parsed from vLLM's Prometheus metrics.
+Every token has a log-prob and a policy version; otherwise the answer is an error. There are two formats: packed columns of RLRun's route
+(`rlrun.protocol.messages.packed_columns`), and the JSON of vLLM's own route. The load is parsed from vLLM's Prometheus metrics. This module
+imports neither vLLM nor torch.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
-"""Versions on the volume that are stored as differences, rebuilt in shared memory.
-
-Raw bytes of a published folder's tensors, without torch (numpy has no bfloat16).
-
-One bucket's file of a new version in shared memory, built from the previous version's file and differences. Without torch.
-
-The previous file is never written to: a process that has mapped it still sees the old content. It is deleted as soon as the new file has
-the trainer's checksum.
-
-Assembly of a version that is published as a difference: the engine builds the whole version in the machine's shared memory.
+"""Versions that are published as differences, rebuilt as whole versions in the machine's shared memory.
 
 The base is the version in shared memory with all later differences; otherwise the newest whole version on the volume with all later
 differences. Every bucket must have the trainer's checksum before the engine is changed. File format: `rlrun.protocol.messages.buckets`.
+
+The previous version's file of a bucket is never written to: a process that has mapped it still has the old content. It is deleted as soon
+as the new file has the trainer's checksum. Without torch: tensors are raw bytes, because numpy has no bfloat16.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""An engine's side of a transfer: requests to the trainer, and shared memory for a version.
+"""Receiver of a version from the trainer's memory: requests to the trainer, and the shared memory of the engine's machine.
 
-Shared memory of an engine's machine, in which a version is assembled before the engine is changed.
+A version is assembled in shared memory before the engine is changed. It is a folder with one safetensors file per bucket, which the workers
+load like a published folder: each worker reads only its parts, and all workers share one copy.
 
-A version is a folder with one safetensors file per bucket, which the workers load like a published folder: each worker reads the parts that
-it needs, and all workers share one copy.
-
-An engine's side of a transfer: request it from the trainer, join its groups, and receive into shared memory.
-
-Messages: `rlrun.protocol.messages.trainer_channel`.
+For a transfer, the engine sends a request to the trainer, joins its groups and receives. Messages:
+`rlrun.protocol.messages.trainer_channel`.
 """
 
 from __future__ import annotations
@@ -280,7 +277,7 @@ class Receiver:
                 incoming.abort()
             raise RefusedError(problem)
         host = urlsplit(trainer_url).hostname or ""
-        # The transfer blocks, so it runs in a thread. A cancelled or failed transfer leaves the groups, and the next request joins anew.
+        # The transfer blocks, so it runs in a thread. A cancelled or failed transfer leaves the groups, and the next request joins again.
         work = self._make_fetch(self._name, host, offer, incoming, self._staging)
         try:
             folder, self._incoming = await asyncio.to_thread(work.run)

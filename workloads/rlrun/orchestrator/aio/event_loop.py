@@ -1,12 +1,7 @@
-"""Parts for code in one event loop: background work, conditions, deadlines and the limit of open files.
+"""Tools for code in one event loop: background tasks, waiting for conditions, pausable timeouts, and the limit of open files.
 
-Background tasks that run until the role's main work ends.
-
-Waiting for a condition on the state of one event loop.
-
-Timeout whose clock can be paused.
-
-Limit of open files. Each request in flight needs a connection, and each environment process needs pipes.
+Background tasks run until the role's main work ends. Each request in flight needs a connection and each environment process needs pipes, so
+the limit of open files is raised.
 """
 
 from __future__ import annotations

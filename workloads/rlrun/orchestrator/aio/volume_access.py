@@ -1,11 +1,8 @@
-"""Access to the volume from an event loop, and a background writer of files for people.
+"""Access to the volume from an event loop, and a background writer of files for people, such as metrics and traces.
 
-Best-effort background writer for files for people, such as metrics and traces.
-
-Blocking calls on the volume, run in threads so that the event loop never waits for a hanging thread.
-
-Each call has its own daemon thread. A volume that does not answer therefore blocks neither other work, such as the
-renewal of the Lease, nor the end of the process.
+Blocking calls run in threads, so that the event loop never waits for a hanging volume. Each call has its own daemon thread. A volume that
+does not answer therefore blocks neither other work, such as the renewal of the Lease, nor the end of the process. The background writer is
+best effort.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Batch of a step from finished groups or from the recorded batches of another run.
+"""Batch of one step, from finished groups or from the recorded batches of another run.
 
-Assembly of one step's batch from finished groups: choice of groups, advantages, samples. Pure.
-
-Recorded batches of another run as training data, so that two runs train on the same bytes.
+A batch from groups is made by the choice of groups, their advantages and their samples. Pure. Recorded batches are training data with which
+two runs train on the same bytes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
-"""The engines of a run: their addresses, their health, and the connections to them.
+"""Engines of a run: discovery of their addresses, health checks, and the connections for the duration of an attempt.
 
-Discovery of the engines: periodic look-up of all addresses of one host name.
+Discovery looks up all addresses of one host name at intervals. In a cluster the name belongs to a headless Service whose addresses are the
+engine pods. Pods come and go during the run; a replaced pod has another address and therefore is another replica. Only a successful answer
+changes the pool: an unavailable name server has no information about the engines, and requests to a deleted pod fail anyway.
 
-In a cluster the name belongs to a headless Service whose addresses are the engine pods. Pods come and go during the
-run; a replaced pod has another address and therefore is another replica. Only a successful answer changes the pool: an
-unavailable name server has no information about the engines, and requests to a deleted pod fail anyway.
-
-Periodic check of every engine: liveness, held weights and load.
-
-A request may take as long as an episode, so the requests alone would reveal a hanging machine only then. A working
-engine answers a health check at once, even under load. An engine that misses `MISSES` checks in a row is out of
-rotation and its requests move. A hang therefore costs each of its requests at most `LONGEST_SILENCE_SECONDS`, plus the
-time for sampling it again.
-
-Connections to the engines of a run for the duration of an attempt.
+The health check covers liveness, held weights and load. A request may take as long as an episode, so the requests alone would reveal a
+hanging machine only then. A working engine answers a health check at once, even under load. An engine that misses `MISSES` checks in a row
+is out of rotation and its requests move. A hang therefore costs each of its requests at most `LONGEST_SILENCE_SECONDS`, plus the time for
+sampling it again.
 """
 
 from __future__ import annotations
@@ -172,6 +166,7 @@ class Monitor:
             replica: replica to check.
             misses: missed checks in a row before this one.
         """
+        # Compared after the answer, because the replica may change its version or rotation during the request.
         rotation, version = replica.rotation, replica.version
         try:
             async with asyncio.timeout(self._pace.answer):

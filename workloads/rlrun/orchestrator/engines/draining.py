@@ -1,13 +1,9 @@
-"""Requests of the operator about engines, and the draining of engines that are to stop.
+"""Draining of engines before their removal, requested by the operator in the answers to the Lease's renewals.
 
-Requests of the operator about a run's engines, received with the answers to the Lease's renewals.
-
-Draining of engines before their removal: no new requests, end of the running ones, then a report that the engine is
-unused.
-
-The orchestrator chooses the engine because it knows the load of each: an engine out of rotation, otherwise the engine
-with the fewest requests, and the newest of equals. After a timeout the remaining requests move to other engines with
-the tokens sampled so far, so no rollout is lost.
+A draining engine gets no new requests and finishes its running ones; then the orchestrator reports that the engine is unused. The
+orchestrator chooses the engine, because only it has the load of each: an engine out of rotation, otherwise the engine with the fewest
+requests, and the newest of equals. After a timeout the remaining requests move to other engines with the tokens sampled so far, so no
+rollout is lost.
 """
 
 from __future__ import annotations

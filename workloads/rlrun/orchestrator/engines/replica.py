@@ -1,9 +1,7 @@
-"""One engine: its client, version and load, and the number of its concurrent requests.
+"""State of one engine in the orchestrator: client, version, health, load, and the limit of its concurrent requests.
 
-Control of the number of concurrent requests per engine by the load that the engine reports. Pure.
-
-The rules follow TCP congestion control (Chiu & Jain 1989; Ha, Rhee & Xu 2008), with the engine's signals instead of
-lost packets:
+`Concurrency` derives the limit from the load that the engine reports. Pure. The rules follow TCP congestion control (Chiu & Jain 1989; Ha,
+Rhee & Xu 2008), with the engine's signals instead of lost packets:
 
 - Preemptions since the last report: the KV cache is too small for the running sequences, and vLLM computes sequences
   again. The limit decreases by 5 to 10 % of the load that the engine holds.
@@ -16,13 +14,11 @@ lost packets:
 
 After a decrease the limit stays for a few reports, because earlier requests still run.
 
-A request for several continuations is answered when the longest is complete. Continuations that finish earlier count as
-in flight but cause no load. The limit applies to the load that the engine holds; the lengths of recent answers give the
-share of the requests in flight that is such load.
+A request for several continuations is answered when the longest is complete. Continuations that finish earlier count as in flight but cause
+no load. The limit applies to the load that the engine holds; the lengths of recent answers give the share of the requests in flight that is
+such load.
 
 Without reports the limit is the ceiling, `maxConcurrency`, as if there were no control.
-
-State of one engine in the orchestrator: client, version, load and health.
 """
 
 from __future__ import annotations

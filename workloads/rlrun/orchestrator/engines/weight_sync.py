@@ -1,20 +1,18 @@
-"""Hand-over of published weights to the engines, and turns on GPUs that they share with the trainer.
+"""Hand-over of published weights to the engines, and turns of engines and trainer on shared GPUs.
 
-Hand-over of published weights to the engines: all replicas in parallel, each with a timeout, the newest version
-first.
+All replicas are updated in parallel, each with a timeout, to the newest version. During an evaluation the hand-over is held back, so that
+one version answers the complete evaluation. A failed replica is out of rotation and is retried with a growing pause. The run continues as
+long as one replica remains.
 
-During an evaluation the hand-over is held back, so that one version answers the complete evaluation. A failed replica
-is out of rotation and is retried with a growing pause. The run continues as long as one replica remains.
-
-Alternation of trainer and engines on the same GPUs, controlled by the orchestrator:
+If trainer and engines use the same GPUs, the orchestrator controls their turns:
 
     engines        sample the rollouts of step n and answer the evaluation of version n-1
     orchestrator   no request is in flight -> all engines sleep -> it announces the batch of step n
     trainer        allocates its memory, trains, publishes version n, frees its memory, sends `released`
     orchestrator   hands version n to the engines, which wake up for it
 
-No part of this state is on disk. At the start of an attempt the engines sleep and the trainer's memory is free; the death of a
-process in between ends the attempt.
+No part of this state is on disk. At the start of an attempt the engines sleep and the trainer's memory is free; the death of a process in
+between ends the attempt.
 """
 
 from __future__ import annotations
@@ -155,6 +153,7 @@ class WeightSync:
         try:
             if replica.version is None:
                 await _check_answers(replica)
+            # Before the request: the engine may load the version and sample with it even if its answer is lost.
             replica.handed = max(replica.handed, version)
             reach("handover.before_request")
             async with asyncio.timeout(self._timeout):
@@ -291,6 +290,7 @@ class GPUTurns:
         await self._signal.until(lambda: self._released >= step - 1 and self._quiet())
         began = time.monotonic()
         self._sync.rest()  # without an `await` after the check above, so that no request starts in between
+        # A running hand-over must end first: it would wake an engine that already sleeps.
         await self._signal.until(lambda: not any(replica.updating for replica in self._pool.replicas))
         async with asyncio.TaskGroup() as tasks:
             for replica in list(self._pool.replicas):

@@ -1,8 +1,7 @@
-"""Values that a person most likely meant by a wrong one.
+"""Candidates for the intended value of a wrong field, the most likely first.
 
-Proposals for wrong scalars: units, upper and lower case, quotes, notations. The proposals may be invalid.
-
-Proposals for values with a wrong shape: a list for a mapping, a name for a block, and the reverse.
+The first part proposes scalars: other units, upper and lower case, quotes and notations. The second part proposes values of another shape:
+a list for a mapping, a block for a name, and the reverse. Candidates may be invalid; `repair` tests them.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
-"""Enclosure of an environment's process: Landlock, credentials, and a private folder.
-
-Landlock rules for an environment's process: no access to other processes and to credentials, and write access only to its files.
+"""Enclosure of an environment's process: Landlock rules, and a private folder.
 
 A process with a Landlock domain can trace and inspect only processes of that domain and of nested ones: its own, but not those of other
 environments, of the trainer or of the user. It cannot read files in the folders of credentials, and it can write only in its private
-folder, in the hub's caches and in `/dev`. From Landlock 6 (Linux 6.12) it can send signals only to its own processes. Its children inherit
-all rules.
+folder, in the hub's caches of data and in `/dev`. From Landlock 6 (Linux 6.12) it can send signals only to its own processes. Its children
+inherit all rules.
 
 The rules require `no_new_privs`, which a pod without privilege escalation has, and Landlock 2 (Linux 5.19), because version 1 would deny
-every move between folders. Mounting is denied, too.
-Sources: landlock(7); https://docs.kernel.org/userspace-api/landlock.html.
+every move between folders. Mounting is denied, too. Sources: landlock(7); https://docs.kernel.org/userspace-api/landlock.html.
 
-Private folder of an environment's process: its home, its temporary files and, in a pod, its working directory.
-
-An environment without its own image runs as the orchestrator's user, next to processes with secrets. If it could write their home folder,
-their working directory or the run's folder, it could add modules that they import (`trio.py`), settings that send a key to another server
-(`.netrc`, settings of a tracker), or another configuration. Therefore it can write only here and in the hub's caches of data, and no
-other process reads this folder.
+The private folder contains the process's home, its temporary files and, in a pod, its working directory. An environment without its own
+image runs as the orchestrator's user, next to processes with secrets. If it could write their home folder, their working directory or the
+run's folder, it could add modules that they import (`trio.py`), settings that send a key to another server (`.netrc`, settings of a
+tracker), or another configuration. Therefore it can write only in its private folder and in the hub's caches of data, and no other process
+reads the private folder.
 """
 
 from __future__ import annotations

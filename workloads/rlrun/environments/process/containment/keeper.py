@@ -1,16 +1,13 @@
-"""The keeper of an environment's process, and the end of all processes that the environment started.
+"""Keeper of an environment's process, and the search for and end of all processes of an environment.
 
-Find and kill the processes of an environment: descendants of its keeper, processes of its session, and processes with its mark.
+The keeper is the process between the orchestrator and an environment's process. It is the subreaper of all its descendants: an orphan
+becomes its child, even if the orphan has changed its session or its environment variables. Therefore the descendants of the keeper are
+always exactly the processes of the environment, and the keeper ends after them. It runs no code of the environment. The parent of the
+environment's process is the keeper and not the orchestrator, so a signal to the parent reaches only the keeper; where possible such signals
+are denied (see `signal_guard`).
 
-While the keeper lives (see `keeper`), every process of the environment is its descendant. If the environment has killed the keeper, its
-processes are found by a mark in their environment variables and by a list of known processes. Linux only (/proc).
-
-Keeper: the process between the orchestrator and an environment's process, which no process of the environment can leave.
-
-The keeper is the subreaper of all its descendants: an orphan becomes its child, even if the orphan has changed its session or its
-environment variables. Therefore the descendants of the keeper are always exactly the processes of the environment, and the keeper ends
-after them. It runs no code of the environment. The parent of the environment's process is the keeper and not the orchestrator, so a
-signal to the parent reaches only the keeper; where possible such signals are denied (see `signal_guard`). Linux only.
+If the environment has killed its keeper, its processes are found by their session, by a mark in their environment variables, and by a list
+of known processes. Linux only (/proc, prctl).
 """
 
 from __future__ import annotations
@@ -191,7 +188,9 @@ def fork_kept(parent: int) -> None:
             os.setsid()  # otherwise a signal to the child's own process group would reach the keeper
         return
     refuse_inspection()  # no filter limits the keeper's signals: a process that could write its memory could end the orchestrator
+    # Blocked, so that no signal ends the keeper; `sigwait` in `_keep_child` receives the signals in `_HEARD`.
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
+    # The keeper needs no files: its copies would keep pipes and sockets open after the environment's process has ended.
     os.closerange(3, 1 << 20)
     _end_as(_keep_child(child))
 
