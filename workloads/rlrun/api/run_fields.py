@@ -1,8 +1,6 @@
-"""The fields of a run's specification, and the volume that all roles share.
+"""Fields of a run's specification, and the volume that all roles share.
 
-The volume that all roles share.
-
-Fields of a run's specification. The rules between the fields are in `resource`.
+The rules between the fields are in `resource`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""One start of a container: wait for what the role needs, run it, report why it failed.
+"""One start of a container: wait for the role's preconditions, run the role, report why it failed.
 
-Short reason of a role's failure for the operator: the container's termination message.
-
-One start of a container: wait for the role's preconditions, run the role, report why it failed.
+The reason of a failure is short and for the operator: it becomes the container's termination message.
 """
 
 from __future__ import annotations
@@ -280,7 +278,7 @@ class Container:
         )
 
     def _why_not_ready(self) -> str | None:
-        """Return why the probe fails. Only the first pod knows whether the attempt has started; the others only need to run."""
+        """Return why the probe fails. Only the first pod can check whether the attempt has started; the others only need to run."""
         if self._state:
             return self._state
         return channel_problem(self._config.trainer.port) if self._pod.ordinal == 0 else None

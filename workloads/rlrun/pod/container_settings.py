@@ -1,10 +1,7 @@
 """Settings and signals of a container.
 
-Settings that the operator passes to a container in its environment.
-
-SIGTERM and SIGINT of the container's first process: forwarded to the role, or the end of a wait.
-
-The kernel has no default action for signals to the first process of a container, so both are always handled.
+The operator passes the settings in the container's environment. SIGTERM and SIGINT are forwarded to the role, or end a wait. Both are
+always handled, because the kernel has no default action for signals to the first process of a container.
 """
 
 from __future__ import annotations

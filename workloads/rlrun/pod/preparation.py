@@ -1,17 +1,15 @@
-"""Preparation of a pod: its folders, its configuration file, and the ownership of the run's folder.
+"""Preparation of a pod: its waits, folders and configuration file, the ownership of the run's folder, and the warm-up data.
 
-Waiting for another pod, with a deadline and a log line every half minute.
+Waits for other pods have a deadline and write a log line every half minute.
 
-Folders that a pod's containers mount from the run's volume.
+Folders that the pod's containers mount from the run's volume are created first: the kubelet would create missing ones as root, which some
+volumes refuse, and with the permissions of the volume's root folder.
 
-The kubelet would create missing ones as root, which some volumes refuse, and with the permissions of the volume's root folder.
+The configuration file must belong to this pod. One ConfigMap holds the file of the current attempt. If another pod of the run is already
+on the node, a kubelet may mount an outdated version, which it updates within a minute or two; and a user may edit the ConfigMap.
 
-Wait for the configuration file that belongs to this pod.
-
-One ConfigMap holds the file of the current attempt. If another pod of the run is already on the node, a kubelet may mount an outdated
-version, which it updates within a minute or two; and a user may edit the ConfigMap.
-
-Claim of the run's folder on the shared volume: whether this run may use it, and its `run.json`. Only the trainer's first pod writes it.
+The claim decides whether this run may use the run's folder on the shared volume. One pod of a run writes the folder's `run.json` (the
+trainer's first pod, or the orchestrator's if the run has no trainer pods):
 
     no run.json                  new run: write it
     same uid                     continued run: its configuration may have changed, but not name and model
@@ -19,15 +17,12 @@ Claim of the run's folder on the shared volume: whether this run may use it, and
 
 Other pods may have written logs before, so a folder that is not empty proves nothing.
 
-Mark by which a trainer's process is started once per pod.
+A trainer's process is started once per pod. Kubernetes always restarts the containers of a StatefulSet, but a group that lost a process
+cannot continue: the operator replaces all of its pods, with a new attempt. Therefore the first start leaves a mark in the pod, and a
+container that finds it idles until the pod is deleted.
 
-Kubernetes always restarts the containers of a StatefulSet. But a group that lost a process cannot continue: the operator replaces all of
-its pods, with a new attempt. Therefore the first start leaves a mark in the pod, and a container that finds it idles until the pod is
-deleted.
-
-Init container that runs the code of a tiny model's warm-up environment, without secrets of the run.
-
-It has neither the run's key nor its configuration. It writes a file with conversations for the training in the next container.
+An init container runs the code of a tiny model's warm-up environment without secrets of the run: it has neither the run's key nor its
+configuration. It writes a file with conversations for the training in the next container.
 """
 
 from __future__ import annotations

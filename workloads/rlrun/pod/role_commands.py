@@ -1,8 +1,7 @@
-"""Command, environment and configuration of each role's process.
+"""Process of each role: its command, its environment and its configuration.
 
-Name of the network interface with an address: libraries for collectives need names, not addresses.
-
-Process of each role: its command, its environment and its configuration. Pure.
+Pure, except for the check of the image's engine and the lookup of the network interface with the pod's address: libraries for collectives
+need names, not addresses.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""The role's process: its signals, its output, and its stacks if it does not end.
+"""Process of the role: its output, its signals, its end, and its stacks if it does not end.
 
-Output of a role: forwarded to the container's log, kept on the run's volume, and its end kept in memory.
+The output is forwarded to the container's log and written to the run's volume, and its end is kept in memory. The volume may be full or
+hang. Therefore a separate thread writes to it, and drops data that it cannot write in time, so that the role never waits for it.
 
-The volume may be full or hang. Therefore a separate thread writes to it, and drops data that it cannot write in time, so that the role
-never waits for it.
+The module has the duties of a container's first process: forward signals, collect orphans, leave no process running.
 
-Process of the role, and the duties of a container's first process: forward signals, collect orphans, leave no process running.
-
-Stack report of a role that does not end after a stop request, before the kubelet kills it.
-
-The stacks of all its processes are written next to its log on the run's volume, and to the container's log. Best effort: if the volume
-hangs, only the file is missing.
+If the role does not end after a stop request, the stacks of all its processes are reported before the kubelet kills it: in a file next to
+its log on the run's volume, and in the container's log. Best effort: if the volume hangs, only the file is missing.
 """
 
 from __future__ import annotations
@@ -175,6 +171,7 @@ def run_process(main: Launch, *beside: Launch, signals: Signals) -> tuple[int, L
     signals.forward_to(main_pid)
     first, code = _wait(set(children), signals)
     children[first][0].returncode = code  # it has been collected: Popen must not wait for it again
+    # Before `drain`, which waits for the end of the pipes: any process that still runs may hold them open.
     kill_descendants()
     for child, launch in children.values():
         child.returncode = code if child.returncode is None else child.returncode

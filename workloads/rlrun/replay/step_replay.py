@@ -1,10 +1,6 @@
-"""A step computed again by the trainer's ranks and compared with the records of the run.
+"""Replay of a step: repeat its computation and compare it with the values written by the run.
 
-Repeated computation of a step by the trainer's ranks, in a temporary folder.
-
-Comparison of a repeated step with the values written by the run, quantity by quantity. Pure.
-
-Replay of a step: repeat its computation and compare it with the values written by the run.
+The trainer's ranks repeat the computation in a temporary folder. The comparison, quantity by quantity, is pure.
 """
 
 from __future__ import annotations
@@ -186,7 +182,7 @@ def weights_verdict(found: Mapping[str, float], *, tolerance: float | None) -> V
     """Return the verdict of a comparison with a checkpoint.
 
     Args:
-        found: result of `recompute.weights.count_changes`.
+        found: result of `trainer.recompute.count_changes`.
         tolerance: absolute tolerance for values of weights and moments. None: bits must be equal.
     """
     if found["different"] == 0:

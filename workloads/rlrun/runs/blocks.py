@@ -1,15 +1,13 @@
-"""Fields and typed parts of a specification for Python, and the errors of a run object.
+"""Fields and typed parts of a specification for Python, and the errors of `Run`.
 
-Errors of `Run`: one message for people, without a traceback of internal calls in a notebook.
+An error is one message for people, without a traceback of internal calls in a notebook.
 
-Conversion of Python values to plain data.
+A test compares the fields of `Run(...)` and `Run.set(...)` with the fields of the resource. Each typed part is the
+model of a manifest's block, with the same fields in snake_case:
 
-Fields of a specification for `Run(...)` and `Run.set(...)`. A test compares them with the fields of the resource.
+    Run(name="a", model=Model(path="..."), trainer=Trainer(replicas=2))
 
-Typed parts of a specification for Python: `Run(name="a", model=Model(path="..."), trainer=Trainer(replicas=2))`.
-
-Each class is the model of a manifest's block, with the same fields in snake_case. A wrong value is refused at once,
-with field, value and fix. A mapping, `trainer={"replicas": 2}`, works too.
+A wrong value is refused at once, with field, value and fix. A mapping, `trainer={"replicas": 2}`, works too.
 """
 
 from __future__ import annotations

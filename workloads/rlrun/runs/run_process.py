@@ -1,13 +1,10 @@
-"""The process of a run: its start, its changes, and waiting for it.
+"""Process of a run: changes, start on this machine, local state, and waits.
 
-Changes of an existing run: stop requests to a launcher on this machine, and patches of an RLRun in a cluster.
+Changes of an existing run are stop requests to a launcher on this machine, and patches of an RLRun in a cluster.
 
-Start of a run on this machine in the background: `rlrun local` in a separate process group, which outlives a
-notebook's kernel.
-
-State of a `Run` object: its manifest, its place, its launcher process, and its access to a cluster.
-
-Waiting for a run's phase, step or end.
+A start on this machine is `rlrun local` in the background, in a separate process group, which outlives a notebook's
+kernel. The state of a `Run` object is its manifest, its place, its launcher process, and its access to a cluster.
+Waits end at a phase, at a step or at the run's end.
 """
 
 from __future__ import annotations

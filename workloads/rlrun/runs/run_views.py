@@ -1,10 +1,7 @@
-"""A run in a notebook and in a terminal: results, pages and pictures.
+"""Display of runs in notebooks and terminals: results of methods, pages and curves.
 
-Results of `Run` methods with a display for terminals and notebooks.
-
-Display of a run in a notebook: phase, step, ETA, and the curve of its reward or loss as an inline picture. Pure.
-
-Curves of several runs as a picture or as text. Also used by `rlrun plot` and `rlrun compare`.
+The page of a run shows its phase, step and ETA, and the curve of its reward or loss as an inline picture. Rendering
+is pure. `rlrun plot` and `rlrun compare` also use the curves of several runs, as a picture or as text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Command lines of this package's modules, the user's own modules, and files next to the modules.
+"""Data files of an installation, command lines of this package's modules, and folders of environments' containers.
 
-Data files of an installation: the Helm charts, the CRD and the examples.
-
-Command lines that start a module of this package, and the folders of environments' containers.
+The data files are the Helm charts, the CRD and the examples.
 
 Each interpreter starts with `-P`. Without it, `-m` and `-c` put the working directory before the standard library: a file `queue.py` there
 would replace Python's module, and an environment with write access there would run code in the process with the run's key.

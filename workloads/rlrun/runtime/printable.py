@@ -1,8 +1,6 @@
-"""Text of others on its way to a terminal: printable, on one line, of bounded length.
+"""Foreign text on a terminal, in a log or in a status: escaped, on one line, of limited length.
 
-Escaping of foreign text (from models, environments, files, the cluster) for a terminal, a log or a status.
-
-Messages of limited length, on one line that a terminal can show.
+Foreign text comes from models, environments, files and the cluster.
 """
 
 from __future__ import annotations

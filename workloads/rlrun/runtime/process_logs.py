@@ -1,8 +1,6 @@
-"""Logs of a role: one line per message, in files of bounded size.
+"""Logs of a role: one line per message, in files of bounded size on the run's volume.
 
-Log files with a bounded size on the run's volume, for any amount of output.
-
-Log of a role: one line per message, even if a message quotes several lines.
+A message that quotes several lines is still one line. The size is bounded for any amount of output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Processes: marks, threads, and requests to end.
+"""Control of processes: stop requests, searches, thread counts, and protection of memory and files.
 
-Stop requests for a process that waits in its main thread.
-
-Search for processes by an inherited environment variable, thread counts, and protection of this process and its files. Linux only.
+A stop request reaches a process that waits in its main thread. Processes are found by an inherited environment variable. All functions
+except those for stop requests are Linux only.
 """
 
 from __future__ import annotations

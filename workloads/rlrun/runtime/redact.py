@@ -1,11 +1,9 @@
-"""Removal of secrets from messages, logs and everything that leaves a machine.
+"""Removal of secrets from messages, bug reports, trackers, the web page and logs.
 
-Removal of secrets from messages, bug reports, trackers, the web page and logs. Pure.
+Pure. A text passes five filters: names of fields that hold secrets, shapes that only secrets have (`secret_shapes`), base64 of either,
+words that look random, and the values of this process's own secret variables. A configuration also passes an allow-list (`secret_shapes`).
 
-A text passes five filters: names of fields that hold secrets, shapes that only secrets have (`secret_shapes`), base64 of either, words that
-look random, and the values of this process's own secret variables. A configuration also passes an allow-list (`free_values`).
-
-Filter for log lines before a terminal: removes secrets and characters that control a terminal.
+`LogLines` also removes characters that control a terminal.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Shapes that only secrets have, and the allow-list of values of free form.
+"""Shapes that only secrets have, and the allow-list of free-form values in configurations.
 
-Shapes that only secrets have: prefixes of tokens, private keys, addresses that grant access. Data only.
-
-Each rule was written for this project, from the format in its issuer's documentation and from rule sets for the same kind. `gitleaks` names
-the rule of the gitleaks project (MIT license); `detect-secrets` names the plugin of that project (Apache 2.0); `vendor` stands for
-the issuer's own documentation. Lengths are lower bounds: a longer token is still recognized.
-
-Allow-list of configurations: free-form values that may be shown. Data and predicates only.
+Data and predicates only. The shapes are prefixes of tokens, private keys, and addresses that grant access. Each rule was written for this
+project, from the format in its issuer's documentation and from rule sets for the same kind. `gitleaks` names the rule of the gitleaks
+project (MIT license); `detect-secrets` names the plugin of that project (Apache 2.0); `vendor` stands for the issuer's own documentation.
+Lengths are lower bounds: a longer token is still recognized.
 
 The schema fixes the form of most fields of a run. Other places accept any text: arguments of environments, variables, annotations, a pod
 template, arguments of engines. A secret can have any form there. Therefore only values of known names are shown, and values that cannot be

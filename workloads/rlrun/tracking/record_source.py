@@ -1,8 +1,6 @@
-"""The volume and the measurements of this machine as records.
+"""Records of the run's folder: lines of `metrics.jsonl`, with traces and machine measures of each step.
 
-Measures of this machine in `tracking/system.jsonl`, one line every 30 s, which the workers add to the steps' metrics.
-
-Reader of the run's folder: records from `metrics.jsonl`, with traces and machine measures of each step.
+Measures of this machine are in `tracking/system.jsonl`, one line every 30 s. The workers add them to the steps' metrics.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Records for trackers, and the names of metrics there.
+"""Records for trackers, one per line of `metrics.jsonl`, their metric names, and the interface of a tracker.
 
-Names of metrics in trackers: the names of PRIME-RL 0.3 if it has the metric, so that its panels show our runs, or else our names.
-
-The tables are data: docs/tracking.md shows them, and a test compares both.
-
-Records for trackers, one per line of `metrics.jsonl`, and the interface of a tracker.
+A metric has the name that PRIME-RL 0.3 uses, if it has the metric, so that its panels show our runs, or else our name. The tables are
+data: docs/tracking.md shows them, and a test compares both.
 """
 
 from __future__ import annotations

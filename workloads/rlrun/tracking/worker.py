@@ -1,13 +1,10 @@
-"""`python -m rlrun.tracking.worker --config run.json --tracker wandb`: send the run to one tracker.
+"""`python -m rlrun.tracking.worker --config run.json --tracker wandb`: sends the run to one tracker.
 
-Filter for data that is sent to trackers: it removes secrets and characters that change the direction of text.
+Data for trackers passes a filter that removes secrets and characters that change the direction of text.
 
-Journal of the records that a tracker was sent: `tracking/<tracker>.sent` on the volume.
-
-The mark of a record is written as `step attempt` before the record is sent. After the first `n` records have left this machine, or are in
-durable files, a line `= n` is added. Therefore it is known after any kill which records may be missing.
-
-`python -m rlrun.tracking.worker --config run.json --tracker wandb`: sends the run to one tracker.
+The journal of sent records is `tracking/<tracker>.sent` on the volume. The mark of a record is written as `step attempt` before the record
+is sent. After the first `n` records have left this machine, or are in durable files, a line `= n` is added. Therefore the journal shows
+after any kill which records may be missing.
 
 The worker may hang, crash or be killed at any time. The sink then starts another one, which continues after the records that the tracker
 has kept.
@@ -251,6 +248,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
             return exit_codes.OK
         outgoing = Outgoing(environ)
         run = outgoing.clean_run(tracked_run(config))
+        # Before the journal is read: another worker with the lock may still write to it.
         lock = _take_lock(run.folder / f"{options.tracker}.lock")
         sent = Sent(run.folder / f"{options.tracker}.sent")
         tracker = make_tracker(options.tracker, config.tracking, environ)

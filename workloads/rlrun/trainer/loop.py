@@ -1,16 +1,12 @@
-"""The trainer's loop, the same on every rank, and the order of steps among runs.
-
-Order of steps among runs that share a trainer, without side effects.
-
-Main loop of the trainer. Every rank runs the same code.
+"""Main loop of the trainer, the same on every rank, and the order of steps among runs.
 
     start    choose the base checkpoint, write the attempt's file, load, publish the base version
     loop     rank 0 selects the next order and broadcasts it; all ranks carry it out: a step, the end of training, the end of the run
     stop     after a signal, all ranks stop together: between two micro-batches, while they wait, or after a write; then they save the
              last finished step
 
-Several runs may share the model: they take turns step by step, and runs without a batch are skipped. See `run` for the state of one run,
-`guests.shared_runs` for runs that join and leave.
+Several runs may share the model: they take turns step by step, and runs without a batch are skipped (`next_turn`, without side effects).
+See `trained_run` for the state of one run, `guests.shared_runs` for runs that join and leave.
 """
 
 from __future__ import annotations
@@ -247,8 +243,7 @@ class Loop:
             if error is not None:
                 return self._runs.handle_failure(run, error)
             # A refused checkpoint is saved again. While training continues, the next step does this; only without further steps it is a
-            # separate
-            # order. The call runs in every round, because it also reports the refused write.
+            # separate order. The call runs in every round, because it also reports the refused write.
             retry = run.is_retry_due()
             if run.stage == "finished" or run.is_trained():
                 if retry:

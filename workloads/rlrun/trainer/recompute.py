@@ -1,10 +1,7 @@
-"""`--recompute`: steps of a run computed again, one sample explained, weights compared.
+"""Recomputation of a run's steps with its own learner, in a temporary folder (`--recompute`).
 
-Explanation of one sample of a step: the calls of the objective are recorded and repeated for the terms of each token.
-
-Comparison of trained parameters and optimizer states with a checkpoint, on all ranks.
-
-`--recompute`: recompute steps of a run with its own learner, in a temporary folder.
+One sample of a step can be explained: the calls of the objective are recorded and repeated for the terms of each token. Trained parameters
+and optimizer states can be compared with a checkpoint, on all ranks.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Groups of a root with engines: broadcasts of host memory, and groups on one machine.
-
-Process groups of one machine, restricted to its loopback interface.
+"""Process groups: groups on the loopback interface of one machine, and broadcasts of host memory from a root to engines.
 
 torch's store listens on every address of the machine, whatever address it is given, and has no authentication: any client can read and
-write the values that the ranks exchange.
+write the values that the ranks exchange. Groups of one machine are therefore restricted to loopback.
 
-Broadcasts of host memory in a group of one trainer root and the engines: gloo between CPUs, NCCL between GPUs.
-
-The trainer's roots and the engines' servers use the same code. The NCCL link needs a GPU, so the tests of a CPU machine do not cover it;
-it broadcasts the same buffers in the same order as the gloo link.
+A broadcast has a group of one trainer root and the engines: gloo between CPUs, NCCL between GPUs. The trainer's roots and the engines'
+servers use the same code. The NCCL link needs a GPU, so the tests of a CPU machine do not cover it; it broadcasts the same buffers in the
+same order as the gloo link.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Checks before every request, headers and answers without secrets.
+"""Checks before every request, headers of every response, and removal of secrets from responses.
 
-Checks before every request and headers of every response: host names, token, methods, and what a page can load.
-
-Removal of secrets from responses with `rlrun.runtime.redact`: all three filters for data of runs, two of them for model output.
+The checks cover host names, token and methods; the headers limit what a page can load. Secrets are removed with `rlrun.runtime.redact`:
+all filters for data of runs, only the removal of certain secrets for model output.
 """
 
 from __future__ import annotations

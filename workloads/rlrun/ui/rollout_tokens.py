@@ -1,8 +1,7 @@
-"""Tokens of a rollout from the batch of its step, and the explanation of its advantage.
+"""Tokens of a rollout, and the explanation of its advantage, from the packed batch of its step.
 
-Tokens of a rollout with log-probs, advantages and versions, from the packed batch of its step and the run's tokenizer.
-
-Explanation of a rollout's advantage, versions and tokens from the batch of its step, and commands for further analysis.
+The tokens have log-probs, advantages and versions; the run's tokenizer decodes them. The explanation covers advantage, versions and
+tokens, with commands for further analysis.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Answers on runs: their list, their state, their curves and configurations.
+"""Responses about runs: list, state with causes, curves, configurations, and comparisons.
 
-Base class of all responses, and responses without a run.
-
-Responses about runs: list, state with causes, curves, configurations, and comparisons.
+The base class of all responses, and responses without a run, come first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Evaluation of one policy version on the first tasks of each environment's split.
+"""Evaluation of exactly one policy version on the first tasks of each environment's split.
 
-Unbiased estimates of pass@k from several samples per task. Pure.
-
-Evaluation of exactly one policy version on the first tasks of each environment's split.
-
-The training run uses it for its versions, and the evaluation job (`evaluate`) for policies after the training.
+Several samples per task give unbiased estimates of pass@k. The training run evaluates its versions, and the
+evaluation job (`evaluate`) evaluates policies after the training.
 """
 
 from __future__ import annotations

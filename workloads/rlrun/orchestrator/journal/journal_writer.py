@@ -1,12 +1,10 @@
-"""The journal: finished rollouts are durable before they count; writes share flushes.
+"""Journal of finished rollouts: a rollout is durable before it counts, so that no restart plays it again.
 
-Group commit: entries that arrive during a flush share the next one, and the event loop never waits for the disk.
+Group commit: entries that arrive during a flush share the next one. Flushes run in a thread, so that the event loop
+with a thousand rollouts never waits for the disk.
 
-Writer of the journal. A finished rollout is durable before it counts, so that no restart plays it again.
-
-Each attempt appends to its own files, which carry its number in their names, and only deletes files of earlier
-attempts. Rollouts that finish during a flush share the next one. All of this happens in a thread, so that the event
-loop with a thousand rollouts never waits for it.
+Each attempt appends only to its own files, which have its number in their names, and deletes only files of earlier
+attempts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Snapshot of the run for people and for stall detection.
+"""Snapshot of the run for people and for stall detection: the completed work and the reason why the next step waits.
 
-Counter of progress toward the next step. A stall is detected from the count only.
-
-Snapshot of the run for people and for stall detection: the completed work and the reason why the next step waits.
+A stall is detected only from the progress counter (`Activity.count`), never from the other values.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class EngineReports:
 
 
 class EvaluationCounts(Protocol):
-    """Counts of the evaluations during training, see `evaluation.schedule.Evaluations`, which imports this package."""
+    """Counts of the evaluations during training, see `evaluation_schedule.Evaluations`, which imports this package."""
 
     @property
     def pending(self) -> int:

@@ -1,12 +1,10 @@
 """Tokenizer of the run, and the conversion of messages to token ids and back.
 
-Loading of the run's tokenizer, if possible without torch.
-
-Conversion of messages to token ids and back, so that training uses exactly the tokens that the engine saw.
+The tokenizer is loaded without torch if possible. Training uses exactly the tokens that the engine saw.
 
 A conversation grows only at the end: existing tokens stay unchanged, and only the text that the chat template writes
-after a reply is tokenized (`chat_template`). A reply ends with a sampled token, and the template also writes an end of
-the turn. The sampled token stays, and the template's token is removed.
+after a reply is tokenized (`chat_template`). A reply ends with a sampled token, and the template also writes an end
+of the turn. The sampled token stays, and the template's token is removed.
 """
 
 from __future__ import annotations

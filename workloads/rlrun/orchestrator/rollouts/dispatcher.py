@@ -1,8 +1,6 @@
-"""Dispatch of waiting groups, and the limit of failing rollouts.
+"""Dispatch of waiting groups, and the limit of failed rollouts above which the run stops.
 
-Limit of failed rollouts above which the run stops. Pure.
-
-Dispatch of waiting groups: the condition for a group's start, and the play of its rollouts.
+`ErrorBudget` is pure. `Dispatcher` checks the condition for a group's start, and plays the group's rollouts.
 """
 
 from __future__ import annotations

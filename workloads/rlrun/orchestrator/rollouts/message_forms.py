@@ -1,10 +1,7 @@
-"""Forms in which chat templates take messages, and the parts of a reply.
+"""Parts of a reply, and the forms of messages that chat templates accept.
 
-Parts of a reply: its text, its calls, and the thoughts before it.
-
-Forms of messages that chat templates accept: calls, results and thoughts.
-
-Environments and rows use OpenAI messages. Templates read the same content under other names and types.
+The parts are text, calls, and the thoughts before them. Environments and rows use OpenAI messages; templates read the
+same calls, results and thoughts under other names and types.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
-"""Checks that tasks can be played: the chat template, the lengths of prompts, and refused tasks.
+"""Checks of tasks and chat templates: unplayable tasks, prompts without space for a reply, unusable templates.
 
-Unplayable tasks, and their share above which the run stops. Pure.
+A row whose prompt is too long, is refused by the chat template or has no usable ground truth fails in the same way
+each time. Its first rollout is conclusive and is not a sign of a faulty environment or engine, so the error budget
+does not count it. The run stops if the share of unplayable tasks is too large. This part is pure.
 
-A row whose prompt is too long, is refused by the chat template or has no usable ground truth fails in the same way each
-time. The first rollout decides it. It is not a sign of a faulty environment or engine, so the error budget does not
-count it.
-
-Count of prompts that leave no space for a reply, for `rlrun validate` with model and data on this machine.
-
-The count needs the tokenizer, which the command line does not import, so it runs in a separate process.
-
-Checks of a model's chat template at the start of the orchestrator, and in `rlrun validate` if the model is on this
-machine.
-
-The check of the command line needs the tokenizer, so it runs in a separate process (`local.inputs.template_pieces`).
+`rlrun validate` counts unplayable prompts if model and data are on this machine, and checks the template if the model
+is (`rlrun.local.read_inputs.template_pieces`). Both need the tokenizer, which the command line does not import, so
+they run in separate processes. The orchestrator checks the template at its start.
 """
 
 from __future__ import annotations
@@ -227,7 +220,7 @@ def check_template(*, folder: str, trust_remote_code: bool, environments: Sequen
         try:
             template = chat.called_with(environment["template_arguments"]).template
         except TemplateError:
-            continue  # `local.inputs.check_template_arguments` reports it
+            continue  # `local.read_inputs.check_template_arguments` reports it
         try:
             warning = check_turns(environment["place"], template)
         except RoleError as error:

@@ -1,13 +1,11 @@
-"""Single episodes against the engines, for training and for evaluation.
+"""Execution of single episodes against the engines, for training and for evaluation.
 
-Channels of a reply in the Harmony format of GPT-OSS.
+The module also parses replies in the Harmony format of GPT-OSS. Such a reply consists of several messages:
 
-A reply consists of several messages:
-`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`. The channel `final` is for
-users, `analysis` contains thoughts, and `commentary` contains calls (`to=functions.NAME` in the header) and the text
-before them. Source: the Harmony response format, https://github.com/openai/harmony.
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
 
-Execution of single episodes against the engines, for training and for evaluation.
+The channel `final` is for users, `analysis` contains thoughts, and `commentary` contains calls (`to=functions.NAME`
+in the header) and the text before them. Source: the Harmony response format, https://github.com/openai/harmony.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Training samples from rows in the order of the data mixture, and the position in the data.
 
-Order of the drawn rows, a pure function of the seed and the number of the draw, so that a resume needs only this
-number.
+The order of the rows is a pure function of the seed and the number of the draw, so that a resume needs only this
+number. Sources take turns by their weights, as evenly as complete rows allow. Within a source each epoch visits all
+rows once.
 
-Sources take turns by their weights, as evenly as complete rows allow. Within a source each epoch visits all rows once.
-
-Training samples from rows, and a step's batch from samples. Skipped rows are counted.
-
-The data pipeline's part of a checkpoint: the position in the data, and fingerprints of the data.
+Batches consist of samples; skipped rows are counted. The pipeline's part of a checkpoint contains the position, and
+fingerprints of the data.
 """
 
 from __future__ import annotations

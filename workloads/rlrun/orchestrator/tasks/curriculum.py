@@ -1,12 +1,11 @@
-"""The tasks of one environment: their order, and pools of easy and hard ones.
+"""Curriculum of one environment: the order of its tasks, and pools of tasks that are easy or hard for the policy.
 
-Stateless order: turns by weights, and a permutation of any length, computed for one position at a time. Pure.
+The order is stateless and pure: turns by weights, and a permutation of any length, computed for one position at a
+time. The state of the pools and the walk is JSON.
 
-Curriculum of one environment: the order of its tasks, and pools of tasks that are easy or hard for the policy. State
-as JSON.
-
-The walk visits the open tasks once per epoch and skips those in a pool. Each pool gets its share of the draws, and its
-least recently drawn task comes first. If all open tasks are in pools, the hard pool is drawn from, then the easy one.
+The walk visits the open tasks once per epoch and skips those in a pool. Each pool gets its share of the draws, and
+its least recently drawn task comes first. If all open tasks are in pools, the hard pool is drawn from, then the easy
+one.
 """
 
 from __future__ import annotations

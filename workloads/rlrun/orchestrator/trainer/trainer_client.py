@@ -1,9 +1,6 @@
-"""The orchestrator's side of the channel to the trainer, and the reason why the next step waits.
+"""Client of the channel to the trainer's rank 0, and the reason why the next step waits.
 
-Reason why the next step waits: the responsible role, its activity, and the start time. The words are stable; numbers
-come last.
-
-Client of the channel to the trainer's rank 0.
+A reason names the responsible role, its activity and the start time. Its words are stable; numbers come last.
 """
 
 from __future__ import annotations

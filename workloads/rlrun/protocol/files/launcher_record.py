@@ -1,10 +1,8 @@
-"""Record of a run on one machine, with the use of its GPUs.
+"""Record of a run on one machine, in its folder: the content of a cluster's progress Lease, the launcher process, and GPU use.
 
-GPU use of one role, in the launcher's record and in the metrics of pods.
+Metrics of pods report the GPU use of a role in the same form (`GpuUse`).
 
-Record of a run on one machine, in its folder: the content of a cluster's progress Lease, and the launcher process.
-
-Only `rlrun local` writes it. The record is informational: it is replaced atomically but not flushed to disk, and a volume that refuses it
+Only `rlrun local` writes the record. It is informational: it is replaced atomically but not flushed to disk, and a volume that refuses it
 does not stop the run. It contains no secret.
 """
 

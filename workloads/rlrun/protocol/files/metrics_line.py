@@ -1,8 +1,6 @@
-"""Lines of a run's `metrics.jsonl`, and a reader of files that grow.
+"""Lines of a run's `metrics.jsonl`, and a reader of growing JSONL files.
 
-Reader of growing JSONL files such as `metrics.jsonl`: it returns each complete line once.
-
-Lines of a run's `metrics.jsonl`, which the orchestrator writes and all views of a run read.
+The orchestrator writes `metrics.jsonl`, and all views of a run read it. The reader of growing files returns each complete line once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Checks of a run's folder, the record of a fork, and trust in code that the folder names.
+"""Checks of a run's folder, and the record of a fork.
 
-Record of a fork, `fork.json` in the new run's folder: the source run, its step, and the changed fields.
-
-Checks of a run's folder: it is writable, and it belongs to the same run. The rules are the same on one machine and in a cluster.
+A fork has a `fork.json` in the new run's folder: the source run, its step, and the changed fields. The checks ensure that the folder is
+writable and belongs to the same run; the rules are the same on one machine and in a cluster.
 """
 
 from __future__ import annotations

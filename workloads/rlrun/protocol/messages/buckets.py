@@ -1,11 +1,10 @@
-"""Buckets of a weights version, and versions that are stored as differences.
+"""Buckets in which a version of the weights is sent, and versions that are stored as differences.
 
-Buckets in which a version of the weights is sent: the place of each tensor, the sending rank, and the costs. Pure.
+The plan of the buckets is pure: the place of each tensor, the sending ranks, and the costs. Both sides compute the same buckets from the
+list of tensors, so that only this list is sent. A bucket is the body of a safetensors file: an engine loads received buckets like a
+published folder.
 
-Both sides compute the same buckets from the list of tensors, so that only this list is sent. A bucket is the body of a safetensors file: an
-engine loads received buckets like a published folder.
-
-Difference of a version from the previous version, on the volume: a folder next to the complete versions, for engines only.
+The difference of a version from the previous version is a folder on the volume next to the complete versions, for engines only:
 
     weights/v00000016.a0001   complete version, a model folder that transformers and vLLM load
     weights/d00000017.a0001   its difference from version 16: delta.json, root-00000.bin (per root, the differences of its buckets in order)

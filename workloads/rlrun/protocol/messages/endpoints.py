@@ -1,20 +1,16 @@
-"""Paths, ports, keys and protocol version of the roles' HTTP interfaces.
-
-Paths and ports of the roles of a run, in pods and on one machine.
+"""Paths, ports, keys and protocol version of the roles' HTTP interfaces, in pods and on one machine.
 
 The roles, their test doubles and the renderer of probes, Services and network policies use these constants. Routes without a key are for
-probes and the metrics scraper; all others require the run's key as `Authorization: Bearer`. `channel` has more routes of the trainer.
-
-Keys in the headers of requests: the run's own key, and those of its guests.
+probes and the metrics scraper; all others require the run's key as `Authorization: Bearer`. `trainer_channel` has more routes of the
+trainer.
 
 A guest (`trainer.sharedWith`) has its own key, like any run. When it joins, the trainer confirms the digest of that key with a proof that
 requires the host's key. Trainer and engines can then identify a guest by its requests, without a list. Proof and digest are not secret:
 they are useless without the guest's key, and reveal nothing about the host's key.
 
-Version of the protocol between orchestrator and engine: the engine's routes under `/rlrun`, and the weight folders that it loads.
-
-Both sides check it before weights are transferred: the orchestrator in the engine's status, the engine in a header of each request. Images
-of two incompatible releases then report an error instead of sampling from misread weights.
+The protocol version between orchestrator and engine covers the engine's routes under `/rlrun`, and the weight folders that it loads. Both
+sides check it before weights are transferred: the orchestrator in the engine's status, the engine in a header of each request. Images of
+two incompatible releases then report an error instead of sampling from misread weights.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ ENGINE_SLEEP = "/rlrun/sleep"
 ENGINE_GENERATE = "/inference/v1/generate"
 """Route of vLLM: tokens as JSON, one dictionary each."""
 ENGINE_GENERATE_PACKED = "/rlrun/generate"
-"""The same with token columns in their memory layout, see `packed`."""
+"""The same with token columns in their memory layout, see `packed_columns`."""
 ENGINE_PARSE = "/v1/chat/completions/derender"
 """Route of vLLM: converts sampled tokens to a chat message, with the parsers of the engine's start."""
 

@@ -1,16 +1,12 @@
 """Annotations of a run's progress Lease: progress, load of engines, spot engines and start times.
 
-Annotations of a run's progress Lease: the orchestrator writes them, the operator reads them into the status.
+The orchestrator writes them, and the operator reads them into the status. The operator writes the wanted engines, also of interruptible
+nodes (`ENGINES_SPOT`). All values are strings. Unknown values are absent.
 
-All values are strings. Unknown values are absent.
+The operator scales the engines by their load over the last steps, which the orchestrator measures.
 
-Number and addresses of engines on interruptible nodes: an annotation that the operator writes (`annotations.ENGINES_SPOT`).
-
-Load of a run's engines over its last steps, measured by the orchestrator; the operator scales the engines by it.
-
-Seconds of a trainer's start by phase: from the metrics of an attempt's first step, through the progress Lease, to the run's status.
-
-Each is a duration by one process's steady clock, so that clocks of two machines are never compared.
+The seconds of a trainer's start by phase pass from the metrics of an attempt's first step through the Lease to the run's status. Each is a
+duration by one process's steady clock, so that clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ RESULTS_MAX = 64
 RESULT_MAX = 512
 """Characters of a line."""
 ENGINES = "rlrun.io/engines"
-"""Load of the engines over the last steps, as JSON: `engine_load.EngineLoad`."""
+"""Load of the engines over the last steps, as JSON: `EngineLoad`."""
 ENGINES_DRAINED = "rlrun.io/engines-drained"
 """Space-separated addresses of engines without current or future requests; empty: none. Absent: the orchestrator does not drain engines."""
 DRAINED_MAX = 64

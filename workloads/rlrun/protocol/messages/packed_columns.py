@@ -1,18 +1,16 @@
-"""Packed token columns, and the differences between two versions of a bucket.
+"""Binary formats: token columns in messages, and the difference between two versions of a bucket.
 
-Token columns in messages between orchestrator and engine: a small JSON header, then arrays in their memory layout.
-
-JSON needs 90 bytes and a dictionary per sampled token, these columns need 8 bytes: an answer of 16 x 65,536 tokens has 8 MB instead of
-96 MB, and reading it is a copy.
+Token columns between orchestrator and engine are a small JSON header, then arrays in their memory layout. JSON needs 90 bytes and a
+dictionary per sampled token, these columns need 8 bytes: an answer of 16 x 65,536 tokens has 8 MB instead of 96 MB, and reading it is a
+copy.
 
 A document is `length head padding column column ...`, little-endian: `length` is that of head and padding (32 bits), the head is a JSON
 object, spaces pad it to a multiple of 4. The head determines the columns, so the reader passes their types and lengths.
 
-Difference between two versions of a bucket: the places of changed words, and their new bits. Pure.
-
-A word has two bytes for every number format (one, if the number of bytes is odd), and all words are compared by bits. A difference is a
-sequence of blocks of `BLOCK_WORDS` words. Each block has a head (coding, changed words, escapes), the places of its changed words in the
-smallest coding for this block, and the new words. New words are copied, not added, so that the result is bit for bit the new version.
+A difference contains the places of changed words and their new bits; its computation is pure. A word has two bytes for every number format
+(one, if the number of bytes is odd), and all words are compared by bits. A difference is a sequence of blocks of `BLOCK_WORDS` words. Each
+block has a head (coding, changed words, escapes), the places of its changed words in the smallest coding for this block, and the new
+words. New words are copied, not added, so that the result is bit for bit the new version.
 
     BITMAP   one bit per word of the block
     GAPS8    unchanged words before each changed one, in a byte; 255 means a number of 32 bits, all of which follow

@@ -1,6 +1,6 @@
-"""Messages between trainer, orchestrator and engines: steps, and requests for a version.
+"""Messages between trainer, orchestrator and engines: steps, and requests for a policy version.
 
-Messages between trainer and orchestrator: HTTP between rank 0 (server) and the orchestrator (client), guarded by the run's API key.
+Rank 0 of the trainer (server) and the orchestrator (client) use HTTP, guarded by the run's API key:
 
     GET  /rlrun/trainer/state                      -> TrainerState
     GET  /rlrun/trainer/events?after=N&wait=S      -> {"attempt": a, "events": [Event, ...]}   (long poll, at most S seconds)
@@ -10,17 +10,16 @@ Messages between trainer and orchestrator: HTTP between rank 0 (server) and the 
     POST /rlrun/trainer/shutdown                   the run is complete; rank 0 ends the group with exit code 0
     POST /rlrun/trainer/stop                       the orchestrator must stop: the group saves the last finished step, and ends too
 
-Messages only announce changes; after a restart the files are authoritative. Events are numbered from 1 within an attempt and kept in memory
-until the orchestrator, which lives as long as the attempt, requests later ones. A run in another run's trainer has the same routes below
-`shared.channel_of(run)`.
+Messages only announce changes; after a restart the files are authoritative. Events are numbered from 1 within an attempt and kept in
+memory until the orchestrator, which lives as long as the attempt, requests later ones. A run in another run's trainer has the same routes
+below `shared_trainer_files.channel_of(run)`.
 
-Request of an engine to the trainer's rank 0 for a policy version without the volume: `POST /rlrun/trainer/transfers`.
-
-The answer announces the transfer and how to join it. Then every root, a trainer rank with a part of the version, broadcasts its buckets in
-their published order, in one group of that root and all engines that requested the version together (NCCL between GPUs, gloo between
-CPUs). Groups are reused for later versions while the same engines request them. If a group breaks, all of its engines discard the version
-and keep serving their old one. Each of them then sends its next requests with `alone`, until a transfer succeeds, so that a hanging or dead
-engine delays the others only once.
+An engine requests a policy version without the volume from rank 0: `POST /rlrun/trainer/transfers`. The answer announces the transfer and
+how to join it. Then every root, a trainer rank with a part of the version, broadcasts its buckets in their published order, in one group
+of that root and all engines that requested the version together (NCCL between GPUs, gloo between CPUs). Groups are reused for later
+versions while the same engines request them. If a group breaks, all of its engines discard the version and keep serving their old one.
+Each of them then sends its next requests with `alone`, until a transfer succeeds, so that a hanging or dead engine delays the others only
+once.
 """
 
 from __future__ import annotations

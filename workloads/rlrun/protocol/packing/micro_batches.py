@@ -1,26 +1,23 @@
 """Packing of samples into micro-batches, and their balance over ranks.
 
-New division of two ranks' samples: yields all possible divisions, the most even ones first. Pure, exact arithmetic.
+Pure; every rank computes the same plan from the same lengths. Work is counted in integers: sums are exact, so that neither the order of
+additions nor the processor can make two ranks disagree.
 
-The two halves of the samples are enumerated separately and combined in order (Horowitz & Sahni 1974): 2^(n/2) sums represent 2^n divisions.
+`divisions` yields all possible divisions of two ranks' samples, the most even ones first. The two halves of the samples are enumerated
+separately and combined in order (Horowitz & Sahni 1974): 2^(n/2) sums represent 2^n divisions.
 
-Balance: distributes samples to ranks so that the largest work of a rank is as small as possible. Pure, exact arithmetic.
+`deal` distributes samples to ranks so that the largest work of a rank is as small as possible. The problem is NP-hard (it contains bin
+packing). Two constructions, a local search and an exact search follow each other, each only if the result is still too far above a lower
+bound: rows distributed in equal number by the largest differencing method (Karmarkar & Karp 1982; its balanced variant: Michiels et al.
+2003), which always succeeds; samples distributed longest first to the rank with the least work (Graham 1969); exchanges between the rank
+with the most work and the others; and, for few samples, new divisions of pairs of ranks and branch and bound. Therefore the result for two
+ranks and up to `FREE_SAMPLES` samples is optimal to one part in `CLOSE`, and the result for more ranks cannot be improved by dividing the
+samples of two ranks differently.
 
-The problem is NP-hard (it contains bin packing). Two constructions, a local search and an exact search follow each other, each only if the
-result is still too far above a lower bound: rows distributed in equal number by the largest differencing method (Karmarkar & Karp
-1982; its balanced variant: Michiels et al. 2003), which always succeeds; samples distributed longest first to the rank with the least work
-(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, new divisions of pairs of ranks
-(`pairs`) and branch and bound. Therefore the result for two ranks and up to `FREE_SAMPLES` samples is optimal to one part in `CLOSE`, and
-the result for more ranks cannot be improved by dividing the samples of two ranks differently.
-
-Packing: assigns samples to micro-batches and ranks. Pure; every rank computes the same plan from the same lengths.
-
-Samples are distributed to the ranks so that each has nearly the same work `sum(n + quadratic * n^2)` (`balance`). The samples of a rank
-are packed into micro-batches, "rows", of at most `row_tokens`. All ranks have the same number of rows, the fewest that hold all samples,
-because all of them take part in every collective. The rows of a rank are level too, and heavy ones come first: row `m` costs every rank
-about the same, so that no rank waits long for another one in a collective.
-
-Work is counted in integers: sums are exact, so that neither the order of additions nor the processor can make two ranks disagree.
+`plan` gives each rank nearly the same work `sum(n + quadratic * n^2)` and packs its samples into micro-batches, "rows", of at most
+`row_tokens`. All ranks have the same number of rows, the fewest that hold all samples, because all of them take part in every collective.
+The rows of a rank are level too, and heavy ones come first: row `m` costs every rank about the same, so that no rank waits long for
+another one in a collective.
 """
 
 from __future__ import annotations

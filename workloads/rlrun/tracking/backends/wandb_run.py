@@ -1,13 +1,11 @@
-"""Weights & Biases: one run over all attempts, and its transaction log.
+"""Weights & Biases tracker: one run over all attempts, and the reader of its transaction log.
 
-Reader of W&B's transaction log: blocks of 32 KiB in LevelDB's log format with the library's protobuf messages.
+The log has blocks of 32 KiB in LevelDB's log format with the library's protobuf messages. The library has a writer and a synchronizer, but
+no public reader. After a kill the end of the file may be torn; reading stops there.
 
-The library has a writer and a synchronizer, but no public reader. After a kill the end of the file may be torn; reading stops there.
-
-Weights & Biases tracker: one run over all attempts, whose history has one row per record, numbered from 0.
-
-Online, the library's own process sends in the background and retries, so the server's number of rows is read at the next start. Offline,
-the rows are in transaction logs on the volume, one per start, and are counted there. In both modes a kill loses and repeats no row.
+The run's history has one row per record, numbered from 0. Online, the library's own process sends in the background and retries, so the
+server's number of rows is read at the next start. Offline, the rows are in transaction logs on the volume, one per start, and are counted
+there. In both modes a kill loses and repeats no row.
 """
 
 from __future__ import annotations

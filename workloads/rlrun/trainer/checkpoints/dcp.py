@@ -1,11 +1,10 @@
-"""Save and load the trainer's part of a checkpoint: every rank writes its shards.
+"""The trainer's part of a checkpoint, saved and loaded with torch's distributed checkpoint (DCP).
 
-Collective writes: if the volume refuses the write of one rank, all ranks raise at the same place.
+Each rank writes its own shards; any world size can load them. Writes are collective: if the volume refuses the write of one rank, all
+ranks raise at the same place.
 
-Save and load the trainer's part of a checkpoint with torch's distributed checkpoint (DCP): each rank its own shards, any world size.
-
-The learning rate is a function of the step, and `seed_step` a function of seed and step. Therefore a checkpoint has neither scheduler nor
-generator state; the progress is the step and the number of skipped updates.
+The learning rate is a function of the step, and `batch_step.seed_step` a function of seed and step. Therefore a checkpoint has neither
+scheduler nor generator state; the progress is the step and the number of skipped updates.
 """
 
 from __future__ import annotations
@@ -183,6 +182,7 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
         _call_checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
 
     try:
+        # All ranks wait for rank 0's cleanup of an earlier try, which would otherwise delete their new files.
         agree_among(peers, catch_error(begin), path.parent, doing)
         agree_among(peers, catch_error(save), path.parent, doing)
     except RefusedError:

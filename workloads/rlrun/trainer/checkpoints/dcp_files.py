@@ -1,11 +1,10 @@
-"""Files of torch's distributed checkpoint: written with checksums, and read without executing anything.
+"""Files of torch's distributed checkpoint (DCP): written with checksums, and read without executing anything.
 
-DCP file writer that computes sizes and checksums during the write, so that shards are not read again for the manifest.
+The writer computes sizes and checksums during the write, so that shards are not read again for the manifest.
 
-DCP reader for untrusted files: it executes nothing from a checkpoint and reads nothing outside of its folder.
-
-DCP stores its table as a pickle, and each value that is not a tensor as a pickle too. This reader loads the table with an allow-list of
-classes and the values with `torch.load(weights_only=True)`, and compares the table with the files before it reads tensors.
+The reader is for untrusted files: it executes nothing from a checkpoint and reads nothing outside of its folder. DCP stores its table as a
+pickle, and each value that is not a tensor as a pickle too. The reader loads the table with an allow-list of classes and the values with
+`torch.load(weights_only=True)`, and compares the table with the files before it reads tensors.
 """
 
 from __future__ import annotations

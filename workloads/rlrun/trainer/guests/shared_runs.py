@@ -1,15 +1,12 @@
-"""The runs of a shared trainer: the host, guests that join and leave, and errors of one guest.
+"""Runs of a shared trainer: the host, guests that join and leave, and errors of one guest.
 
-Attribution of an exception to one guest: all ranks must have raised it at the same place.
+An exception in a guest's work ends the guest if all ranks have raised it at the same place. Ranks that stopped at different places have
+started different collectives. Their next collectives would be paired wrongly and mix the numbers of several runs. In this case the process
+must end, and all runs resume from their checkpoints. The comparison uses a separate process group, so a missing rank causes a timeout
+instead of a wrong pairing. The rank whose work failed reports it before it ends, because its peers see only a closed connection. An
+exception in the host's work ends the process too.
 
-Ranks that stopped at different places have started different collectives. Their next collectives would be paired wrongly and mix the
-numbers of several runs. In this case the process must end, and all runs resume from their checkpoints. The comparison uses a separate
-process group, so a missing rank causes a timeout instead of a wrong pairing. The rank whose work failed reports it before it ends,
-because its peers see only a closed connection.
-
-Runs of a shared trainer: the host, and guests that join and leave. Every rank runs the same code.
-
-An exception in a guest's work ends the guest; an exception in the host's work ends the process. Only rank 0 reads and answers requests.
+Every rank runs the same code. Only rank 0 reads and answers requests.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Work of one run on a batch: seed, training or held-out loss.
+"""One run's work on a batch: seed the generators, distribute the samples over ranks, train or validate.
 
-Seeding of the random generators per step.
-
-Loss on held-out samples: forward passes over a batch without gradients and updates.
-
-One run's work on a batch: read it, distribute it over ranks, train on it or validate.
+The validation computes the loss on held-out samples: forward passes without gradients and updates.
 """
 
 from __future__ import annotations

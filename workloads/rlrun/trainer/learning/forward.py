@@ -1,8 +1,6 @@
-"""From samples to log-probabilities, with and without a gradient.
+"""Forward passes of packed rows to log-probabilities, for trained positions only.
 
-Forward passes of packed rows to log-probabilities, for trained positions only.
-
-Forward passes without a gradient over a batch, before the first update of a step.
+Passes without a gradient cover a batch before the first update of a step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The optimizers, on float32 master weights: AdamW, AdamW with 8-bit moments, Muon and SGD.
+"""Optimizers on float32 master weights, which may be sharded: AdamW, AdamW with 8-bit moments, Muon and SGD.
 
-AdamW with 8-bit moments in plain torch, for CPU and GPU, with or without sharding.
-
-Construction of optimizers on float32 master weights, which may be sharded: AdamW, Muon and SGD.
+AdamW with 8-bit moments is plain torch, for CPU and GPU, with or without sharding.
 """
 
 from __future__ import annotations

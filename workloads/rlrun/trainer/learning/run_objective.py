@@ -1,10 +1,7 @@
-"""The objective of a run: its binding, its minibatches and its advantages per token.
+"""Objective of a run: the division of a batch into updates, the loss, and the advantages per token.
 
-Division of a step's batch into its optimizer updates.
-
-Construction of a run's objective from its resolved configuration.
-
-Advantages per token, computed before the first update of a step: KL penalty in the reward, normalization over tokens.
+A step's batch is divided into its optimizer updates. The objective is created from the run's resolved configuration. Advantages per token
+are computed before the first update of a step: KL penalty in the reward, normalization over tokens.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Activations that are kept for backward, and the choice of a mode by the memory of a GPU.
+"""Activation checkpointing of decoder layers, and automatic choices before a model is sharded.
 
-Activation checkpointing of decoder layers: keep all activations, only the input, results of some operations, or all in host memory.
+A mode keeps all activations, only the input, results of some operations, or all in host memory. It changes memory and time, never numbers.
+The layer's `forward` is replaced inside of FSDP's hooks, so that the layer's parameters are gathered only once for backward and
+recomputation.
 
-It changes memory and time, never numbers. The layer's `forward` is replaced inside of FSDP's hooks, so that the layer's parameters are
-gathered only once for backward and recomputation.
-
-Automatic choices before a model is sharded: the activation mode by memory (the arithmetic of `rlrun fit`), and compilation of layers.
+The automatic choices are the activation mode by memory (the arithmetic of `rlrun fit`), and compilation of layers.
 """
 
 from __future__ import annotations

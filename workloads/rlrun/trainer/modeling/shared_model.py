@@ -1,12 +1,8 @@
-"""The model that all runs of a trainer share, and the trained parameters of each run.
-
-Trained parameters of several runs that share one sharded model.
+"""Model that all runs of a trainer share, loaded and sharded once, and the trained parameters of each run.
 
 FSDP shards the parameters once, so a joining run cannot add parameters. Therefore the model has one set of adapters, and each run has its
 own copy of this rank's shards: before a run computes, the values of the previous run are copied out and its own are copied in. Copies are
 bitwise exact, and no parameter, gradient or optimizer state of one run affects another run.
-
-Model shared by all runs of a trainer, loaded and sharded once.
 """
 
 from __future__ import annotations

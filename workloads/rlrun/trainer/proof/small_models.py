@@ -1,11 +1,9 @@
-"""Small models of an architecture: the same layers and ratios with small sizes.
+"""Small models of an architecture, which run in milliseconds: narrow, with the same layers, options and ratios.
 
-Reduction of a model's configuration to small sizes with the same layers, options and ratios, for a model that runs in milliseconds.
+Sizes are reduced without a list of families. They are recognized by names that families share, and by values: sizes equal to the hidden
+size stay equal to it. All head sizes are divided by the same number, so that their sums and products stay consistent.
 
-There is no list of families. Sizes are recognized by names that families share, and by values: sizes equal to the hidden size stay equal
-to it. All head sizes are divided by the same number, so that their sums and products stay consistent.
-
-Small model of an architecture: narrow, with a layer of every kind, and with random weights that activate all parts.
+A small model has a layer of every kind, and random weights that activate all parts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Checks of a model's class at each start, and of its division into stages.
+"""Checks of a model's architecture at each start, and of its division into pipeline stages.
 
-Check that an architecture can be divided into pipeline stages: two stages of a small model must equal the whole model.
-
-The code of an architecture may transform the input of the first layer, or share state between layers, which a later stage would repeat or
-lack.
-
-Architecture check of each start, and loading with this check.
+Two stages of a small model must equal the whole model. The code of an architecture may transform the input of the first layer, or share
+state between layers, which a later stage would repeat or lack.
 """
 
 from __future__ import annotations

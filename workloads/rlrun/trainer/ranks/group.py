@@ -1,10 +1,7 @@
-"""Position of a rank in all kinds of parallelism, collectives that carry values, and agreement to stop.
+"""Group of all ranks: the layout of the ranks, collectives for values that are not tensors, and agreement to stop.
 
-Layout of the ranks: the sizes of all kinds of parallelism, and their device meshes and process groups.
-
-Group of all ranks: device and layout of each rank, and collectives for values that are not tensors.
-
-Points at which all ranks agree whether to stop.
+The layout contains the sizes of all kinds of parallelism, and their device meshes and process groups. The agreement consists of points at
+which all ranks decide together whether to stop.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Command lines of the ranks, which launchers read without torch.
+"""Command lines of the trainer's ranks, which launchers create and parse without importing torch.
 
-Options of `--bench`, in a separate module so that the command line parses them without importing torch.
-
-Description of a recomputation, in a separate module so that the command line creates it without importing torch.
-
-Command line arguments of a rank. The launcher parses them too, to find the folder for errors.
-
-Command line with which a launcher starts the trainer's group, or this machine's part of it.
+They contain the options of `--bench` and the description of a recomputation. The launcher parses a rank's arguments too, to find the
+folder for errors. A launcher starts the whole group, or this machine's part of it.
 """
 
 from __future__ import annotations

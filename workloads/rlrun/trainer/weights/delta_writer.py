@@ -1,11 +1,8 @@
-"""Versions as differences from the version before: over the network and on the volume.
+"""Differences between a version's buckets and the previous version's, for the network or for files on the volume.
 
-Differences between the buckets of a version and the previous version, for the network or for files on the volume.
-
-Versions on the volume as differences from the previous version, between complete versions. All ranks call each method together.
-
-The root ranks keep their part of the last version in host memory. A version becomes the base of the next one only after it is completely
-written, so a version that the volume refused is compared again.
+On the volume, differences are written between complete versions. All ranks call each method of the writer together. The root ranks keep
+their part of the last version in host memory. A version becomes the base of the next one only after it is completely written, so a version
+that the volume refused is compared again.
 """
 
 from __future__ import annotations

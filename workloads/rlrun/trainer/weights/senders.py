@@ -1,14 +1,11 @@
-"""A root's side of hand-overs: the choice of receivers, and a thread for each group.
+"""A root's side of weight transfers: the choice of receivers, and one sending thread per session.
 
-Selection of the engines that receive a version together. Pure functions; the caller passes the time.
+The choice is pure; the caller passes the time. A round sends one version to the engines that request it while the round is open. It closes
+when all expected engines have joined, or after the window; later engines get their own rounds. An engine whose transfer failed gets its
+own rounds until a transfer succeeds, so that it cannot break the transfer of others again.
 
-A round sends one version to the engines that request it while the round is open. It closes when all expected engines have joined, or
-after the window; later engines get their own rounds. An engine whose transfer failed gets its own rounds until a transfer succeeds, so
-that it cannot break the transfer of others again.
-
-Transfers of one root: buckets of the newest versions in host memory, and one sending thread per session.
-
-Training continues during a transfer. Every root has its own process group with the engines of a session, and does not wait for other roots.
+A root has the buckets of the newest versions in host memory. Training continues during a transfer. Every root has its own process group
+with the engines of a session, and does not wait for other roots.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Users of the page, their rights, and their sessions.
+"""Users of a team's page: their identity (TokenReview), their rights (SubjectAccessReview), and their sessions.
 
-Values with a limited lifetime, and a limit for the rate of failures.
-
-Sessions of browsers: the token stays in the memory of this process, and the browser stores only a random cookie.
-
-Users of the page: identity of a bearer token (TokenReview) and rights of a user (SubjectAccessReview).
+Values have a limited lifetime, and the rate of failures is limited. The token of a browser's session stays in the memory of this process,
+and the browser stores only a random cookie.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Gate before every request of a team's page: addresses, users, logins and logouts.
+"""Checks before every request of a team's page: user, login and logout, probes, and the path prefix of an ingress.
 
-Address of the sender of a request: from the connection, or from the headers of trusted proxies.
-
-Checks before every request of a team's page: user, login and logout, probes, and the path prefix of an ingress.
+The address of a request's sender comes from the connection, or from the headers of trusted proxies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Log-probabilities and entropies of an LM head, chunk by chunk.
-
-Kernel for a chunk of float32 logits with torch operations, in place.
-
-Log-probabilities and entropies of an LM head, computed by chunks with the minimum of passes over the logits.
+"""Log-probabilities and entropies of an LM head, computed by chunks with the minimum of passes over the logits.
 
 With z = logits / temperature and the residual r = softmax(z) - 1[target], a gradient g on the log-probability of a token results in
 
@@ -11,6 +7,8 @@ With z = logits / temperature and the residual r = softmax(z) - 1[target], a gra
 so that gradients are never multiplied into a `[C, V]` tensor. `r @ weight` does not depend on g and may be computed in the forward pass.
 If g is known in advance (`coefficients`), the weight's gradient is computed there too, and nothing is kept or recomputed (like the fused
 linear cross entropy of Liger and torch, for a mean). A frozen weight needs no second pass either.
+
+`EagerKernel` computes a chunk of float32 logits with torch operations, in place.
 """
 
 from __future__ import annotations

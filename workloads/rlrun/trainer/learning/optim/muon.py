@@ -1,8 +1,6 @@
-"""Muon, and optimizer steps over some parameters at a time.
+"""Muon, and optimizer steps over a part of the parameters.
 
-Optimizer steps over a part of the parameters.
-
-Muon: momentum orthogonalized in batches of equal matrices, with the work distributed over the ranks that share them.
+Muon orthogonalizes momentum in batches of equal matrices; the ranks that share the matrices also share the work.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""From the accumulated gradient to the update, with one read of the device.
+"""Norm, clipping and optimizer step with one synchronization of host and device.
 
-Durations of the parts of a step on the device, read at the end of the step.
-
-Norm, clipping and optimizer step with one synchronization of host and device.
-
-The norm stays on the device. If the optimizer can clip and skip there (torch's fused AdamW does it within its pass over the gradient),
-the host reads all values at the end, after it has queued the update. For other optimizers the host needs the norm before the step.
+The norm stays on the device. If the optimizer can clip and skip there (torch's fused AdamW does it within its pass over the gradient), the
+host reads all values at the end, after it has queued the update. For other optimizers the host needs the norm before the step. The
+durations of the parts of a step are also read at the end of the step.
 """
 
 from __future__ import annotations

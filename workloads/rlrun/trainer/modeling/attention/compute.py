@@ -1,16 +1,12 @@
-"""Attention by the kernels of torch and of FlashAttention 2's package.
+"""Attention by the kernels of torch and of FlashAttention 2's package; `attend` is the entry point for all kernels.
 
-Kernels for sequences of equal length (`sdpa`, `cudnn`): sequences are grouped into padded blocks of similar length.
+`sdpa` and `cudnn` take sequences of equal length: sequences are grouped into padded blocks of similar length. The cost is about the sum of
+n_i^2 instead of T^2. Padding follows a sequence's last token, so queries never attend to it.
 
-The cost is about `sum n_i^2` instead of `T^2`. Padding follows a sequence's last token, so queries never attend to it.
+`flex` is flex_attention over packed rows: compiled on CUDA, with a block mask computed once per row and window.
 
-flex_attention over packed rows (`flex`): compiled on CUDA, with a block mask computed once per row and window.
-
-FlashAttention 2 (`flash2`): the differentiable function of its package for packed rows.
-
-The forward pass is a torch operation, so it is visible to activation checkpointing and the compiler.
-
-Entry point of attention for all kernels.
+`flash2` is the differentiable function of FlashAttention 2's package for packed rows. Its forward pass is a torch operation, so it is
+visible to activation checkpointing and the compiler.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from rlrun.trainer.modeling.attention.packed_layout import Block, Scores, Segmen
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Compute torch's attention by blocks, or plain matrix products for unsupported options; for the arguments see `compute.attend`."""
+    """Compute torch's attention by blocks, or plain matrix products for unsupported options; for the arguments see `attend`."""
     groups = query.shape[1] // key.shape[1]
     if segments.blocks is None:
         return _one_by_one(query, key, value, segments, scores)
@@ -49,7 +45,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: 
 def cudnn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
     """Compute cuDNN's attention by blocks.
 
-    It supports no option of `Scores` except for the scale; `kernel_table` excludes others.
+    It supports no option of `Scores` except for the scale; `rlrun.fit.attention_kernels` excludes others.
     """
     assert segments.blocks is not None
     output = query.new_empty(query.shape)
@@ -93,7 +89,7 @@ Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Compute attention with any option; the backward pass needs CUDA. For the arguments see `compute.attend`."""
+    """Compute attention with any option; the backward pass needs CUDA. For the arguments see `attend`."""
     on_gpu = query.is_cuda
     mask = _block_mask(segments.queries, segments.keys, scores.window, query.device)
     found = _compiled_function(on_gpu)(
@@ -168,7 +164,7 @@ def load_package(kernel: Kernel) -> None:
 
 
 def flash2(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Call `flash_attn.flash_attn_varlen_func`; for the arguments see `compute.attend`."""
+    """Call `flash_attn.flash_attn_varlen_func`; for the arguments see `attend`."""
     if not _loaded:
         load_package("flash2")
     found = _loaded[0](
@@ -203,7 +199,7 @@ def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, segments: 
     """Compute causal attention within each segment.
 
     Args:
-        kernel: attention kernel, which must support the options (`kernel_table.BACKENDS`); `choose_kernel` ensures this.
+        kernel: attention kernel, which must support the options (`attention_kernels.BACKENDS`); `choose_kernel` ensures this.
         query: queries of all segments, concatenated, `[queries, heads, D]`.
         key: keys `[keys, key-value heads, D]`; value is `[keys, key-value heads, V]`. Equal groups of query heads share them.
         segments: pairs of query and key ranges.

@@ -1,10 +1,9 @@
-"""Division of packed rows into sequences, and the definition of attention over them.
+"""Division of packed rows into sequences and segments, and the definition of attention over them.
 
-Division of a row into sequences, and of a rank's part of a row into segments.
+A row is divided into sequences, and a rank's part of a row into segments. The definition of a layer's attention consists of scores,
+visible keys, and the reference computation for all kernels:
 
-Definition of a layer's attention: scores, visible keys, and the reference computation for all kernels.
-
-s = scale q k, then softcap tanh(s / softcap); p = exp(s) / (exp(sink) + sum of exp(s) over the keys seen); output = sum of p v
+    s = scale q k, then softcap tanh(s / softcap); p = exp(s) / (exp(sink) + sum of exp(s) over the keys seen); output = sum of p v
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Choice of the attention kernel of a model, by device, packages and a trial.
+"""Selection of a model's attention kernel by device, packages and a trial, before the model is loaded.
 
-Device and packages of this process, for `choose_kernel`.
+Rank 0 selects and logs the kernel for all ranks.
 
-Trial of a package's kernel on a row of five tokens, which detects missing features of its build before the first step.
-
+The trial runs a package's kernel on a row of five tokens, which detects missing features of its build before the first step.
 FlashAttention 3 can be built with a part of its kernels (without soft cap or some head sizes), but its functions accept all arguments in
 every build.
-
-Selection of a model's attention kernel before it is loaded; rank 0 selects and logs it for all ranks.
 """
 
 from __future__ import annotations

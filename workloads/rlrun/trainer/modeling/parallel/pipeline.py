@@ -1,20 +1,17 @@
-"""Pipeline parallelism, a step: schedules, rows of unequal length, and late weight gradients.
+"""A step of pipeline parallelism: delayed weight gradients, schedules, and rows of different lengths.
 
-Delayed weight gradients of linear layers for zero-bubble schedules, which compute the gradients of inputs first.
+Zero-bubble schedules compute the gradients of inputs first and delay the weight gradients of linear layers (Qi et al. 2023, Zero Bubble
+Pipeline Parallelism, arXiv:2401.10241). torch's split of a backward pass traverses the graph, where it does not find weights gathered by
+FSDP. Here a linear layer stores its input and the gradient of its output instead, which also works with recomputed and offloaded
+activations. All other parameters (norms, embedding, head, experts) get their gradients immediately.
 
-Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241). torch's split of a backward pass traverses the graph, where it does
-not find weights gathered by FSDP. Here a linear layer stores its input and the gradient of its output instead, which also works with
-recomputed and offloaded activations. All other parameters (norms, embedding, head, experts) get their gradients immediately.
+Schedules are torch's, for ranks with several stages, extended to any number of rows. torch's interleaved schedules require a multiple of
+the number of ranks as number of rows. The schedule of the next multiple is used without the actions of missing rows, on which no other
+action depends. torch adds the sends and receives.
 
-Pipeline schedules for ranks with several stages: torch's schedules, extended to any number of rows.
-
-torch's interleaved schedules require a multiple of the number of ranks as number of rows. The schedule of the next multiple is used
-without the actions of missing rows, on which no other action depends. torch adds the sends and receives.
-
-Pipeline parallelism, a step: rows of different lengths pass all stages in the order of torch's schedules.
-
-torch's stages send tensors of one shape. A row is computed at its own length; its output is padded with zeros to the longest row of the
-step for the transfer and cut by the next stage, so that padding costs only bandwidth.
+Rows pass all stages in the order of the schedule. torch's stages send tensors of one shape. A row is computed at its own length; its
+output is padded with zeros to the longest row of the step for the transfer and cut by the next stage, so that padding costs only
+bandwidth.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Tensor parallelism (arXiv:1909.08053): the division of layers and of single linear layers.
+"""Tensor parallelism (arXiv:1909.08053): each rank has a part of the heads and of the feed-forward's columns.
 
-Styles of tensor parallel linear layers, with support of adapters (`rlrun.trainer.modeling.lora`).
-
-Tensor parallelism (arXiv:1909.08053): each rank has a part of the heads and of the feed-forward's columns.
+The styles of divided linear layers support adapters (`rlrun.trainer.modeling.lora`).
 
 The table of families (`rlrun.config.families`) defines the division of each module. Outside of the layers nothing is divided by columns:
-FSDP also shards embedding, last norm and head over the tensor ranks, and each rank computes a part of the positions there (`rows`).
+FSDP also shards embedding, last norm and head over the tensor ranks, and each rank computes a part of the positions there
+(`sharded_rows`).
 """
 
 from __future__ import annotations

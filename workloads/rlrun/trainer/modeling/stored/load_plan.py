@@ -1,12 +1,10 @@
-"""Plan of a model's load: sources of each tensor, and buffers that no file has.
-
-Plan of loading a model: the sources in files of each tensor in memory.
+"""Plan of loading a model: the sources in files of each tensor in memory, and buffers that are not in files.
 
 Most tensors are stored unchanged. Tensors that transformers converts during loading (experts, joined or transposed matrices) are read by
-slices too if the conversion consists of the four operations of `lazy`. For other conversions all sources of one tensor are read and
-converted, one tensor at a time.
+slices too if the conversion consists of the four operations of `stored_tensors`. For other conversions all sources of one tensor are read
+and converted, one tensor at a time.
 
-Buffers that are not in files: rotary frequencies, scales of embeddings, masks. The architecture's code recomputes them.
+Buffers that are not in files are rotary frequencies, scales of embeddings, and masks. The architecture's code recomputes them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Tensors in files, read slice by slice.
+"""Tensors in a model's files, read by slices; a file is never read completely.
 
-Lazy tensors that are read by slices, and their combinations: stacked, joined, divided, transposed.
-
-Files of a model's weights: names of tensors, and reads of slices. A file is never read completely.
+Lazy tensors can be combined: stacked, joined, divided, transposed.
 """
 
 from __future__ import annotations
