@@ -18,9 +18,9 @@ from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is
 from rlrun_operator.times import rfc3339
 
 _NOT_KEPT_OUT = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
-"""Reasons of Scheduled that are no obstacles: pods are being created or removed."""
+"""Reasons of the condition Scheduled that do not name an obstacle: pods are being created or removed."""
 LOOK_SECONDS = 10.0
-"""Interval of passes over a waiting run; the queue starts a pass when the run is admitted."""
+"""Interval of passes (calls of the decision functions) over a waiting run. When the queue admits the run, it starts a pass itself."""
 
 
 def shall_rest(run: RunSnapshot) -> bool:
@@ -34,15 +34,20 @@ def is_suspended_by_user(run: RunSnapshot) -> bool:
 
 
 def is_evicted(run: RunSnapshot) -> bool:
-    """Return whether the queue evicts the run."""
+    """Return whether the queue's answer requires the run to release its resources (`Admission.stops`). The run is then suspended.
+
+    `Admission.lapsed` is another state: the run has no pods, and only its recorded admission has ended.
+    """
     answer = run.observed.admission
     return answer is not None and answer.stops
 
 
 def stopping_words(run: RunSnapshot) -> str:
-    """Return the reason of the eviction, with the reason why the run's pods were not scheduled; empty without a queue.
+    """Return the message of the queue's answer; empty without a queue.
 
-    The same obstacle will stop the next attempt, whose first seconds do not show it yet.
+    If the queue took the resources back (Released or Evicted) while the run's pods were not scheduled, the message also contains the
+    obstacle from the condition Scheduled. The next attempt will meet the same obstacle, but its own condition does not show it in the
+    first seconds.
     """
     answer, scheduled = run.observed.admission, find_condition(run.past.conditions, reasons.SCHEDULED)
     if answer is None:
@@ -55,7 +60,10 @@ def stopping_words(run: RunSnapshot) -> str:
 
 
 def awaited_admission(run: RunSnapshot) -> ConditionUpdate | None:
-    """Admitted, of a run whose next attempt has to wait for it; None: the admission is on record, or there is no queue."""
+    """Return the condition Admitted for a run whose next attempt has to wait until the condition is recorded.
+
+    Returns None if a valid admission is recorded, or if the run has no queue. An answer with `lapsed` makes a recorded admission invalid.
+    """
     answer = run.observed.admission
     if answer is None or (is_true(run.past.conditions, reasons.ADMITTED) and not answer.lapsed):
         return None
@@ -63,8 +71,12 @@ def awaited_admission(run: RunSnapshot) -> ConditionUpdate | None:
 
 
 def explain_conflict(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> str:
-    """Return the contradictions between the run's pods and the additions of the admission; empty if they agree."""
+    """Return the contradictions between the run's pods and the admission's additions to them (`Admission.placed`); empty if they agree.
+
+    `Admission.conflict` contains contradictions between the additions themselves.
+    """
     answer = run.observed.admission
+    # The additions are applied when an attempt creates its workloads, so an existing attempt is not checked.
     if answer is None or not answer.admitted or run.attempt >= attempt:
         return ""
     return answer.conflict or (render.queue_conflicts(run.context(spec, attempt)) if answer.placed else "")
@@ -77,6 +89,7 @@ def with_admission_condition(
     past = run.past.conditions
     if run.observed.admission is None:
         return updates if find_condition(past, reasons.ADMITTED) is None else {**updates, reasons.ADMITTED: None}
+    # Pair of status and reason. The type of the condition and its reason after the last pod are the same word, "Suspended".
     suspended = _status_and_reason(run, updates, reasons.SUSPENDED)
     if any(_status_and_reason(run, updates, kind)[0] == "True" for kind in (reasons.COMPLETE, reasons.FAILED)):
         update = ConditionUpdate("False", reasons.RUN_OVER, "the run has ended")
@@ -85,7 +98,7 @@ def with_admission_condition(
     elif suspended == ("False", reasons.SUSPENDING):
         before = find_condition(past, reasons.ADMITTED)
         if before is not None and before.reason in reasons.GIVES_BACK:
-            return updates  # the reason stays until no pod is left
+            return updates  # the queue's reason for the suspension stays until no pod is left
         update = (
             _report_answer(run)
             if is_evicted(run)
@@ -101,8 +114,10 @@ def queue_status(run: RunSnapshot, conditions: Sequence[Condition]) -> QueueStat
     answer, admitted = run.observed.admission, find_condition(conditions, reasons.ADMITTED)
     if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or shall_rest(run):
         return None
+    # A run that is being stopped keeps the recorded time of its request, but does not get a new one.
     if admitted.reason == reasons.NOT_QUEUED and run.past.queue is None:
         return None
+    # Time of the first request for resources. It survives admissions and preemptions.
     since = run.past.queue.since if run.past.queue is not None else rfc3339(run.now)
     waits = admitted.reason in reasons.QUEUED
     return QueueStatus(
@@ -111,7 +126,10 @@ def queue_status(run: RunSnapshot, conditions: Sequence[Condition]) -> QueueStat
 
 
 def with_admitted_size(run: RunSnapshot, new: RLRunStatus) -> RLRunStatus:
-    """Return `new` with the admitted size of an elastic trainer if the queue has just admitted the run."""
+    """Return `new` with the admitted size of an elastic trainer if the queue has just admitted the run with fewer pods than replicas.
+
+    `Admission.room` is the number of trainer pods for which the queue has resources now.
+    """
     answer, spec = run.observed.admission, run.spec
     block = spec.trainer.elastic if spec is not None else None
     if answer is None or answer.room is None or block is None or spec is None:
@@ -129,6 +147,7 @@ def with_admitted_size(run: RunSnapshot, new: RLRunStatus) -> RLRunStatus:
 
 
 def _report_answer(run: RunSnapshot) -> ConditionUpdate:
+    """Return the condition Admitted that reports the queue's answer, whether the run is admitted, waits or is evicted."""
     answer = run.observed.admission
     assert answer is not None
     ahead = f"position {answer.position} of {answer.waiting}: " if answer.position is not None else ""

@@ -23,7 +23,7 @@ from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
 
 READ_SECONDS = 10.0
-"""Time for which a Queue, and Volcano's message about a PodGroup, are cached."""
+"""Time for which a Queue, and Volcano's message about a PodGroup, are cached. A missing message is cached for `LOOK_SECONDS`."""
 _NO_PODS = "0/0 tasks"
 """Start of Volcano's message about every group without pods, which does not explain a wait."""
 log = logging.getLogger(__name__)
@@ -43,8 +43,11 @@ class VolcanoQueue:
         self._render = render
         self._objects = QueueObjects(cluster, POD_GROUP, why_absent=_why_absent, on_look=self._drop_deleted_runs)
         self._queues: dict[str, _Read] = {}
+        """States of Queues by name. Entries are replaced and never removed, because a cluster has few Queues."""
         self._told: dict[str, tuple[str, float]] = {}
+        """Volcano's last message and the time until which it is cached, by the PodGroup's UID."""
         self._members: dict[str, tuple[object, tuple[Json, ...]]] = {}
+        """Inputs and result of `members_of`, by the run's UID."""
 
     async def run(self) -> None:
         """List PodGroups periodically, and queue the runs with changed PodGroups."""
@@ -59,31 +62,39 @@ class VolcanoQueue:
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
         await self._objects.ensure_listed(key[0])
+        # `run` may be older than the list that was awaited, so the run is observed again. It may also be deleted meanwhile. A guest runs in
+        # the pods of its host, the run whose trainer it shares, so it has no PodGroup.
         found = observe_run(self._cluster.store, key)
         if found is None or host_name(run) is not None:
             return None
+        # No key and no random number are needed: this snapshot starts no attempt.
         snapshot = RunSnapshot(found, self._cluster.now(), self._render, "", 0.0)
+        # A run that started without a queue, such as before the queue was set up, uses no queue until it is suspended or ends.
         if began_before(snapshot) and self._objects.get(key[0], name_of(key[1], str(metadata["uid"]))) is None:
             return None
         subject = subject_of(snapshot, self._queue_of(run), self._members_of(snapshot))
+        # Without the queue's objects no run may start, but a run with pods or a recorded admission (`holds`) keeps its resources.
         if absent := self._objects.absence_reason(key[0]):
             if not subject.holds:
                 return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
             kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps its resources: {absent}")
             return replace(kept, placed=volcano.pod_additions(subject))
+        # No event reports the end of a suspended run's pods, after which its PodGroup must be deleted, so the run is observed again.
         if subject.suspended and subject.holds:
-            self._cluster.again(
-                key, LOOK_SECONDS
-            )  # no event reports the end of its pods, and its PodGroup must be deleted
+            self._cluster.again(key, LOOK_SECONDS)
         return await self._objects.write_until_current(subject, self._next_step)
 
     def _queue_of(self, run: Manifest) -> str:
-        """Return the Queue of a run: its own, or the one of the chart, or Volcano's default."""
+        """Return the Queue of a run: `spec.queueName`, or the Queue in the values of the operator's Helm chart, or Volcano's default."""
         own = (run.get("spec") or {}).get("queueName")
         named = own if isinstance(own, str) else ""
         return named or self._settings.name or volcano.DEFAULT_QUEUE
 
     async def _next_step(self, run: Subject) -> Step:
+        """Read the run's PodGroup, and for a waiting run the reasons of the wait; return the answer and the next write.
+
+        The Queue and the events only explain a wait, so they are not read for other runs or for a group whose pods Volcano already allows.
+        """
         group = self._objects.get(run.namespace, name_of(run.name, run.uid))
         waits = not (run.has_pods or run.over or run.suspended)
         if not waits or (group is not None and volcano.phase_of(group) in volcano.BEGUN):
@@ -117,8 +128,10 @@ class VolcanoQueue:
         try:
             async for event in self._cluster.client.list(EVENT, str(metadata["namespace"]), fields=fields):
                 message = str(event.get("message") or "").strip()
+                # The selector is a name, so the list may contain events of a deleted group. An event without a UID is kept.
                 about = (event.get("involvedObject") or {}).get("uid") in (None, "", metadata["uid"])
                 if event.get("reason") == "Unschedulable" and about and not message.startswith(_NO_PODS):
+                    # Both fields are UTC in RFC 3339, whose order as text is the order of time, except within one second.
                     last = max(last, (str(event.get("lastTimestamp") or event.get("eventTime") or ""), message))
         except ApiError as error:
             log.info("events of PodGroup %s were not read: %s", metadata["name"], error)
@@ -133,7 +146,10 @@ class VolcanoQueue:
         self._told = {uid: kept for uid, kept in self._told.items() if now < kept[1]}
 
     def _members_of(self, snapshot: RunSnapshot) -> tuple[Json, ...]:
-        """Return the pods that the next attempt needs to work. They are cached until an edit, because rendering takes as long as a pass."""
+        """Return `members_of`, or no pods for an invalid specification.
+
+        The result is cached until one of its inputs changes, because rendering takes as long as all other work of a pass over the run.
+        """
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
@@ -145,13 +161,18 @@ class VolcanoQueue:
 
 
 def members_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
-    """Return the pods that a run's next attempt needs to work, by role."""
+    """Return the pods of each role without which a run cannot work. Volcano admits the run when all of them fit.
+
+    The workloads are rendered for the newest attempt, or for attempt 1 of a run without attempts. Engines and pods of an
+    elastic trainer count with their minimum.
+    """
     made = render_workloads(snapshot.context(spec, max(snapshot.attempt, 1))).existing
     trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
     return tuple(
         {
             "name": pods.role,
             "count": pods.count if pods.least is None else min(pods.least, pods.count),
+            # `requests_of` adds one unit of a node's resource "pods", which is not a request of a container.
             "requests": {name: amount for name, amount in pods.requests.items() if name != "pods"},
             "priorityClassName": str(pods.spec.get("priorityClassName") or ""),
         }

@@ -29,10 +29,11 @@ from rlrun.algorithms.objective import LossOutput, Objective, TokenTerms
 from rlrun.config.algorithm.names import Options
 
 COUNTS = ("tokens", "sequences")
+"""Metrics that are numbers of loss tokens and sequences. They are added and never divided."""
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Merge the metrics of several parts: add sums and counts, take the maximum of `*_max`."""
+    """Merge metrics of several micro-batches or ranks that are still sums: add sums and counts, take the maximum of `*_max`."""
     merged: dict[str, Tensor] = {}
     for part in parts:
         for name, value in part.items():
@@ -44,14 +45,21 @@ def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def mean_metrics(merged: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return reported means: sums divided by `tokens`, unchanged counts and `*_max`. Without tokens, all are 0."""
+    """Return the reported means of one objective from its merged metrics: sums divided by `tokens`, unchanged counts and `*_max`.
+
+    Without tokens, all means are 0.
+    """
     return joint_means([{name: float(value) for name, value in merged.items()}])
 
 
 def joint_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return `mean_metrics` of several objectives, each with its own tokens.
+    """Return the reported means over the tokens of several objectives.
 
-    A metric of only some objectives is a mean over their tokens. `loss` is divided already and is added.
+    A metric of only some objectives is a mean over their tokens. The losses of the objectives are already divided by the divisor of the
+    whole batch, so they are added.
+
+    Args:
+        parts: merged metrics of each objective, with its own `tokens`.
     """
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
@@ -72,17 +80,20 @@ PREFIX = "objective"
 
 @dataclass(frozen=True)
 class Divisors:
-    """Divisors of the objectives, in the order of `Mixture.objectives`."""
+    """Divisors of the objectives, in the order of `Mixture.objectives`. Each counts tokens or sequences, as its aggregation requires."""
 
     batch: tuple[float, ...]
-    """Count over all samples of the batch, which divides the sum of the objective."""
+    """Count over all samples of the batch. It divides the sum of the objective, `D_e(batch)` in the module's formula."""
     own: tuple[float, ...]
-    """Count over the samples of the objective."""
+    """Count over only the samples of the objective, `D_e(samples of e)` in the module's formula."""
 
 
 @dataclass(frozen=True)
 class RewardedKl:
-    """KL penalty in the reward of an objective, and the normalization of its advantages."""
+    """KL penalty in the reward of an objective, and the normalization of the advantages after the penalty is added.
+
+    The penalty changes the advantages, so the normalization cannot be applied before.
+    """
 
     reward: KlReward
     adv_mean: str = "none"
@@ -92,7 +103,7 @@ class RewardedKl:
     neg_clipped: bool = False
     """Set negative advantages to 0 after the normalization."""
     batch: str = ""
-    """Key of the advantage's settings; objectives with equal keys are normalized together."""
+    """Text of the advantage's settings. Objectives with equal texts are normalized together."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,7 @@ class Mixture:
     """Objective of a run, and objectives of single environments by their names."""
 
     own: Objective
+    """Objective of the run, for samples of all environments without their own objective."""
     environments: Mapping[str, Objective] = field(default_factory=dict)
     gae: Options | None = None
     """`gamma`, `lam`, `adv_mean` and `adv_std` if a critic computes the advantages, else None."""
@@ -118,7 +130,7 @@ class Mixture:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the gradient on every log-prob is known before the forward pass."""
+        """Whether the gradient on every log-prob is known before the forward pass. One pass over the logits is then sufficient."""
         return all(objective.is_linear for objective in self.objectives)
 
     @property
@@ -132,7 +144,7 @@ class Mixture:
         return any(one is not None for one in self.kl_rewards)
 
     def divisors(self, mask: Tensor, sequence_lengths: Sequence[int], environments: Sequence[str]) -> Divisors:
-        """Return the divisors of a whole batch, before its first micro-batch is trained.
+        """Return the divisors of a whole batch. They are needed before its first micro-batch is trained.
 
         Args:
             mask: loss mask of all sequences of the batch on all ranks, `[T]` bool.
@@ -162,7 +174,8 @@ class Mixture:
             divisors: divisors of the whole batch.
 
         Returns:
-            Loss, and the sums of `policy_loss` plus `entropy` and `loss`, each with the name `<number of the objective>/<name>`.
+            Loss, and the metrics of each objective in the micro-batch plus the sums `entropy` and `loss`. Their names are
+            `<index of the objective in Mixture.objectives>/<name>`.
         """
         assert batch.entropy is not None
         entropy = batch.entropy.detach()
@@ -178,12 +191,12 @@ class Mixture:
     def token_terms(
         self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
     ) -> dict[int, TokenTerms]:
-        """Return the terms of each token of one micro-batch by the number of the objective; for the arguments see a call."""
+        """Return the terms of each token of one micro-batch, by the index of the objective. The arguments are those of `__call__`."""
         parts = self._parts(batch, environments, divisors)
         return {index: self.objectives[index].terms(logprobs, part) for index, part in parts.items()}
 
     def _parts(self, batch: LossBatch, environments: Sequence[str], divisors: Divisors) -> dict[int, LossBatch]:
-        """Return the inputs of each objective with a sequence in the micro-batch, by its number."""
+        """Return the inputs of each objective with a sequence in the micro-batch, by the index of the objective."""
         masks = self.masks(batch.mask, batch.sequence_lengths, environments, batch.sequence_ids)
         return {
             index: replace(
@@ -196,7 +209,10 @@ class Mixture:
         }
 
     def merged(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
-        """Merge the metrics of several micro-batches; names and order do not depend on their environments.
+        """Merge the metrics of several micro-batches.
+
+        All ranks add their metrics as equal lists of numbers. Therefore the names and their order must not depend on the environments
+        in a rank's micro-batches: metrics of all objectives for zero tokens are merged first.
 
         Args:
             parts: metrics returned by the calls on this rank.
@@ -232,7 +248,7 @@ class Mixture:
         environments: Sequence[str],
         sequence_ids: Tensor | None = None,
     ) -> dict[int, Tensor]:
-        """Return the loss masks, `[T]` bool, by number of the objective, for objectives with a sequence in the micro-batch."""
+        """Return the loss masks, `[T]` bool, by the index of the objective, for objectives with a sequence in the micro-batch."""
         number = {name: index for index, name in enumerate(self.environments, start=1)}
         numbers = [number.get(name, 0) for name in environments]
         if len(set(numbers)) == 1:
@@ -245,7 +261,10 @@ class Mixture:
         return {index: mask.bool() & (which == index) for index in sorted(set(numbers))}
 
     def _nothing(self, reference: bool, device: torch.device) -> dict[str, Tensor]:
-        """Return the metrics of all objectives for zero tokens, which define names and order."""
+        """Return the metrics of all objectives for zero tokens: all names in a fixed order.
+
+        The environment "" has no objective of its own, so it stands for the run's objective.
+        """
         zeros = torch.zeros(1, device=device)
         nothing = Divisors((1.0,) * len(self.objectives), (1.0,) * len(self.objectives))
         found: dict[str, Tensor] = {}
@@ -260,7 +279,7 @@ class Mixture:
                 versions=zeros.long(),
                 policy_version=0,
                 sequence_ids=zeros.long(),
-                checked=True,
+                checked=True,  # zeros are valid, so the host does not wait for the device
             )
             logprobs = zeros.clone().requires_grad_()
             found |= self(logprobs, batch, environments=[name], divisors=nothing).metrics
@@ -274,5 +293,6 @@ def _numbered(merged: Mapping[str, float], index: int) -> dict[str, float]:
 
 
 def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return `joint_means` with the reported name of the number of tokens, `loss_tokens`."""
     found = joint_means(parts)
     return {"loss_tokens" if name == "tokens" else name: value for name, value in found.items()}

@@ -43,6 +43,7 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 
 PROG = "rlrun tiny-model DIR"
+"""Name of the command in its help and messages."""
 
 
 def run_tiny_model(argv: Sequence[str]) -> int:
@@ -63,14 +64,14 @@ def run_tiny_model(argv: Sequence[str]) -> int:
         return exit_codes.USAGE
 
     if config.warmup_environment is not None:
+        # No environments and the default algorithm, so that only the code of the warm-up is checked. The first finding is reported.
         for finding in check_user_code((), AlgorithmConfig(), config, here=True):
             print(f"rlrun tiny-model: --warmup-environment: {finding.message}", file=sys.stderr)
             return exit_codes.CONFIGURATION
 
     try:
-        folder.mkdir(
-            parents=True, exist_ok=True
-        )  # before the slow import of torch, so that an unwritable folder fails at once
+        # Before the slow import of torch, so that an unwritable folder fails at once.
+        folder.mkdir(parents=True, exist_ok=True)
 
         from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
@@ -86,8 +87,11 @@ def run_tiny_model(argv: Sequence[str]) -> int:
 
 
 _CLAIM = "claim/"
+"""Prefix of a target that names a claim (PersistentVolumeClaim) and not a run."""
 _SHOW_SECONDS = 1.0
+"""Minimum interval of progress lines."""
 _READY = "300s"
+"""Time within which the temporary pod must be ready."""
 
 
 def put_parser() -> Parser:
@@ -114,13 +118,15 @@ def run_put(argv: Sequence[str]) -> int:
     """Run `rlrun put` and return the exit code."""
     options = put_parser().parse_args(list(argv))
     if len(options.files) == 1 and not options.files[0].exists() and Path(options.target).exists():
-        run, file = options.files[0], options.target
+        run, file = options.files[0], options.target  # the user wrote them in the reverse order
         raise NotFoundError(f"FILE: there is no file {run}; write the file first, then the run: rlrun put {file} {run}")
     folder, entries = folder_of(options.to), entries_of(options.files)
+    # The given files and folders, without the contents of folders.
     names = [entry.name for entry in entries if "/" not in entry.name]
     cluster = api(options)
     claim, path = _claim_of(options, cluster)
     with _mounted(claim, cluster, options) as mount:
+        # Positional arguments of `SCRIPT`. The token names a temporary folder, from which the complete copy is moved to its place.
         words = [mount.path, str(folder), secrets.token_hex(4), "yes" if options.force else "no", *names]
         command = ["exec", "-i", mount.pod, "-c", mount.container, "--", "sh", "-c", SCRIPT, "sh", *words]
         progress = _Progress(sum(entry.size for entry in entries))
@@ -171,7 +177,7 @@ def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[
     if found is not None:
         yield found
         return
-    cluster.ask(["get", "persistentvolumeclaims", claim])
+    cluster.ask(["get", "persistentvolumeclaims", claim])  # raises an error if the claim does not exist
     if options.image is None:
         raise NotFoundError(
             f"no running pod mounts the claim {claim}; add --image busybox:1.37, or another image with sh and tar, for a temporary pod"
@@ -180,6 +186,7 @@ def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[
     document = json.dumps(helper_pod(name, claim, options.image)).encode()
     cluster.send(["create", "-f", "-"], lambda out: out.write(document))
     try:
+        # The request may take longer than `_READY`, so that kubectl reports the end of the wait itself.
         cluster.ask(["wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={_READY}"], timeout=310)
         yield Mount(name, "put", HELPER_MOUNT)
     finally:

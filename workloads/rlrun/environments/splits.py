@@ -25,7 +25,11 @@ EVAL_ONE_IN = 8
 """Share of the problems that are held out for evaluation: one in 8."""
 
 MAX_DRAWS = 10_000
-"""Draws after which a split counts as empty. A split with any problem needs far fewer draws."""
+"""Number of draws after which a split counts as empty.
+
+The hash assigns about one problem in `EVAL_ONE_IN` to the eval split. Unless `draw` returns the problems of one split very rarely, a split
+that is not empty needs far fewer draws.
+"""
 
 
 class EmptySplitError(ValueError):
@@ -33,7 +37,7 @@ class EmptySplitError(ValueError):
 
 
 def split_of(problem: str) -> Split:
-    """Return the split of a problem, which depends only on the problem's text."""
+    """Return the split of a problem (the question of a task), which depends only on the problem's text."""
     return "eval" if hashlib.sha256(problem.encode()).digest()[0] % EVAL_ONE_IN == 0 else "train"
 
 
@@ -103,7 +107,10 @@ _NAME_CHARACTERS = 80
 
 
 class SharedTaskError(ValueError):
-    """Error for tasks that are not distinct. The message contains up to `NAMED` of them with their positions, and the fix."""
+    """Error for tasks of one split with equal ids, or for tasks that occur in both splits.
+
+    The message contains up to `NAMED` tasks with their positions, and the fix.
+    """
 
 
 class PromptError(ValueError):
@@ -112,7 +119,10 @@ class PromptError(ValueError):
 
 @runtime_checkable
 class AtHand(Protocol):
-    """Sequence of tasks that is read without running code of an environment."""
+    """Sequence of tasks that can be read without running code of an environment, such as rows of data files.
+
+    Any sequence with the attribute `identified_by_content` counts, with any value of the attribute.
+    """
 
     identified_by_content: bool
     """Whether prompt, answer and info define a task, so that two tasks with equal contents are the same task."""
@@ -122,7 +132,7 @@ def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
     """Reject prompts that cannot be sent to a model. Only lists and tuples of tasks are checked.
 
     Args:
-        splits: all tasks of a single-turn environment, in which the prompt is the only request.
+        splits: all tasks of a single-turn environment, whose episodes send only the task's prompt to the model.
 
     Raises:
         PromptError: contains up to `NAMED` tasks and the reason for each.
@@ -143,17 +153,22 @@ def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
 def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
     """Reject tasks that share an id, and tasks that occur in both splits.
 
-    Two tasks of different splits are the same if their ids are equal, or if prompt, answer and info are equal. The second rule applies
-    only if no other task of either split has the same content, because an environment may derive a task's question from the id.
-    A task that cannot be read is skipped: it fails when it is played.
+    Two tasks of different splits are the same if their ids are equal, or if their contents (prompt, answer and info) are equal.
+
+    An environment may derive a task's question from its id; then many tasks have equal contents. Therefore a content that several tasks of
+    one split have is not compared. This exception does not apply if `identified_by_content` is true for one of the splits: equal contents
+    are then the same task.
+
+    A task that cannot be read is skipped, because it fails when its episode starts.
 
     Args:
         splits: all tasks of an environment.
 
     Returns:
         Digest of the tasks of each split, by which a later attempt detects a different data set. It covers the number, ids, prompts
-        and answers of the tasks; `info` is left out because it may contain folders of one process. For tasks that only code of the
-        environment can create it covers only the number, and for generated tasks the number, the first and the last task.
+        and answers of the tasks; `info` is left out because it may contain folders of one process. Tasks that cannot be read, or that
+        are not JSON, change only the number. For tasks that only code of the environment can create, the digest covers only their number.
+        For generated tasks it covers their number, the first and the last task.
 
     Raises:
         SharedTaskError: two tasks are the same.
@@ -179,11 +194,15 @@ _Known = tuple[str, str, bytes]
 
 
 def needs_proof(tasks: Sequence[Task]) -> bool:
-    """Return whether the ids of a sequence have to be compared when its tasks are played."""
+    """Return whether the ids of a sequence's tasks have to be compared later, each time an episode reads a task.
+
+    This is necessary for tasks that only code of the environment can create: they are not read in advance.
+    """
     return not _at_hand(tasks) and not isinstance(tasks, GeneratedTasks)
 
 
 def _at_hand(tasks: Sequence[Task]) -> bool:
+    """Return whether the tasks can be read without running code of an environment."""
     return type(tasks) in (list, tuple) or isinstance(tasks, AtHand)
 
 
@@ -200,7 +219,7 @@ def _readable_tasks(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b
 
 
 def _digest_value(*values: object) -> bytes:
-    """16 bytes over JSON values, or b"" if they are not JSON."""
+    """Return a digest of JSON values (16 bytes), or b"" if they are not JSON."""
     try:
         text = json.dumps(values, sort_keys=True)
     except Exception:  # the environment can put any object into a task; such a task fails when it is played
@@ -228,6 +247,7 @@ def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, stric
     for place, id, content in held_out:
         if id in ids:
             shared.append(_name_tasks(id, [ids[id], place]))
+        # If the train split has only one such content, its equality may also come from an environment that derives questions from ids.
         elif (same := contents.get(content)) is not None and content in asked and (strict or len(contents) > 1):
             shared.append(f"{_quote_id(id)} ({place}, same content as {_quote_id(same[1])}, {same[0]})")
     if shared:
@@ -239,8 +259,9 @@ def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, stric
 
 
 def _by_content(found: Sequence[_Known], *, strict: bool) -> dict[bytes, _Known]:
-    """Tasks by content. Unless `strict`, contents that several tasks share are left out."""
+    """Return the first task of each content. Unless `strict`, contents that several tasks share are left out."""
     first: dict[bytes, _Known] = {}
+    # Tasks that are not JSON have no digest, so their contents are unknown and not compared.
     several: set[bytes] = {b""}
     for known in found:
         if known[2] in first and not strict:

@@ -34,7 +34,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured values of a rollout in a file; see `rlrun.orchestrator.evaluation.evaluator.Judged`."""
+    """Measured values of a stored rollout. The class has the attributes of `rlrun.orchestrator.evaluation.evaluator.Judged`."""
 
     reward: float
     metrics: Mapping[str, float]
@@ -43,7 +43,7 @@ class Measured:
 
 
 class _Kept(TraceLine, total=False):
-    """One line of the file."""
+    """JSON document of one line: a line of an evaluation's trace, and the index of the task."""
 
     task: Required[int]
     """Index of the task in its split."""
@@ -51,21 +51,26 @@ class _Kept(TraceLine, total=False):
 
 @dataclass(frozen=True)
 class Line:
-    """An answer in a file; see `rlrun.orchestrator.evaluation.evaluator.Answered`."""
+    """Stored answer, read from a file. The class has the attributes of `rlrun.orchestrator.evaluation.evaluator.Answered`."""
 
     environment: str
     task_id: str
     sample: int
     rollout: Measured | None
+    """Measured values, or None if all tries failed."""
     messages: Sequence[Message] = ()
     late: bool = False
+    """Always False: only evaluations during training have a deadline, and their answers are not stored here."""
     tools: Sequence[Tool] = ()
 
 
 def answer_fingerprint(
     policy: Policy, environment: EnvironmentConfig, sampling: CompleteSampling, *, seq_len: int, split: Split
 ) -> str:
-    """Return 12 hex digits of a hash of the settings that affect an answer. Timeouts and limits are excluded."""
+    """Return 12 hex digits of a hash of the settings that affect an answer, which is a part of the file's name.
+
+    Timeouts and limits are excluded, so the answers are also used by a later command that has other ones.
+    """
     document = {
         "policy": [policy.step, policy.identity],
         "environment": [environment.label, environment.id, environment.args, environment.python],
@@ -81,7 +86,7 @@ class AnswerFile:
 
     Args:
         path: path of the file, created with the first answer.
-        others: files of other attempts, which are only read, because a zombie process may still write one.
+        others: files of other attempts. They are only read, because a process of an earlier attempt that did not end may still write one.
     """
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
@@ -100,8 +105,15 @@ class AnswerFile:
     def of(
         cls, folder: Path, policy: Policy, environment: EnvironmentConfig, digest: str, attempt: int | None = None
     ) -> Self:
-        """Open the file in a folder of answers; with an attempt number its own file, together with the answers of all
-        attempts.
+        """Open the file of a policy and an environment in a folder of answers.
+
+        Args:
+            folder: folder of all answers.
+            policy: policy that answers.
+            environment: environment of the tasks.
+            digest: result of `answer_fingerprint`.
+            attempt: number of the run's attempt. New answers are then written to a file of this attempt, and the answers of all other
+                attempts are read, too. None: all answers are in one file.
         """
         place, name = folder / _file_name(policy.name), f"{_file_name(environment.label)}.{digest}"
         if attempt is None:
@@ -110,7 +122,11 @@ class AnswerFile:
         return cls(own, sorted(file for file in place.glob(f"{glob.escape(name)}.a*.jsonl") if file != own))
 
     def _take(self, whole: bytes) -> None:
-        """Add complete lines. An answer replaces a failure, in any order. A damaged line counts as unanswered."""
+        """Add complete lines. A damaged line counts as unanswered.
+
+        Of several lines for one question, an answer counts before a failure, a later answer before an earlier one, and an earlier failure
+        before a later one.
+        """
         lines = [line for line in whole.split(b"\n") if line.strip()]
         documents = [document for line in lines if (document := _parse_answer(line)) is not None]
         if damaged := len(lines) - len(documents):
@@ -126,7 +142,7 @@ class AnswerFile:
         return [*self._others, *([self.path] if self.path.exists() else [])]
 
     def missing(self, wanted: Iterable[Question]) -> list[Question]:
-        """Return the questions without an answer, including questions whose tries failed."""
+        """Return the questions without an answer: those that are not stored, and those whose tries failed (a line with `error`)."""
         return [question for question in wanted if "error" in self._lines.get(_answer_key(question), {"error": ""})]
 
     def add(self, *answered: tuple[Question, Answer]) -> None:
@@ -150,7 +166,9 @@ class AnswerFile:
                     rest = rest[file.write(rest) :]
                 os.fdatasync(file.fileno())
             except OSError:
-                with suppress(OSError):  # otherwise readers skip the torn line, and count a complete one only once
+                # Remove the part that was written. If this fails, too, the file is still valid: readers skip an incomplete line, and
+                # count an answer only once if it is written again after a complete line.
+                with suppress(OSError):
                     file.truncate(durable)
                 raise
         if is_new:
@@ -162,7 +180,7 @@ class AnswerFile:
         return [_answer_line(document) for document in found if document is not None]
 
     def first_error(self) -> str | None:
-        """Return the error of the first failed answer, or None."""
+        """Return the error of the first question whose tries failed, or None."""
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
 
 
@@ -198,6 +216,7 @@ def _answer_key(question: Question) -> Key:
 
 
 Entry = tuple[AnswerFile, Question, Answer]
+"""File, question, and the answer to store."""
 
 
 def _answer_line(document: _Kept) -> Line:
@@ -207,7 +226,7 @@ def _answer_line(document: _Kept) -> Line:
             reward=document["reward"],
             metrics=document["metrics"],
             truncated=document["truncated"],
-            loss_tokens=document["completion_tokens"],
+            loss_tokens=document["completion_tokens"],  # the files' name for the number of sampled tokens
         )
     return Line(
         document["environment"],

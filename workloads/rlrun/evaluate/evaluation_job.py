@@ -43,14 +43,16 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 
 API_KEY_VARIABLE = "RLRUN_API_KEY"
+"""Environment variable with the key of given engines."""
 ALL_TASKS = 1_000_000
+"""Number of tasks that means all tasks of an environment."""
 _BASE = Policy(None, "base", None, "")
 """Placeholder for the base model before it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
-    """Options for the questions and the sampling. None: not given."""
+    """Options for the folder, the questions (samples of tasks) and the sampling. None: not given."""
 
     work: Path | None
     """Folder for answers, logs and the weights of the engines."""
@@ -59,8 +61,8 @@ class QuestionOptions:
     samples_per_task: int | None
     max_tasks: int | None
     training_sampling: bool
-    """Whether to sample as in training, with `sampling` but without `spec.evaluation.sampling`; by default all tasks
-    once.
+    """Whether to ignore `spec.evaluation`: the sampling is then the one of the training, with the changes in `sampling` below, and without
+    other options each task is sampled once.
     """
     sampling: Fields
     """Fields of `EvaluationSamplingConfig` that replace those of the manifest."""
@@ -75,13 +77,13 @@ class Request(QuestionOptions):
     weights_dir: Path | None
     steps: Sequence[int] | None
     newest: bool
-    """Whether to choose only the newest policy if neither steps nor the base model are given."""
+    """Whether to evaluate only the newest policy. The option has no effect if steps or the base model are given."""
     base: bool
     engine_urls: Sequence[str] | None
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
     trusts_code: bool = False
-    """Whether the caller trusts the commit of the model's code that the run's folder names."""
+    """Whether to run the model's code at the commit that is recorded in the run's folder, although the manifest does not name it."""
     variation: Variation = field(default_factory=Variation)
     """Options and variables that change the manifest."""
 
@@ -95,10 +97,11 @@ class Job(Plan):
     engine_urls: Sequence[str]
     """Addresses of given engines; empty if engines are started."""
     api_key: str
+    """Key of given engines; empty if engines are started."""
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
     engine_weights: Path
-    """Folder of weights of given engines."""
+    """Folder from which given engines read weights. Default: the weights of the run."""
 
 
 def prepare_job(request: Request, console: Console) -> Job:
@@ -118,7 +121,8 @@ def prepare_job(request: Request, console: Console) -> Job:
     # Check the choice before a model is created; only the identity of the base model is missing here.
     policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
     api_key = _api_key() if request.engine_urls else ""
-    work.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)  # an unwritable folder fails before a model is created in it
+    # `made`: folder of the model, or None for a model on the hub.
     model, made = _resolve_model(spec, name, run, work, console, trusts_code=request.trusts_code)
     base = policies.base_policy(model, made)
     chosen = policies.choose_policies(available, base, steps=wanted, with_base=request.base, where=where)
@@ -129,7 +133,8 @@ def prepare_job(request: Request, console: Console) -> Job:
         "task": "RL",  # only its rollouts are used
         "model": model,
         "environments": environments,
-        "trainer": type(spec.trainer)(lora=served),  # no trainer is started
+        # No trainer is started, so its block has only defaults, and LoRA if the engines serve adapters.
+        "trainer": type(spec.trainer)(lora=served),
         "evaluation": evaluation,
     }
     config = resolve_spec(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
@@ -201,15 +206,21 @@ def _available_policies(request: Request, run: RunPaths) -> tuple[dict[int, Poli
     available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
     where = str(folder or run.root)
     if request.newest and request.steps is None and not request.base:
+        # Policies in a folder have a step; only the base model has none.
         return available, [policies.newest_policy(available, where).step or 0], where
     return available, request.steps, where
 
 
 def _read_manifest(request: Request) -> RLRun:
-    """Read the manifest and check its model and the code of the selected environments."""
+    """Read the manifest and check its model and the code of the selected environments.
+
+    Raises:
+        ConfigError: the manifest is invalid.
+    """
     ids = request.environment_ids
 
     def unused(spec: RLRunSpec) -> list[Key]:
+        # Fields that an evaluation does not read: training settings of selected environments, and all of the other environments.
         return [
             ("algorithm",),
             ("data",),
@@ -283,6 +294,7 @@ def _read_sampling(
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
+        # An error of a single field has its name as location. An error of several fields has none; its message starts with a name.
         given = str(first["loc"][0]) if first["loc"] else reason.partition(" ")[0]
         option = next(n for n, info in EvaluationSamplingConfig.model_fields.items() if given in (n, info.alias))
         raise RoleError(
@@ -309,7 +321,14 @@ def _api_key() -> str:
 def _resolve_model(
     spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Console, *, trusts_code: bool
 ) -> tuple[ModelConfig, Path | None]:
-    """Return the model as a folder or hub name, and its folder. A tiny model is the run's, or is created here."""
+    """Return the model as a folder or hub name, and its folder (None for a model on the hub).
+
+    A tiny model (`model.tiny`, created at the start of a run) is the one in the run's folder. If the run has none, the model is created in
+    `work`, from a resolved configuration in `model.json`. A model on the hub has the commit that the run has recorded.
+
+    Raises:
+        RoleError: the model cannot be used, or the recorded commit contains code that `trusts_code` does not allow.
+    """
     model = spec.model
     if model.tiny is not None:
         folder = model_folder(run.root, spec.trainer.shared_with)
@@ -328,7 +347,8 @@ def _resolve_model(
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
     asked, model = model, as_recorded(model, run)
-    # The hub also serves commits of pull requests, which any user can write.
+    # The commit comes from the run's folder and not from the manifest, so its code needs the caller's trust: the hub also
+    # serves commits of pull requests, which any user can write.
     if model.trust_remote_code and model != asked:
         code = NamedCode("revisions", f"commit {model.revision} of {model.name}, whose code model.trustRemoteCode runs")
         check_recorded_code(run.root, [code], trusted=trusts_code)

@@ -20,7 +20,8 @@ _CONVERT = (
     "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; a, b = sys.argv[1:]; "
     "M.from_pretrained(a, dtype='auto', use_safetensors=False).save_pretrained(b); T.from_pretrained(a).save_pretrained(b)"
 )
-"""Conversion program. transformers reads only tensors from such a file (`weights_only`)."""
+"""Conversion program. transformers reads only tensors from such a file (`weights_only`); the sandbox that the message recommends
+is an additional protection."""
 
 
 def convert_command(source: str, target: str) -> str:
@@ -68,7 +69,9 @@ def pickle_refusal(field: str, source: str, file: str = "") -> str:
 
 
 def read_refusal(folder: Path, name: str | None = None) -> str | None:
-    """Return why the trainer cannot train a model, or None if no reason is known or the configuration cannot be read.
+    """Return why the trainer cannot train a model, by the configuration in its folder.
+
+    Returns None if no reason is known. It also returns None if the configuration cannot be read, which other checks report.
 
     Args:
         folder: folder with `config.json`.

@@ -16,7 +16,7 @@ from rlrun.runtime.redact import LogLines
 
 ROLES: Sequence[Role] = ("trainer", "inference", "orchestrator")
 _LINE_BYTES = 2000
-"""Assumed length of a line in bytes, for the size of the file's end that is read."""
+"""Assumed length of a line in bytes. It determines how much of a file's end is read for a number of lines."""
 _POLL_SECONDS = 0.5
 
 
@@ -26,6 +26,7 @@ class Wanted:
 
     roles: Sequence[Role]
     rank: int | None
+    """Rank of the trainer, or index of the engine; None: all."""
     attempt: int | None
     """Number of the attempt; None: the newest."""
     lines: int
@@ -38,7 +39,10 @@ class LogFile:
     path: Path
     label: str
     rank: int | None = None
-    """Rank of the trainer whose lines are selected, by torchrun's prefix; None: all lines."""
+    """Rank of the trainer whose lines are selected; None: all lines.
+
+    All ranks of a pod write to one file, in which torchrun adds a prefix such as `[rank3]` or `[default3]` to each line.
+    """
 
     def wants(self, line: str) -> bool:
         """Return whether a line is selected."""
@@ -47,14 +51,16 @@ class LogFile:
 
 
 def attempt_folders(root: Path) -> dict[int, Path]:
-    """Return the log folders by attempt."""
+    """Return the log folders by attempt, oldest first. Their names have leading zeros (`attempt_0003`), so they sort as texts."""
     logs = root / "logs"
     found = [(re.fullmatch(r"attempt_(\d+)", path.name), path) for path in logs.iterdir()] if logs.is_dir() else []
     return {int(match[1]): path for match, path in sorted(found, key=lambda item: item[1]) if match is not None}
 
 
 def list_log_files(root: Path, wanted: Wanted) -> list[LogFile]:
-    """Return the selected log files of a run's folder with at least one attempt.
+    """Return the selected log files of a run's folder.
+
+    Call this only if `attempt_folders` returns at least one attempt.
 
     Raises:
         NotFoundError: no file matches; the message lists the existing ones.
@@ -78,7 +84,10 @@ def list_log_files(root: Path, wanted: Wanted) -> list[LogFile]:
 
 
 def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) -> str | None:
-    """Return a message for a rank that no selected role has; None if a role has it, or the number of ranks is unknown."""
+    """Return a message for a rank that no selected role has.
+
+    Returns None if a role has it, or if the number of processes of any selected role is unknown: that role may have the rank.
+    """
     counts = {role: _count_processes(root, attempt, role) for role in roles}
     known = {role: count for role, count in counts.items() if count}
     if not known or len(known) < len(counts) or rank < max(known.values()):
@@ -90,7 +99,7 @@ def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) ->
 
 
 def _count_processes(root: Path, attempt: int, role: Role) -> int:
-    """Return the number of a role's processes from its logs and the run's configuration; 0: unknown."""
+    """Return the number of a role's processes: of log files for engines, from the run's configuration for the trainer; 0: unknown."""
     if role == "orchestrator":
         return 1
     paths = RunPaths(root)
@@ -105,6 +114,11 @@ def _count_processes(root: Path, attempt: int, role: Role) -> int:
 
 
 def _of_role(root: Path, attempt: int, role: Role, rank: int | None) -> list[LogFile]:
+    """Return the log files of one role.
+
+    The orchestrator has one process and reports on all roles, so a rank does not exclude its log. An engine's rank is the number in its
+    file's name, `inference-<rank>.log`; a single engine writes `inference.log` and has rank 0.
+    """
     paths = sorted(RunPaths(root).logs(attempt, role).glob("*.log"))
     if rank is None or role == "orchestrator":
         return [LogFile(path, path.stem) for path in paths]
@@ -126,7 +140,7 @@ def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, sev
     Args:
         file: file of the line.
         line: text of the line.
-        filters: removers of secrets by file.
+        filters: for each file, the object that removes secrets from its lines.
         several: whether the terminal shows other files, too.
     """
     text = filters[file.path].clean(line)
@@ -139,7 +153,8 @@ def follow_lines(
     """Yield new lines until the run has ended and all lines are read.
 
     Args:
-        found: log files; a truncated file is followed from its new end.
+        found: log files. Each is followed from its end at the first step of this generator; lines written between an earlier
+            `last_lines` and this step are not yielded. A truncated file is followed from its new end.
         alive: function that returns whether the run is active.
         pause: function that waits between two reads.
     """
@@ -158,6 +173,7 @@ def follow_lines(
 
 
 def _new_lines(path: Path, offset: int, *, whole: bool) -> tuple[list[str], int]:
+    """Return the lines after an offset, and the next offset. `whole`: leave an incomplete last line for the next call."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -25,13 +25,17 @@ READ_SECONDS = 20.0
 """Time limit for reading rows. Further rows of a large data set are checked when they are trained on."""
 MAX_BAD_ROWS = 10
 """Largest number of bad rows that are reported for one data set."""
+# Functions that need packages which the command line does not import. Each runs in its own process (`user_code.Piece`).
 COUNT_PROMPTS = "rlrun.orchestrator.rollouts.playable_tasks:count_unplayable"
 CHECK_TEMPLATE = "rlrun.orchestrator.rollouts.playable_tasks:check_template"
 CHECK_ENCODER = "rlrun.orchestrator.sft.sft_attempt:check_encoder"
 TEMPLATE_LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
-"""Limits of the check of a template. It loads an environment only if the template has a fault."""
+"""Limits of the check of a template.
+
+If the template cannot render several turns, the check loads the environments, because a single-turn environment does not need them.
+"""
 DATA_SETS = ("dataset", "gsm8k")
-"""Environments whose prompts are sent to the model exactly as they are in the rows."""
+"""Ids of environments with data rows, whose prompts are sent to the model without changes. Not data sets of fine-tuning."""
 _PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("tokenizer", "token*"))
 
 
@@ -40,7 +44,8 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
 
     Args:
         model: model to check.
-        here: whether the run will run on this machine. Otherwise a missing absolute path may exist in its pods.
+        here: whether the run will run on this machine. Otherwise a missing absolute path is only a notice, because it may exist in the
+            run's pods.
         key: manifest field of the model.
     """
     if model.path is None:
@@ -67,7 +72,8 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
 def check_model_weights(model: ModelConfig, *, key: Key = ("model", "path")) -> Iterator[Finding]:
     """Yield a finding about an unreadable weights file in a model folder of this machine.
 
-    Call this only if `check_model_folder` and `why_untrainable` have no finding, because the kind of the model is the first problem.
+    Call this only if `check_model_folder` and `fit.report.why_untrainable` have no finding: for a model that the trainer cannot train,
+    the weights do not matter.
     """
     if model.path is not None and (problem := _weights_problem(Path(model.path))) is not None:
         yield Finding(key, problem)
@@ -88,7 +94,7 @@ def check_template_arguments(
 
 
 def _chat_template(model: ModelConfig) -> str | None:
-    """Text of a model's chat template, or None if the model is not on this machine or has no template."""
+    """Return the text of a model's chat template, or None if the model is not on this machine or has no template."""
     if model.tiny is not None:
         from rlrun.trainer.modeling.character_tokenizer import CHAT_TEMPLATE
 
@@ -102,11 +108,15 @@ def _chat_template(model: ModelConfig) -> str | None:
         found = json.loads((Path(model.path) / "tokenizer_config.json").read_bytes()).get("chat_template")
     except (OSError, ValueError, AttributeError):
         return None  # the tokenizer is unusable: the orchestrator reports the reason
+    # Several named templates are a list. Its text is sufficient for a search for names of arguments.
     return found if found is None or isinstance(found, str) else json.dumps(found)
 
 
 def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
-    """Yield a check for each environment of data rows, if the model's folder is on this machine.
+    """Yield the check that counts too long or refused prompts, for each environment in `DATA_SETS`.
+
+    A `Piece` is a check that runs as a command in its own process. The check needs the tokenizer, so there is none if the model's folder
+    is not on this machine.
 
     Args:
         spec: specification of the run.
@@ -136,7 +146,7 @@ def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
 
 
 def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
-    """Yield the check of the chat template, if the model's folder is on this machine.
+    """Yield the check of the chat template, which runs as a command in its own process, if the model's folder is on this machine.
 
     Args:
         spec: specification of the run.
@@ -151,6 +161,7 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
         return
     environments = [
         {
+            # `place` names the environment in messages; `here`: whether this Python installation can load it.
             "place": f"environments[{index}] ({environment.label})",
             "id": environment.id,
             "args": environment.args,
@@ -167,7 +178,8 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
 def _weights_problem(folder: Path) -> str | None:
     """Return the problem of an unreadable weights file, such as one of an interrupted copy or a pointer of Git LFS.
 
-    The trainer's proof would also find it, in a process that imports torch and transformers for 5 s of CPU time.
+    The trainer's proof (`proved_models`: a test of the model before a run starts) would also find it, but its process imports torch and
+    transformers for 5 s of CPU time.
     """
     for file in _weight_files(folder):
         try:
@@ -175,12 +187,12 @@ def _weights_problem(folder: Path) -> str | None:
         except ValueError as error:
             return f"{error}; copy or download the file again"
         except OSError:
-            continue  # the proof reports it with the reader's reason
+            continue  # the trainer's proof reports it, with the reason from the reader of the file
     return None
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Existing weights files that transformers reads. Other files of the folder are ignored."""
+    """Return the existing weights files that transformers reads. Other files of the folder are ignored."""
     index = folder / "model.safetensors.index.json"
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
@@ -190,7 +202,13 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:
-    """Yield findings about the data sets of supervised fine-tuning, including bad rows with file and line. Skips `left_out` fields."""
+    """Yield findings about the data sets of supervised fine-tuning, including bad rows with file and line.
+
+    Args:
+        data: data of the run; None: the run is not fine-tuned on data.
+        here: whether the run will run on this machine.
+        left_out: fields that are not checked, including all fields below them.
+    """
     if data is None:
         return
     sets: list[tuple[Key, DataSetConfig]] = [(("data", "sources", i), one) for i, one in enumerate(data.sources)]
@@ -214,7 +232,7 @@ def _absent_path(key: Key, path: str, what: str, *, here: bool) -> Finding:
 
 
 def _path_fix(key: Key, path: str) -> str:
-    """Fix for a path that is written as an address or with a variable, or that is a repository of the hub."""
+    """Return the fix for a path that is written as an address or with a variable, or that is a repository of the hub, otherwise ""."""
     if key[-2:] == ("model", "path") and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path):
         return f"; write model: {{name: {path}}} for the repository of the hub"
     expanded = str(Path(os.path.expandvars(path.removeprefix("file://"))).expanduser())
@@ -242,6 +260,7 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
     except RoleError as error:
         if isinstance(error.__cause__, ImportError) and not here:
             message = f"is not checked on this machine: {str(error).removeprefix(f'{field}: ')}"
+            # `Rows` writes its message for a pod; here the package is missing on the user's machine.
             yield Finding(
                 key, message.replace("which this image does not have", "which is not installed here"), notice=True
             )
@@ -253,14 +272,16 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
         return
     if data.malformed == "Skip":
         return
-    bad = unlearned = 0
+    bad = unlearned = 0  # `unlearned`: rows without a message of a trained role
     for index in range(len(rows)):
         try:
             unlearned += not any(read_conversation(rows.row(index), data).weights)
         except ValueError as error:
             bad += 1
+            # Errors while a row is read contain its place already; errors about its content do not.
             place = "" if str(error).startswith(rows.describe_place(index)) else f"{rows.describe_place(index)}: "
             yield Finding(key, f"{one.path}: {place}{error}; correct the row, or set data.malformed to Skip")
+            # Error of Python's JSON reader for a line that does not start with a JSON value.
             if index == 0 and "Expecting value: line 1 column 1" in str(error):
                 return  # the file has another format: all lines have the same problem
         if bad == MAX_BAD_ROWS or time.monotonic() > deadline:
@@ -291,7 +312,7 @@ def _unlearned_rows(key: Key, one: DataSetConfig, data: DataConfig, count: int, 
 
 
 def read_of(config: RunConfig) -> Iterator[str]:
-    """Yield lines about the model's folder and the data that a run reads from this machine, with their sizes."""
+    """Yield the lines that a launcher prints about the model's folder and the data that a run reads from this machine, with their sizes."""
     model, data = config.trainer.model, config.orchestrator.data
     if model.path is not None:
         yield f"model {model.path}: {show_size(_path_bytes(Path(model.path)))}"
@@ -302,7 +323,7 @@ def read_of(config: RunConfig) -> Iterator[str]:
 
 
 def _path_bytes(path: Path) -> int:
-    """Size of a file, or of all files in a folder, in bytes; 0 if it cannot be read, which other checks report."""
+    """Return the size of a file, or of all files in a folder, in bytes; 0 if it cannot be read, which other checks report."""
     try:
         return sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else (path,)) if one.is_file())
     except OSError:

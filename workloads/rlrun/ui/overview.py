@@ -42,7 +42,12 @@ def run_list(runs: Runs) -> run_answers.RunList:
 
 
 def run_row(name: str, seen: Snapshot) -> run_answers.RunRow:
-    """Return the list entry of a run."""
+    """Return the list entry of a run.
+
+    Args:
+        name: id of the run in addresses of the UI.
+        seen: snapshot of the run; the parts of `Run.glance` are sufficient.
+    """
     progress = {
         key: value for key, value in asdict(seen.progress).items() if key in run_answers.ProgressView.model_fields
     }
@@ -66,7 +71,7 @@ def steps_of(run: Run) -> tuple[StepIndex, str | None]:
 
 
 def run_view(run: Run) -> run_answers.RunView:
-    """Return one run with its explanation."""
+    """Return one run with its explanation: the current state, the ends of earlier attempts and additional facts (`besides`)."""
     now, seen = time.time(), run.snapshot()
     index, unread = steps_of(run)
     told, bounds = explain_run(seen, now), index.bounds
@@ -105,7 +110,11 @@ def run_view(run: Run) -> run_answers.RunView:
 
 
 def _run_cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
-    """Return the cost of a run from its status or from its metrics; None if it is unknown."""
+    """Return the cost of a run from its status (in a cluster) or from its metrics (in a folder); None if it is unknown.
+
+    A run in a cluster always counts GPU-seconds. A run in a folder counts seconds of the machine (`gpus` is False) if no GPUs are
+    recorded for its roles.
+    """
     if seen.place == "cluster":
         uses, gpus = sum_uses(seen.cost), True
     else:
@@ -117,11 +126,17 @@ def _run_cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_ans
 
 
 def _step_seconds(index: StepIndex, attempt: int) -> Spent:
-    """Return the time that an attempt spent on steps."""
+    """Return the time that an attempt spent on steps, divided as in `gpu_cost.Spent`.
+
+    The first step of an attempt ends its startup. Therefore only later steps count for `steps`, `waited` and `repeated`. The start of
+    the attempt is the end of the first step minus its duration and minus the phases of the startup that rank 0 measured.
+    `gpu_cost._StepSums` computes the same from the lines of `metrics.jsonl`.
+    """
     first, last = index.attempts[attempt]
     took = index.line("time/step", first, last)
     if not took.steps:
         return Spent()
+    # Only the metrics of a step that was trained before and lost by a restart contain FURTHEST.
     begin, again = took.steps[0], set(index.line(FURTHEST, first, last).steps)
     waits = index.line("time/wait_for_batch", first, last)
     (trained, ended), more = index.times(begin, last), list(zip(took.steps, took.values, strict=True))[1:]
@@ -138,11 +153,12 @@ def _step_seconds(index: StepIndex, attempt: int) -> Spent:
 
 
 def staleness_histogram(run: OpenRun, step: int) -> run_answers.Staleness:
-    """Return the staleness histogram of a step.
+    """Return the staleness histogram of a step: the number of sampled tokens for each lag behind the policy that the step trains.
 
     Raises:
         FileNotFoundError: the step has no trace.
     """
+    # A step trains the policy of the previous step: the lag of a token sampled by version `step - 1` is 0.
     lags = run.trace(run.paths.trace(step)).lags(step - 1)
     return run_answers.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
 
@@ -152,8 +168,10 @@ def config_history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, 
 
     Args:
         run: files of the run.
-        clean: function that removes secrets from a configuration; a changed secret is then not reported as a change.
+        clean: function that removes secrets from a configuration. Because only cleaned configurations are compared, a change of only a
+            secret is not reported.
     """
+    # `fence.open` opens only files in the folders that the server may read, even through symbolic links.
     kept = past.attempts_kept(run.paths, run.fence.open, run.fork(), lambda config: clean(dict(config)))
     found = past.list_edits(kept)
     edits = [
@@ -187,7 +205,10 @@ def run_lineage(run: Run, runs: Runs) -> run_answers.Lineage:
 
 
 def _forked_fields(fork: ForkedFrom) -> list[run_answers.Change]:
-    """Return the changed fields of a fork; its record contains one line per field."""
+    """Return the changed fields of a fork. Its record contains one line per field: `<field> <value before> -> <value after>`.
+
+    Secrets are replaced with `REMOVED`, and other values in fields that accept any content with `HIDDEN`.
+    """
     found = []
     for line in fork.changed[:_CHANGES]:
         field, _, values = printable(line).partition(" ")
@@ -205,16 +226,18 @@ def compare_runs(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answer
 
     Args:
         runs: at least two runs.
-        fields: fields of each manifest without secrets, in the same order.
+        fields: manifest fields of each run without secrets, in the order of `runs`.
     """
     found = [steps_of(run) for run in runs]
     indexes, labels = [index for index, _ in found], [run.label for run in runs]
+    # `common_metrics` and `manifest_differences` read only names of metrics and fields. One line with all names is therefore sufficient.
     named = [
         comparison.Curve(label, [dict.fromkeys(index.names)], one)
         for label, index, one in zip(labels, indexes, fields, strict=True)
     ]
     metrics = comparison.common_metrics(named)
     common = min((index.bounds or (0, 0))[1] for index in indexes)
+    # Last step that all runs have, and the first step of the last tenth of these steps.
     tail = max(1, common - common // 10)
     means = [
         run_answers.Mean(metric=name, means=[_mean_of(index, name, tail, common) for index in indexes])

@@ -14,7 +14,8 @@ from rlrun.config.models.checkpoint import MirrorConfig
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.config.models.trackers import TrackingConfig
 
-# Addresses, ports, the starting checkpoint and the number of replicas may change without changing the result of the run.
+# Values that may change without changing the result of the run: addresses, ports, folder and UID, the starting checkpoint, the number of
+# replicas, the GPUs of the engines (`colocated`), and the folder of recorded rollouts that replace new ones (`replay`).
 _NOT_HASHED: dict[str, bool | dict[str, bool]] = {
     "port": True,
     "host": True,
@@ -56,13 +57,17 @@ class RunConfig(Config):
 
 
 def config_fingerprint(*roles: RoleConfig) -> str:
-    """Return the first 16 hex digits of the SHA-256 over the roles' configuration, without addresses and folders."""
+    """Return the first 16 hex digits of the SHA-256 over the roles' configuration, without the fields in `_NOT_HASHED`."""
     documents = [role.model_dump(mode="json", exclude=_NOT_HASHED) for role in roles]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def sharing_refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
-    """Return why a run cannot use the host's trainer (field, value and fix), or None if it can. Pure."""
+    """Return a message with field, value and fix if a run (the guest) cannot use the trainer of another run (the host), otherwise None.
+
+    The operator checks this first, and the trainer again. Both runs train adapters: a host has `lora.slots` above 1, and `TrainerConfig`
+    refuses a guest without `lora`.
+    """
     if guest.shared_with != host.name or guest.lora is None or host.lora is None:
         return (
             f"trainer.sharedWith is {guest.shared_with}, but this is the trainer of {host.name}; set it to {host.name}"
@@ -74,11 +79,13 @@ def sharing_refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
             f"trainer.lora.rank ({guest.lora.rank}) is higher than the rank of {host.name} ({host.lora.rank}); "
             f"lower it to at most {host.lora.rank}"
         )
+    # With tensor parallelism, each rank would drop different inputs of the adapter.
     if guest.lora.dropout > 0 and host.parallelism.tp > 1:
         return (
             f"trainer.lora.dropout ({guest.lora.dropout}) needs a trainer without tensor parallelism, but {host.name} has "
             f"parallelism.tp {host.parallelism.tp}; set dropout: 0"
         )
+    # An empty list of targets means all linear layers.
     mine, theirs = sorted(guest.lora.targets), sorted(host.lora.targets)
     if mine != theirs:
         return f"trainer.lora.targets ({mine or 'all'}) differ from those of {host.name} ({theirs or 'all'}); make them equal"

@@ -23,14 +23,21 @@ from rlrun.convert.compose.shared_parts import (
 )
 from rlrun.convert.draft import Draft
 
+# Keys of AReaL's configuration. `_NEW`: maximum number of sampled tokens; `_N`: samples per prompt.
 _BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
 _GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
 _PROMPT = 1024
+"""Assumed maximum length of prompts in tokens, if the configuration has no limit."""
 _CONCURRENCY_MAX = 65_536
+"""Maximum of `orchestrator.maxConcurrency` in a manifest."""
 
 
 def compose_areal(draft: Draft, context: Context) -> None:
-    """Set all fields that more than one key decides."""
+    """Set the fields that the table of keys cannot set: they depend on several keys, on defaults, or on other fields.
+
+    The order of the calls matters, because later functions read and change fields of earlier ones: `_compose_memory` reads `seqLen`,
+    `_compose_gpus` may replace `algorithm.maxAsyncLevel` and remove `weightSync.transport`, and `_compose_lora` may remove it, too.
+    """
     put_model(draft, "actor.path")
     _compose_lengths(draft)
     prompts, n = draft.whole(_BATCH) or 1, draft.whole(_N) or 1
@@ -52,7 +59,11 @@ def compose_areal(draft: Draft, context: Context) -> None:
 
 
 def _compose_lengths(draft: Draft) -> None:
-    answer = draft.whole(_NEW) or 16384
+    """Set `sampling.maxTokens` and `seqLen`, and drop a context length of the engines that is less than `seqLen`.
+
+    A sequence needs at least one token in addition to the answer.
+    """
+    answer = draft.whole(_NEW) or 16384  # AReaL's default
     draft.put("sampling.maxTokens", answer, _NEW)
     if draft.has("gconfig.max_tokens"):
         draft.put("seqLen", max(draft.whole("gconfig.max_tokens") or 0, answer + 1), "gconfig.max_tokens")
@@ -68,6 +79,7 @@ def _compose_lengths(draft: Draft) -> None:
 
 
 def _compose_steps(draft: Draft, context: Context) -> int | None:
+    """Set `maxSteps` and the warm-up; return the number of steps per epoch, or None if it is unknown or not needed."""
     total = "total_train_steps"
     files = [str(draft.get("train_dataset.path") or "")]
     if draft.has(total):
@@ -80,6 +92,7 @@ def _compose_steps(draft: Draft, context: Context) -> int | None:
 
 
 def _compose_flow(draft: Draft, n: int) -> None:
+    # AReaL has one limit of the policy's lag for both purposes: how far sampling may be ahead, and from which lag groups are dropped.
     lag = draft.whole("rollout.max_head_offpolicyness") or 0
     draft.put("algorithm.maxAsyncLevel", lag, "rollout.max_head_offpolicyness")
     draft.put("algorithm.maxOffPolicySteps", lag, "rollout.max_head_offpolicyness", note="older groups are dropped")
@@ -107,14 +120,22 @@ def _compose_gpus(draft: Draft) -> None:
 
 
 def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
-    """Return the allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`. Raises ValueError."""
+    """Return the allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`.
+
+    In an allocation such as `vllm:d4t2+fsdp:d8`, `+` separates parts with their own GPUs and `|` separates parts that share GPUs. Each
+    part is `<backend>:<degrees>` (see `parse_allocation`). Backends without degrees do not define an allocation; the message
+    about the missing number of GPUs then recommends `allocation_mode`.
+
+    Raises:
+        ValueError: a part is invalid.
+    """
     if draft.has(_MODE):
         return parse_allocation(str(draft.get(_MODE))), [_MODE]
     parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
     if not all(":" in part for part in parts.values()) or not parts:
         return Allocation(None, None, colocated=False), [_MODE]
     apart = parse_allocation("+".join(parts.values()))
-    if len(parts) < len(("rollout", "actor")):
+    if len(parts) < len(("rollout", "actor")):  # only one of the two backends is set, so nothing can be shared
         return apart, list(parts)
     strategy = ("rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target")
     if [draft.get(key) for key in strategy] == ["colocation", "actor"]:
@@ -125,7 +146,7 @@ def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
 
 
 def _must_share(draft: Draft, apart: Allocation) -> bool:
-    """Return whether trainer and engines fit into the cluster only alternately; adds a notice."""
+    """Return whether trainer and engines fit into the cluster only alternately. If they do, add a notice to the draft."""
     nodes = draft.whole("cluster.n_nodes")
     if nodes is None or apart.engines is None or apart.trainer is None:
         return False
@@ -141,7 +162,14 @@ def _must_share(draft: Draft, apart: Allocation) -> bool:
 
 
 def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:
-    """Set the engines' fields. `pods`: number of the trainer's pods if the engines share its GPUs, otherwise None."""
+    """Set the engines' fields.
+
+    Args:
+        draft: draft of the manifest.
+        engines: parallelism of the engines: `t` (tensor), `p` (pipeline) and `d` (data, the number of engines).
+        causes: keys of the allocation.
+        pods: number of the trainer's pods if the engines share its GPUs, otherwise None.
+    """
     size = engines.t * engines.p
     if engines.backend == "sglang":
         draft.notices.append(f"{causes[0]}: sglang is replaced by vllm, the engine of RLRun")
@@ -159,6 +187,7 @@ def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int |
     draft.put("inference.gpusPerReplica", gpus, *causes)
     draft.put("inference.dataParallel", max(1, gpus // size), *causes)
     draft.put("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep during a training step")
+    # `api.field_rules` refuses a transport between two GPUs with placement.colocate, which uses one GPU for both.
     draft.fields.pop("weightSync.transport", None)
 
 
@@ -210,6 +239,7 @@ def _compose_intervals(draft: Draft, per_epoch: int | None) -> None:
     if draft.has("valid_dataset.path"):
         fields["evaluator"] = "evaluation.interval"
     for part, path in fields.items():
+        # `dropped` is only a table of reasons: an entry for a key that is not set has no effect.
         draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
         if (found := compose_interval(draft, part, per_epoch)) is not None:
             draft.put(path, found[0], found[1])

@@ -36,11 +36,12 @@ class RowTasks(Sequence[Task]):
     Args:
         rows: rows of the files.
         positions: positions of the split's rows.
-        make: function that creates a task from a default id and a row. The row may define another id.
+        make: function that creates a task from a default id and a row. It uses the id in the row instead, if the row has one.
         split: split of the tasks; the first part of default ids.
     """
 
     identified_by_content = True
+    """Rows with equal contents are the same task, even if their ids differ (`splits.check_distinct`)."""
 
     def __init__(self, rows: Rows, positions: Sequence[int], make: Make, split: Split) -> None:
         self._rows, self._positions, self._make, self._split = rows, positions, make, split
@@ -66,6 +67,7 @@ class RowTasks(Sequence[Task]):
 
 
 def _row_problem(error: Exception) -> str:
+    """Return the fault of a malformed row. In all other names of this module, a problem is the question of a row."""
     return f"the column {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
@@ -75,7 +77,9 @@ def _row_places(places: Sequence[str]) -> str:
 
 
 Make = Callable[[str, Mapping[str, object]], Task]
+"""Function that creates a task from a default id and a row of the files."""
 Problem = Callable[[Mapping[str, object]], str]
+"""Function that returns the problem (the question) of a row as text. Equal texts are equal problems."""
 MAX_NAMED = 5
 """Largest number of reasons in one message about malformed rows."""
 
@@ -156,7 +160,8 @@ class Dataset(SingleTurnEnvironment):
         self.args = args
         self._rewards = Rewards(args.rewards)
         self._unread: dict[str, None] = {}
-        """Columns that are not empty and that no part of the environment reads, in the order of the rows."""
+        """Columns that are not empty and that no part of the environment reads, in the order of the rows. `_make_task` adds them: for the
+        rows that `split_rows` checks in this constructor, and for other rows when their tasks are read."""
         self._notices: list[str] = []
         self._tasks = split_rows(args, self._make_task, problem=self._problem_text, notices=self._notices)
 
@@ -169,6 +174,7 @@ class Dataset(SingleTurnEnvironment):
 
     @property
     def compares(self) -> bool:
+        """Whether a reward compares the replies of a group (`protocol.ComparesGroups`)."""
         return self._rewards.compares
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -179,7 +185,7 @@ class Dataset(SingleTurnEnvironment):
         return row if self.args.layout is None else convert_row(self.args.layout, row)
 
     def _problem_text(self, row: Mapping[str, object]) -> str:
-        own = self._convert_row(row)
+        own = self._convert_row(row)  # row in the format of this environment
         if "prompt" not in own:
             raise ValueError(no_prompt(own))
         return json.dumps(own["prompt"], sort_keys=True)
@@ -201,7 +207,7 @@ class Dataset(SingleTurnEnvironment):
         self._rewards.check(own, truth)
         answer = truth if isinstance(truth, str | None) else json.dumps(truth)
         if answer is not None:
-            refuse_surrogates(answer, "ground_truth")
+            refuse_surrogates(answer, "ground_truth")  # files and requests accept only valid Unicode
         return RowTask(id=str(own.get("uid", id)), prompt=prompt, answer=answer, row=own, truth=truth)
 
     async def score(self, task: Task, episode: Episode) -> Score:
@@ -261,8 +267,9 @@ def split_rows(
     Args:
         args: location and division of the data.
         make: function that creates a task from an id and a row.
-        problem: function that returns the problem of a row as text. Rows with equal problems are in the same split.
-        notices: list that receives one sentence for each kind of rows that are left out.
+        problem: function that returns the question of a row as text. Without given splits, its hash selects the row's split, so rows
+            with equal questions are in the same split.
+        notices: list to which one sentence is appended for each kind of rows that are left out. Default: the sentences are only printed.
 
     Raises:
         RoleError: the data cannot be read.
@@ -273,8 +280,9 @@ def split_rows(
     root = root / args.subset if args.subset else root
 
     def rows(word: str | None) -> Rows:
-        return Rows(DataSetConfig(path=str(root), split=word), "args")
+        return Rows(DataSetConfig(path=str(root), split=word), "args")  # "args": manifest field in messages
 
+    # `left` and `asked`: positions of the rows that remain in the train split and in the eval split.
     if args.train_split is not None:
         train, held_out = rows(args.train_split), rows(args.eval_split)
         left = _usable_rows(args, train, make, notices, "train split: ")
@@ -299,18 +307,27 @@ def split_rows(
 
 @dataclass
 class _Refused:
-    """Rejected rows with the same fault."""
+    """Malformed rows with the same fault."""
 
     reason: str
     """Error of the first row."""
     places: list[str] = field(default_factory=list)
+    """File and line of each row."""
 
 
 def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what: str = "") -> Sequence[int]:
     """Return the positions of rows that can be used as tasks.
 
-    With `args.malformed: Skip`, malformed rows are left out. With `Fail` they are an error: the first 200,000 rows are checked here, and
-    later malformed rows fail when they are played.
+    With `args.malformed: Skip`, all rows are checked, and the positions of malformed rows are left out. With `Fail`, malformed rows are an
+    error. To limit the time of the start, only the first 200,000 rows are checked, and all positions are returned: a later malformed row
+    fails when an episode of its task starts.
+
+    Args:
+        args: location and division of the data.
+        rows: rows of the files.
+        make: function that raises an error for a malformed row; its task is not used here.
+        notices: list to which one sentence about left-out rows is appended.
+        what: prefix of the error's message.
 
     Raises:
         ValueError: rows are malformed, or no row can be used. The message contains the first rows, their number and each reason.
@@ -323,7 +340,7 @@ def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], 
             make("", rows.row(position))
             left.append(position)
         except (KeyError, TypeError, ValueError) as error:
-            # Rows with the same fault are listed together, even if their values differ.
+            # Rows with the same fault are listed together, even if their values differ: `fix` is the constant part of a `TruthError`.
             reason = _row_problem(error)
             refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(
                 rows.describe_place(position)
@@ -364,7 +381,7 @@ def _dataset_problem(rows: Rows, position: int, problem: Problem) -> str:
 def _distinct_positions(
     args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
 ) -> Sequence[int]:
-    """Return the positions without repeated problems, if rows have to be unique."""
+    """Return the positions without rows whose question occurs in an earlier row, if rows have to be unique; otherwise all positions."""
     repeated = args.layout is not None and LAYOUTS[args.layout].repeats
     if not (repeated if args.unique is None else args.unique):
         return positions
@@ -387,7 +404,19 @@ def _distinct_positions(
 def _not_in(
     held_out: Rows, asked_at: Sequence[int], train: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
 ) -> list[int]:
-    """Return the positions in `train` whose problem does not occur in `held_out`."""
+    """Return the positions of train rows whose question does not occur in the eval split.
+
+    Args:
+        held_out: rows of the eval split's files.
+        asked_at: positions of the usable rows in `held_out`.
+        train: rows of the train split's files.
+        positions: positions of the usable rows in `train`.
+        problem: function that returns the question of a row as text.
+        notices: list to which one sentence about left-out rows is appended.
+
+    Raises:
+        EmptySplitError: no row remains.
+    """
     asked = {_dataset_problem(held_out, position, problem) for position in asked_at}
     left = [position for position in positions if _dataset_problem(train, position, problem) not in asked]
     if not left:
@@ -433,7 +462,7 @@ class Gsm8k(SingleTurnEnvironment):
         self._score = find_scorer("math", args.math)
         self._tasks: Mapping[Split, Sequence[Task]]
         if args.source == "bundled":
-            half = len(PROBLEMS) * 3 // 4
+            half = len(PROBLEMS) * 3 // 4  # end of the train split: three quarters of the problems
             bundled = [
                 self._make_task(f"bundled-{i}", {"question": q, "answer": f"#### {a}"})
                 for i, (q, a) in enumerate(PROBLEMS)
@@ -462,5 +491,6 @@ class Gsm8k(SingleTurnEnvironment):
         return Task(id, [{"role": "user", "content": prompt}], answer=final_answer(str(row["answer"])))
 
     async def score(self, task: Task, episode: Episode) -> Score:
+        # The metric `boxed` is the share of replies that use the format which the instruction requests.
         right = await self._score(task, episode.last_reply)
         return Score(right, {"boxed": float("\\boxed" in episode.last_reply)})

@@ -14,14 +14,16 @@ T = TypeVar("T")
 
 
 class EpisodeLoop(asyncio.SelectorEventLoop):
-    """Event loop that runs until its process ends, and only in the process that created it.
+    """Event loop that runs until its process ends, and only in the process that created it. A process creates one.
 
-    User code that replaces `time.monotonic` or the task factory does not change the loop's clock and tasks.
+    User code that replaces `time.monotonic`, `asyncio.Task` or the task factory does not change the loop's clock and tasks: this module
+    stores the originals before user code is imported.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._forked = False
+        # A callback cannot be unregistered, and it keeps the loop alive until the process ends.
         os.register_at_fork(after_in_child=self._mark_forked)
 
     def _mark_forked(self) -> None:
@@ -33,26 +35,34 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         return self._forked
 
     def time(self) -> float:
-        """Return the seconds of the monotonic clock. The loop calls this in each turn, so a copy in a forked child exits here."""
+        """Return the seconds of the monotonic clock, but exit the process if it is a forked child.
+
+        The loop reads its clock in each turn, so the copy of the loop in a forked child ends here.
+        """
         self.end_if_forked()
         return monotonic()
 
     def end_if_forked(self) -> None:
-        """Exit if this process is a forked child that user code let return: it has copies of the parent's connection and episodes."""
+        """Exit the process if it is a forked child.
+
+        User code that forks may return from its call in the child, too, instead of exiting there. The child would then continue the
+        copies of the parent's connection and episodes.
+        """
         if self._forked:
             os._exit(0)
 
     def run_without_end(self) -> None:
-        """Run without end, even if a callback or task of the environment raises `SystemExit` or stops the loop.
+        """Run without end, even if a callback or task of the environment raises `SystemExit` or `KeyboardInterrupt`, or stops the loop.
 
         Raises:
-            Exception: the loop itself is broken.
+            Exception: an error of the loop itself; asyncio catches those of callbacks and tasks.
         """
         while True:
             try:
                 self.run_forever()
             except (SystemExit, KeyboardInterrupt):
-                # The task and its waiter have the exception already; this prints one that has no waiter.
+                # A task has stored its exception, and code that awaits the task receives it. Nothing else reports the exception of a
+                # callback, or of a task that no code awaits.
                 print_exception()
 
     def start_task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -68,12 +78,15 @@ def print_exception() -> None:
         traceback.print_exc()
 
 
+# Originals, stored before user code can replace them. asyncio has no public function that removes a task from `all_tasks`.
 _Task = asyncio.Task
 _unregister = asyncio.tasks._unregister_task
 
 
 class Stepped(Coroutine[object, object, T]):
-    """Coroutine that makes a call before and after each step of another coroutine.
+    """Coroutine that makes a call before and after each step of another coroutine, if a task runs it (`EpisodeLoop.start_task`).
+
+    `await` delegates the steps directly to the other coroutine, without these calls.
 
     Args:
         work: wrapped coroutine.
@@ -104,4 +117,5 @@ class Stepped(Coroutine[object, object, T]):
             self._after()
 
     def close(self) -> None:
+        """Close the other coroutine, without the calls."""
         self._work.close()

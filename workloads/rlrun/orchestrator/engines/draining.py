@@ -27,17 +27,17 @@ from rlrun.protocol.messages.lease_annotations import SpotWish, plain_host
 
 @dataclass
 class Wishes:
-    """Current requests of the operator to a run."""
+    """Current requests of the operator to a run. The requests of an engine (`Replica.load`) are HTTP requests."""
 
     engines: int | None = None
     """Number of engines to keep in use. None: no request."""
     spot: SpotWish | None = None
-    """Number of these engines on interruptible nodes, and their hosts. None: no engine is on such a node."""
+    """Hosts of the engines on interruptible nodes, and how many of these engines to keep. None: no engine is on such a node."""
     window_seconds: float | None = None
     """Seconds that a load report must cover."""
 
     def take(self, lease: str) -> None:
-        """Read the requests from a Lease. An unreadable Lease changes nothing."""
+        """Read the requests from a Lease. An unreadable Lease changes nothing; a missing annotation deletes the request."""
         try:
             found = json.loads(lease)["metadata"].get("annotations") or {}
             engines = int(found[names.ENGINES_WANTED]) if names.ENGINES_WANTED in found else None
@@ -51,6 +51,7 @@ class Wishes:
 
 
 LOOK_SECONDS = 0.25
+"""Interval of the checks for engines to drain."""
 DRAIN_SECONDS = 300.0
 """Timeout for the running requests of a draining engine; then they move to other engines."""
 
@@ -93,11 +94,15 @@ class Drain:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Start or undo drains, and move the requests of drains that timed out."""
+        """Start or undo drains, and move the requests of drains that timed out.
+
+        A timed-out drain is moved again in each check until no request is left.
+        """
         known = self._pool.replicas
         self._since = {replica: since for replica, since in self._since.items() if replica in known}
         for members, surplus in self._surplus(known):
             kind = set(members)
+            # Draining engines of this kind, with and without running requests; the latest is resumed first.
             drained = [replica for replica in self._since if replica in kind]
             while len(drained) > surplus:
                 self._resume(drained.pop())
@@ -113,21 +118,28 @@ class Drain:
         return tuple(_replica_host(replica) for replica in self._since if not replica.load)
 
     def _surplus(self, known: Sequence[Replica]) -> list[tuple[list[Replica], int]]:
-        """Return the engines of each kind of node with the number of engines to drain."""
+        """Return the engines of each kind of node (all nodes, or regular and interruptible ones) with the number of engines to drain.
+
+        A kind may lose all of its engines. `_next` keeps the last useful engine of the run.
+        """
         wanted, spot = self._wanted(), self._spot()
         if wanted is None or spot is None:
             return [(list(known), 0 if wanted is None else max(0, len(known) - max(1, wanted)))]
         kinds: tuple[list[Replica], list[Replica]] = ([], [])
-        for replica in known:
+        for replica in known:  # index 0: regular nodes, 1: interruptible nodes
             kinds[_replica_host(replica) in spot.hosts].append(replica)
         numbers = (max(0, wanted - spot.engines), spot.engines)
         return [(some, max(0, len(some) - number)) for some, number in zip(kinds, numbers, strict=True)]
 
     def _next(self, members: Sequence[Replica]) -> Replica | None:
-        """Return the next engine to drain, or None if only the last useful engine is left."""
+        """Return the next engine of `members` to drain, or None if all of them drain or only the last useful engine is left.
+
+        An engine without a version is out of rotation: it gets no requests until the next hand-over of weights. The others are useful.
+        """
         left = [replica for replica in self._pool.replicas if not replica.draining]
         useful = [replica for replica in left if replica.version is not None]
         candidates = [replica for replica in left if replica.version is None] if len(useful) <= 1 else left
+        # The pool's order is the order in which engines were added.
         newest = {replica: -place for place, replica in enumerate(left)}
         chosen = set(members)
         some = [replica for replica in candidates if replica in chosen]

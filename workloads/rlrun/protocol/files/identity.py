@@ -26,7 +26,7 @@ RoleT = TypeVar("RoleT", bound=RoleConfig)
 Identity = tuple[str, str]
 """Name and UID of a run."""
 DEFAULT_NAME = "rl"
-"""Name of a run whose files contain neither name nor folder; also the default of `rl`."""
+"""Name of a run whose files contain neither name nor folder."""
 UNCLAIMED = "00000000-0000-0000-0000-000000000000"
 """UID of a run that has none yet."""
 DEFAULTS: dict[str, object] = {
@@ -40,17 +40,23 @@ DEFAULTS: dict[str, object] = {
     "checkpoint": {},
     "weight_sync": {},
 }
-"""Fields that a hand-written file may omit, as in a manifest. They are not defaults of the models, because a rendered file contains all of
-them and its format has a hash (decision 52)."""
+"""Fields that a hand-written file may omit, as in a manifest. They are not defaults of the configuration classes, because a file that was
+rendered from a manifest contains all of them and its format has a hash (docs/decisions/0052)."""
 _EXAMPLES = {
     "model": 'model = {name = "Qwen/Qwen3-0.6B"}',
     "environments": 'environments = [{id = "reverse-text", group_size = 8}]',
     "data": 'data = {sources = [{path = "chats.jsonl"}]}',
 }
+"""Examples of fields without a default, for messages. `derived_states` shows no default for these fields."""
 
 
 def derived_states(model: type[RoleConfig]) -> dict[str, str]:
-    """Return help texts for fields that the model requires but a hand-written file may omit, by Python names."""
+    """Return the text `default: ...` in the help for fields that the class requires but a hand-written file may omit, by Python names.
+
+    Their default values come from the folder, from other fields, or from `DEFAULTS`. A field whose default is an empty table has an empty
+    text: the help shows the defaults of its own fields.
+    """
+    # Later entries replace earlier ones, so the order of the statements matters.
     of_folder = {
         "name": f"the name in output_dir, or {DEFAULT_NAME}",
         "uid": "the UID of the folder's run",
@@ -103,7 +109,7 @@ def complete_role_file(model: type[RoleConfig], layer: Layer) -> None:
     for name, default in DEFAULTS.items():
         if name in model.model_fields and model.model_fields[name].is_required() and name not in values:
             values[name] = copy.copy(default)
-    seq_len = values["seq_len"]
+    seq_len = values["seq_len"]  # set above: all roles require it
     if isinstance(seq_len, int):
         for name, derived in (("max_model_len", seq_len), ("micro_batch_tokens", micro_batch_tokens(seq_len))):
             if name in model.model_fields and values.get(name) is None:
@@ -126,7 +132,7 @@ def claim_identity(config: RoleT) -> RoleT:
             mine = (config.name, str(uuid.uuid4()))
             create_json(paths.identity, {"name": mine[0], "uid": mine[1]})
             identity = mine
-        except FileExistsError:  # another role was first
+        except FileExistsError:  # another role has created the file since the read
             identity = read_identity(paths)
     assert identity is not None
     if identity[0] != config.name:
@@ -135,6 +141,10 @@ def claim_identity(config: RoleT) -> RoleT:
 
 
 def _identify_run(layer: Layer) -> None:
+    """Fill in name, UID and output folder of a role's file from the values that are set and from the folder's recorded run.
+
+    A value that contradicts the recorded run becomes a problem.
+    """
     values = layer.values
     given = {key: values[key] for key in ("name", "uid", "output_dir") if isinstance(values.get(key), str)}
     if any(key in values and key not in given for key in ("name", "uid", "output_dir")):
@@ -163,12 +173,14 @@ def _name_of(folder: Path) -> str:
 
 
 def _request_claim(model: type[RoleConfig], layer: Layer) -> None:
+    """Report missing inputs of the run (model, and environments or data) as one problem with an example."""
     values = layer.values
     source = {"RL": "environments", "SFT": "data"}.get(str(values.get("task", "RL")))
     wanted = [name for name in ("model", source) if name in model.model_fields]
     missing = [name for name in wanted if name is not None and not values.get(name)]
     if not missing:
         return
+    # A placeholder, so that the class does not report the missing model a second time.
     stand_in: dict[str, object] = {"model": {"name": "org/model"}}
     values.update({name: stand_in[name] for name in missing if name in stand_in})
     origin = layer.origin(())

@@ -27,6 +27,7 @@ from rlrun.config.base import Config
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.paths import RunPaths
 
+# A slot is the place of one run in a shared trainer, with its own adapter. `trainer.lora.slots` is their number.
 SlotState = Literal["Waiting", "Joined", "Refused", "Left", "Failed"]
 _JOIN, _STATE = "join.json", "state.json"
 
@@ -74,7 +75,9 @@ def host_paths(folder: Path, host: str) -> RunPaths:
 
 
 def model_folder(folder: Path, host: str | None) -> Path:
-    """Return the folder of a run's tiny model: the trainer that loads it creates it, in the folder of its own run.
+    """Return the folder of a run's tiny model (`model.tiny`, which is created at the start of a run).
+
+    The trainer creates the model in the folder of its own run. A guest has no trainer, so its model is in the host's folder.
 
     Args:
         folder: folder of the run.
@@ -104,7 +107,7 @@ def write_request(host: RunPaths, join: Join) -> None:
 
 
 def take_back(host: RunPaths, guest: str) -> None:
-    """Remove the request, if it exists: the guest leaves."""
+    """Remove the request of a guest that leaves, if it exists."""
     join_file(host, guest).unlink(missing_ok=True)
 
 
@@ -131,7 +134,7 @@ def write_answer(host: RunPaths, state: SharedState) -> None:
 
 
 def last_state(host: RunPaths, guest: str) -> SharedState | None:
-    """Return the newest answer to any request of the guest, or None."""
+    """Return the newest answer to any request of the guest, or None if it is missing or cannot be read."""
     try:
         state = SharedState.model_validate_json(state_file(host, guest).read_bytes())
     except (OSError, ValidationError):
@@ -140,6 +143,6 @@ def last_state(host: RunPaths, guest: str) -> SharedState | None:
 
 
 def read_state(host: RunPaths, guest: str, attempt: int) -> SharedState | None:
-    """Return the answer to the request of this attempt, or None while there is none."""
+    """Return the answer to the request of this attempt, or None until the trainer has written it. Answers to older attempts are ignored."""
     state = last_state(host, guest)
     return state if state is not None and state.attempt == attempt else None

@@ -25,11 +25,18 @@ from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 from rlrun.trainer.ranks.group import Group
 
 COMPLETION_SECONDS = 600.0
-"""Longest wait for the manifest of the last checkpoint at the end of the run."""
+"""Longest wait for the manifest of the last checkpoint (the file that makes it complete) at the end of the run, in seconds."""
 
 
 class Checkpoints:
     """Checkpoints of one attempt. The constructor loads the base checkpoint.
+
+    A checkpoint has these states:
+    - saving: the ranks write their shards (`Saver`).
+    - saved: the shards are durable on all ranks. The orchestrator then writes its own part.
+    - complete: both parts are durable, and rank 0 has written the manifest (`Completer`). Only then can an attempt start from it.
+    - refused: the volume rejected a write, such as when it is full. The checkpoint does not exist; a later step is saved as a retry.
+    - failed: another error. No further checkpoint can be saved, and the methods raise the error.
 
     Args:
         config: configuration of the run.
@@ -38,7 +45,7 @@ class Checkpoints:
         paths: paths of the run.
         group: all ranks.
         channel: channel to the run's orchestrator, on rank 0.
-        volume: receiver of the volume's refusals.
+        volume: object to which writes that the volume refused are reported.
         say: logger of rank 0.
 
     Raises:
@@ -59,7 +66,7 @@ class Checkpoints:
     ) -> None:
         self._config, self._attempt, self._paths, self._channel = config, attempt, paths, channel
         self.step = attempt.base_step
-        """Step of the last started checkpoint."""
+        """Step of the last checkpoint whose save this attempt has started; the base step before the first one."""
         self.base = self._load(parts, leads=group.leads)
         """Progress of training at the start of this attempt."""
         self._volume, self._retry = volume, Retry(volume)
@@ -67,6 +74,7 @@ class Checkpoints:
         self._completer = self._start_completer(volume, say) if group.leads else None
 
     def _load(self, parts: Mapping[str, Part], *, leads: bool) -> Progress:
+        """Load the checkpoint of an earlier attempt of this run, or the checkpoint of another run from which this run starts."""
         attempt, say = self._attempt, logger.warning if leads else None
         if attempt.base_attempt is not None:
             base = self._paths.checkpoint(attempt.base_step, attempt.base_attempt)
@@ -86,7 +94,7 @@ class Checkpoints:
             say(f"step {step}: the checkpoint is complete")
             if channel is not None:
                 channel.emit("checkpoint_complete", step, path=path)
-                channel.news.set()
+                channel.news.set()  # wakes the training loop, which may wait for this checkpoint
 
         completer = Completer(
             self._paths,
@@ -97,7 +105,7 @@ class Checkpoints:
             volume=volume,
         )
         if channel is not None:
-            channel.agreed = completer.agreed
+            channel.agreed = completer.agreed  # the channel calls this when the orchestrator's part is durable
         return completer
 
     # ---- saving, on all ranks
@@ -112,7 +120,7 @@ class Checkpoints:
         self.step = progress.step
 
     def report_when_durable(self) -> None:
-        """Report the last save as soon as it is durable on all ranks; its completion follows."""
+        """Let the saver's thread report the last save when it is durable on all ranks, and start its completion on rank 0."""
         self._saver.then(self._written)
 
     def _written(self, written: Written) -> None:
@@ -131,8 +139,10 @@ class Checkpoints:
     def settle(self) -> bool:
         """Wait for the running write; return whether the volume accepted the last save.
 
+        A save that the volume refused (False) can be retried.
+
         Raises:
-            RoleError: the save failed.
+            RoleError: the save failed for another reason.
         """
         self._saver.wait()
         self._saver.check()
@@ -140,6 +150,8 @@ class Checkpoints:
 
     def complete(self, step: int) -> bool:
         """Wait until the checkpoint of `step` is complete or cannot become complete; return on rank 0 whether it is complete.
+
+        The base checkpoint is always complete. The result of other ranks has no meaning: only rank 0 completes checkpoints.
 
         Raises:
             RoleError: the save failed.
@@ -155,7 +167,7 @@ class Checkpoints:
         if self._completer is not None:
             self._completer.close(COMPLETION_SECONDS if wait else 0.0)
 
-    # ---- rank 0 reads the state
+    # ---- state, read on rank 0; methods that other ranks call, too, say so
 
     def failure(self) -> RoleError | None:
         """Return the error that prevents further checkpoints, or None."""
@@ -166,9 +178,10 @@ class Checkpoints:
         return self._completer.failure if self._completer is not None else None
 
     def unsaved(self) -> Refused | None:
-        """Return the last checkpoint if the volume refused it, else None."""
+        """Return the last checkpoint if the volume refused its shards or its completion, else None. Only rank 0 calls it."""
         assert self._completer is not None
         refused = self._completer.refused
+        # During a retry of the same step, the refusal of the earlier try does not count.
         if refused is not None and refused.step == self.step and self._saver.idle:
             return refused
         return self._saver.refused
@@ -189,10 +202,11 @@ class Checkpoints:
         return (step > self.step or self.unsaved() is not None) and self._can_complete()
 
     def pending(self) -> bool:
-        """Return whether a write is running, or the manifest of the last save may still be written."""
+        """Return whether a write is running, or the manifest of the last save may still be written. Only rank 0 calls it."""
         assert self._completer is not None
         if not self._saver.idle:
             return True
+        # A step above the base step was saved by this attempt, and it is not the newest complete one.
         incomplete = self._attempt.base_step < self.step != self._completer.completed
         return incomplete and self._can_complete() and self.unsaved() is None
 
@@ -209,4 +223,5 @@ class Checkpoints:
         return self._completer.failure
 
     def _can_complete(self) -> bool:
+        """Return whether an orchestrator is connected that can add its part; always true in a replay, which has no orchestrator."""
         return self._channel is None or self._channel.has_client()
