@@ -98,7 +98,7 @@ def test_fork_and_origin_link_to_each_other(page: Page, shown: Served) -> None:
     expect(forks.locator("ins")).to_have_text("2e-05")
     forks.get_by_role("link", name="demo").press("Enter")
     expect(page.locator("h1")).to_contain_text("demo")
-    expect(forks).to_contain_text("other was forked from this run at step 30, with another trainer.optimizer.lr.")
+    expect(forks).to_contain_text("other was forked from this run at step 30, with changes of trainer.optimizer.lr.")
     forks.get_by_role("link", name="other").press("Enter")
     expect(page.locator("h1")).to_contain_text("other")
 
@@ -179,7 +179,7 @@ def test_comparison_page_shows_two_runs(page: Page, shown: Served) -> None:
     page.get_by_role("link", name="Compare 2 runs").click()
     expect(page.get_by_role("img", name=re.compile("Reward over steps, in reward. demo: .*; other: "))).to_be_visible()
     expect(page.locator("section:has(#differences) table")).to_contain_text("lr")
-    expect(page.locator("section:has(#means)")).to_contain_text("Of the 80 steps")
+    expect(page.locator("section:has(#means)")).to_contain_text("Based on the 80 steps")
 
 
 def test_run_page_updates_without_reload(page: Page, run: Folder) -> None:
@@ -312,7 +312,7 @@ def test_empty_folder_and_missing_run_are_reported(page: Page, tmp_path: Path) -
         expect(page.get_by_text("No step has a trace yet")).to_be_visible()
         page.goto(server.at("/run/gone.12345678"))
         expect(page.get_by_role("alert")).to_have_text(
-            "there is no run gone.12345678; it may have been removed or renamed"
+            "the run gone.12345678 does not exist; it may have been removed or renamed"
         )
         page.goto(server.at("/compare?run=one"))
         expect(page.get_by_text("Choose at least two runs")).to_be_visible()

@@ -110,7 +110,7 @@ def test_missing_files_of_team_run_are_reported(page: Page, team: Team) -> None:
 
 def test_run_of_another_team_is_not_found(page: Page, team: Team) -> None:
     log_in(page, team, BOB, "/run/team-a.demo")
-    expect(page.get_by_role("alert")).to_contain_text("there is no run team-a.demo")
+    expect(page.get_by_role("alert")).to_contain_text("the run team-a.demo does not exist")
 
 
 def test_team_page_updates_without_reload(page: Page, team: Team) -> None:

@@ -122,7 +122,7 @@ def test_summary_names_partial_evaluations(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     console = Console(file=io.StringIO(), width=110)
     print_summary(console, tmp_path, elapsed_seconds=61, command="rlrun local run.yaml")
-    notes = [line for line in console.file.getvalue().splitlines() if "partial" in line]  # type: ignore[attr-defined]
+    notes = [line for line in console.file.getvalue().splitlines() if "(partial" in line]  # type: ignore[attr-defined]
     assert notes == [
         "held-out reward of a, version 3: (partial: 4 of 6 answers in time, 1 failed, 0.500 with the rest as 0)"
     ]

@@ -160,7 +160,7 @@ def test_compile_is_refused_for_sharded_layers() -> None:
         match=r"compile \(true\) does not work with .*\.tp \(2\), because .*; set compile: false or tp: 1",
     ):
         model_module.check_compiler(ParallelDims(tp=2))
-    with pytest.raises(RoleError, match=r"compile \(true\) joins both gradients .*; set compile: false"):
+    with pytest.raises(RoleError, match=r"compile \(true\) compiles both gradients .*; set compile: false"):
         model_module.check_compiler(ParallelDims(pp=2, schedule="ZBVZeroBubble", local_stages=2))
 
 
