@@ -1,7 +1,7 @@
 """External queues that admit runs: the objects that the operator writes for them, and their meaning for a run. Pure.
 
-`kueue` decides from a run and its Workload on the next write and on the answer to the run's decisions, `workload` builds Kueue's objects
-and changes their status, `assigned` reads the fields that an admission adds to pods, `words` explains why a run waits.
+`kueue` decides from a run and its Workload on the next write and on the answer to the run's decisions, `kueue_workload` builds Kueue's
+objects, changes their status and explains why a run waits. `volcano` decides for Volcano, and `queue_answers` has the types of both.
 """
 
 from rlrun_operator.providers.kueue import next_step

@@ -44,7 +44,7 @@ class Subject:
     queue: str
     """LocalQueue of Kueue, or Queue of Volcano."""
     pod_sets: tuple[Json, ...]
-    """Needs of the next attempt, by role (`workload.pod_sets`, `volcano_queue.members_of`); empty: the specification is invalid."""
+    """Needs of the next attempt, by role (`kueue_workload.pod_sets`, `volcano_queue.members_of`); empty: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
     """Whether its admission is recorded, it is being suspended, or any of its pods (also terminating ones) or pod controllers exist."""

@@ -1,7 +1,8 @@
 """Manifests of a run's children: pure functions of the run, the attempt and the operator's settings.
 
-`context` contains the inputs. `objects` and `network` render the objects that a run needs once, `workloads` those of each attempt, from
-`pods`, `containers` and `probes`. `merge` is the strategic merge of `podTemplate`, and `placement` selects the nodes of pods.
+`render_context` contains the inputs. `run_objects` and `network` render the objects that a run needs once, `workloads` those of each
+attempt, from `role_containers`, `environments` and `container_parts`. `strategic_merge` merges `podTemplate`, and `pod_placement` selects
+the nodes of pods.
 """
 
 from rlrun_operator.render.network import orchestrator_policy

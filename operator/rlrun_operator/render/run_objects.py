@@ -80,7 +80,7 @@ def _render_claim(ctx: RunContext) -> list[Manifest]:
     }
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    # Until it is bound, the run owns the claim (`decide.objects.claims`). Its labels are already those of a claim that stays.
+    # Until it is bound, the run owns the claim (`decide.claims`). Its labels are already those of a claim that stays.
     meta = child_metadata(ctx, ctx.names.claim)
     if ctx.spec.storage.when_deleted == "Retain":
         meta["labels"] = child_metadata(ctx, ctx.names.claim, owned=False)["labels"]

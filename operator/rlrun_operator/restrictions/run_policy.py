@@ -46,7 +46,7 @@ class RunPolicy(Config):
     """Limits on runs. A list contains names, and prefixes of names that end in `*`; a single `*` allows everything."""
 
     pod_template: Literal["Restricted", "Any"] = "Restricted"
-    """Restricted: only the fields of `allowed.POD_TEMPLATE`. Any: everything that the namespace's Pod Security accepts."""
+    """Restricted: only the fields of `allowed_fields.POD_TEMPLATE`. Any: everything that the namespace's Pod Security accepts."""
     service_accounts: Patterns = ()
     """Accounts that a `podTemplate` may name."""
     claims: Patterns = ("*",)

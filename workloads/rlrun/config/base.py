@@ -104,7 +104,7 @@ Fields = dict[str, Any]
 
 
 class Config(BaseModel):
-    """Immutable base of every block. The docstring below a field is its description (`meaning`), also in `kubectl explain`."""
+    """Immutable base of every block. The docstring below a field is its description (`loading.schema`), also in `kubectl explain`."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,

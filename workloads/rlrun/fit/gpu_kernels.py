@@ -1,4 +1,4 @@
-"""Attention kernel that the trainer would choose on a GPU product, by the trainer's own rule (`kernel_choice`)."""
+"""Attention kernel that the trainer would choose on a GPU product, by the trainer's own rule (`attention_kernels`)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def serve_engine(settings: InferenceSettings) -> int:
 
     Exit codes: 0 after a signal, 69 if the address is in use, 65 for an invalid model folder, 78 for an invalid setting (these three with
     one message, and before the engine starts if possible), 143 if stopped during the start, 1 if the engine died or lost its weights. The
-    process becomes the leader of its own process group (see `lifeline`).
+    process becomes the leader of its own process group (see `engine_processes`).
     """
     try:
         expected = check_model(settings)
@@ -65,7 +65,7 @@ def serve_engine(settings: InferenceSettings) -> int:
 
 
 def _stop_the_start(*_: object) -> None:
-    """Signal handler before the HTTP server is up: exit at once; the children follow (see `lifeline`).
+    """Signal handler before the HTTP server is up: exit at once; the children follow (see `engine_processes`).
 
     Raising an exception does not work because vLLM's start swallows it. The default action of the signal does not work because it never
     reaches the first process of a container.

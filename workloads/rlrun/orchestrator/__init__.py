@@ -2,6 +2,5 @@
 process.
 
 `attempt` opens and closes the resources that all tasks of the role share. `rl_pipeline` draws the data flow of RL and
-its owners. Pure modules: `staleness`, `tasks`, `batches.assemble`, `journal.ledger`, `rollouts.error_budget`,
-`progress.step_metrics`.
+its owners. Pure modules: `staleness`, `tasks`, `journal.ledger`, `progress.step_metrics`.
 """

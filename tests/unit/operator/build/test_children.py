@@ -58,7 +58,7 @@ def test_child_names_are_unique_and_fit_into_labels() -> None:
 
 @pytest.mark.parametrize(("when_deleted", "tracked"), [("Retain", False), ("Delete", True)])
 def test_new_claim_is_owned_and_labeled_by_deletion_policy(when_deleted: str, tracked: bool) -> None:
-    """`decide.objects.claims` removes the owner of a retained claim once it has a volume."""
+    """`decide.claims` removes the owner of a retained claim once it has a volume."""
     ctx = context({"storage": {"claimTemplate": {"size": "5Gi"}, "whenDeleted": when_deleted}})
     metadata = find_child(ctx, "PersistentVolumeClaim")["metadata"]
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == [ctx.uid]

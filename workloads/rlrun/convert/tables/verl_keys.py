@@ -1,4 +1,4 @@
-"""Table of verl's keys: actor, rollout, reference, trainer. `verl_data` contains data, critic and rewards."""
+"""Table of verl's keys: actor, rollout, reference, trainer. `verl_data_keys` contains data, critic and rewards."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Two parts of verifiers that use servers and programs are replaced by code in thi
 
 - Its interception server connects an agent program to a model endpoint. Here the agent is a loop in this process
   (`verifiers_harness.ChatHarness`) that calls our `ModelClient`, and `_DirectInterception` only passes on the session.
-- Its tool servers are MCP processes. Here their `@vf.tool` methods are called on the object (`verifiers_tools`).
+- Its tool servers are MCP processes. Here their `@vf.tool` methods are called on the object (`verifiers_harness`).
 
 All other parts are those of verifiers: the taskset, `Env.run` with its `interaction`s, limits, `@stop` and `@intercept` hooks, setup,
 finalize and rewards. verifiers scores while the rollout's working folder still exists, so `run` stores the result in `Episode.info` and

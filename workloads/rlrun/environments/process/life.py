@@ -72,7 +72,7 @@ class Command:
         python: interpreter. None: the interpreter of this process.
         kind: kind of code. A loss or an advantage is only imported and checked, never called. A check is called with `args` and raises
             an error for invalid values.
-        variables: additional environment variables of the process, see `variables`.
+        variables: additional environment variables of the process, see `process_output`.
         is_alone: whether no other process of the container has a secret, so that the process may write all files of the container.
         given: variables from the orchestrator's container that replace those of this process. None: this is the orchestrator's container.
         withheld: names of variables that the orchestrator has and did not pass on.

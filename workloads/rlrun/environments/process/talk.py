@@ -73,7 +73,7 @@ class Ready:
     notices: tuple[str, ...] = field(default=(), compare=False)
     """Sentences about the data, for users."""
     digest: str = field(default="", compare=False)
-    """Digest of the training tasks, see `distinct.check_distinct`; "" if the environment's release of RLRun does not report it."""
+    """Digest of the training tasks, see `splits.check_distinct`; "" if the environment's release of RLRun does not report it."""
 
 
 class Talk(ABC):

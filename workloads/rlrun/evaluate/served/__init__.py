@@ -1,5 +1,5 @@
 """Evaluation and synthesis with external servers: any OpenAI-compatible API, hosted or local.
 
-`client` configures the servers, `servers` sends requests and retries, `model` is the client of one episode, `job` plans
-a command, and `play` collects the missing answers.
+`servers` configures the servers, sends requests and retries them; `served_play` plans a command, is the client of each
+episode, and collects the missing answers.
 """

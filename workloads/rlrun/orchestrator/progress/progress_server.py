@@ -75,7 +75,7 @@ class Progress:
     engines_drained: tuple[str, ...] | None = None
     """Addresses of drained, unused engines; None if the task drains no engines."""
     start_seconds: dict[str, float] | None = None
-    """Seconds of the attempt's start by phase, after its first trained step (`messages.start_times`)."""
+    """Seconds of the attempt's start by phase, after its first trained step (`messages.lease_annotations`)."""
     tokens: int | None = None
     """Tokens trained by the run, without the steps lost by restarts; None if nothing is trained."""
     samples: int | None = None

@@ -42,7 +42,7 @@ class Join(Config):
     folder: Annotated[str, Field(min_length=1)]
     """Folder of the guest, as a path of the trainer."""
     key_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """Digest of the guest's key (`api_key.key_digest`)."""
+    """Digest of the guest's key (`endpoints.key_digest`)."""
 
 
 class SharedState(Config):
@@ -60,7 +60,7 @@ class SharedState(Config):
     step: Annotated[int, Field(ge=0)] | None = None
     """Last trained step."""
     proof: str = ""
-    """Proof of Joined: `api_key.guest_proof`."""
+    """Proof of Joined: `endpoints.guest_proof`."""
     reason: str = ""
     """Message about the state."""
     exit_code: Annotated[int, Field(ge=0)] = 0

@@ -127,13 +127,13 @@ class Memory:
     activations: ActivationCheckpointing = "none"
     """Activation mode; auto needs `run`."""
     compile: bool | None = False
-    """Compilation of layers; None selects automatically (`activation_choice.compiled_layers`)."""
+    """Compilation of layers; None selects automatically (`activation_checkpointing.compiled_layers`)."""
     cpu_offload: bool = False
     """Keep master parameters, gradients and optimizer states in host memory."""
     accumulation: GradientAccumulation = "reduce"
     """Accumulation of gradients over micro-batches (`gradient_accumulation`)."""
     run: TrainerConfig | None = None
-    """Configuration of the run, for automatic choices by memory (`activation_choice`)."""
+    """Configuration of the run, for automatic choices by memory (`activation_checkpointing`)."""
 
     @classmethod
     def from_config(cls, config: TrainerSpec) -> Memory:

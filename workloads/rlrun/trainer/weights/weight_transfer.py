@@ -1,7 +1,7 @@
 """Transfer of versions to engines without the volume: roots keep parts of the newest versions in host memory and send them on request.
 
 The ranks gather a version bucket by bucket at its publication. Sending uses only threads of the roots during the next step. Rank 0
-answers the engines, selects engines that receive a version together (`rounds`), and sends orders to the other roots over a store.
+answers the engines, selects engines that receive a version together (`senders`), and sends orders to the other roots over a store.
 `rlrun.protocol.messages.trainer_channel` defines the messages.
 """
 
@@ -66,7 +66,7 @@ class Outbox:
         host: address on which the trainer serves.
         roots: number of roots; the others are `Follower`s.
         bucket_bytes: bucket size of the layout.
-        window: see `rounds.Rounds`.
+        window: see `senders.Rounds`.
         differs: send the difference to engines with the previous version if it is smaller.
     """
 

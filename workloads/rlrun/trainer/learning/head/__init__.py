@@ -1,1 +1,1 @@
-"""Fused LM head: kernels for a chunk of logits (`eager`, `triton_kernels`), and the loop over chunks (`fused`)."""
+"""Fused LM head: kernels for a chunk of logits (`triton_kernels`, and in plain torch), and the loop over chunks (`fused`)."""
