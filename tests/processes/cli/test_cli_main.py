@@ -89,6 +89,8 @@ def test_render_prints_configuration_of_each_role(manifest: Any, capsys: pytest.
     document = json.loads(capsys.readouterr().out)
     for role in ("trainer", "inference", "orchestrator"):
         assert (document[role]["output_dir"], document[role]["max_steps"]) == ("/data/quick", 10)
+    algorithm = document["trainer"]["algorithm"]
+    assert (algorithm["preset"], algorithm["loss"]["name"], algorithm["aggregation"]) == ("aipo", "aipo", "token_mean")
     assert main(["render", manifest("10", "x")]) == 78
 
 

@@ -2,7 +2,7 @@
 
 - `--defaults` and `--namespace` combine a manifest with an administrator's defaults.
 - `validate FILE...` reports every problem of every manifest, without a cluster or a GPU.
-- `render FILE` prints the resolved configuration of all roles, in the format of `run.json`.
+- `render FILE` prints the resolved configuration of all roles, in the format of `run.json`, with the parts of the preset.
 - `fit FILE` compares the memory that a run needs on each GPU with the GPU's memory, and suggests changes that fit.
 """
 
@@ -201,7 +201,7 @@ def render_parser() -> Parser:
     """Return the parser of `rlrun render`."""
     p = Parser(
         prog="rlrun render",
-        description="Print run.json: the configuration of each role. Fields of spec are also options.",
+        description="Print run.json: the configuration of each role, with the parts of the preset. Fields of spec are also options.",
     )
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
     add_options(p)
@@ -223,7 +223,7 @@ def run_render(argv: Sequence[str]) -> int:
     name = manifest.metadata.name
     folder = options.output_dir or str(Path("runs") / name)
     config = resolve_spec(manifest.spec, name=name, uid=manifest.metadata.uid or _UID, output_dir=folder)
-    print(config.model_dump_json(indent=2))
+    print(config.with_presets_applied().model_dump_json(indent=2))
     return exit_codes.OK
 
 

@@ -79,6 +79,19 @@ class EnvironmentAlgorithm(Config):
         found.check_parts()
         return found
 
+    def with_preset_applied(self, run: AlgorithmConfig) -> EnvironmentAlgorithm:
+        """Return the same objective with each part in its own field, or an empty value if this environment has the run's objective.
+
+        Args:
+            run: the run's algorithm, before its preset is applied.
+        """
+        if self == EnvironmentAlgorithm():
+            return self
+        complete = self.over(run).with_preset_applied()
+        fields = {name: getattr(complete, name) for name in type(self).model_fields}
+        # Only the run can have the advantage gae.
+        return EnvironmentAlgorithm(**fields | {"advantage": self.advantage and complete.advantage})
+
     def trainer_part(self, run: AlgorithmConfig) -> EnvironmentAlgorithm | None:
         """Return the parts without those that only the orchestrator reads, or None if no part is left.
 

@@ -19,6 +19,7 @@ from rlrun.config.algorithm.names import (
     complete_correction,
     complete_options,
     correction_problem,
+    default_aggregation,
     default_proximal,
     find_entry,
     find_preset,
@@ -365,6 +366,21 @@ class AlgorithmConfig(Config):
     def effective_filters(self) -> FilterConfig:
         """Filters: `filters` if they are set, otherwise the preset's."""
         return self.filters or FilterConfig.model_validate(dict(find_preset(self.preset).filters))
+
+    def with_preset_applied(self) -> Self:
+        """Return the same objective with each part that comes from the preset, or from the loss, in its own field."""
+        loss = self.effective_loss
+        return self.model_copy(
+            update={
+                "loss": loss,
+                "advantage": self.effective_advantage,
+                "aggregation": self.effective_aggregation or default_aggregation(loss.name, loss.options),
+                "proximal": self.effective_proximal,
+                # Without action `none`, the preset's correction would apply to an environment with another loss.
+                "correction": self.effective_correction or CorrectionConfig(action="none"),
+                "filters": self.effective_filters,
+            }
+        )
 
 
 class OptimizerConfig(Config):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Literal, Self
 
 from rlrun.config.base import Config
 from rlrun.config.models.checkpoint import MirrorConfig
@@ -53,6 +53,28 @@ class RunConfig(Config):
         """Return the fingerprint of every value that determines the result of the run."""
         return config_fingerprint(
             *(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None)
+        )
+
+    def with_presets_applied(self) -> Self:
+        """Return the same run, with the parts of each objective in their own fields instead of below the name of a preset.
+
+        For readers only. A run's own files keep the name of the preset, because the fingerprint of its attempts covers these fields.
+        """
+        run = self.trainer.algorithm
+        parts = {
+            name: part.with_preset_applied(run).trainer_part(run)
+            for name, part in self.trainer.environment_algorithms.items()
+        }
+        environments = [
+            environment.model_copy(update={"algorithm": environment.algorithm.with_preset_applied(run)})
+            for environment in self.orchestrator.environments
+        ]
+        applied = {"algorithm": run.with_preset_applied()}
+        return self.model_copy(
+            update={
+                "trainer": self.trainer.model_copy(update=applied | {"environment_algorithms": parts}),
+                "orchestrator": self.orchestrator.model_copy(update=applied | {"environments": environments}),
+            }
         )
 
 
