@@ -27,7 +27,7 @@ NOT_BEGUN = (
     f"{NO_STATEFULSET}/no-trainer: status.phase is Pending, was Starting",
     f"{NO_STATEFULSET}/no-trainer: was Pending for a moment, from Starting",
 )
-"""A correction: a refused attempt that was not yet recorded had the phase Starting until decision 51."""
+"""A correction: a refused attempt that was not yet recorded had the phase Starting until decision 6."""
 WITHOUT_PODS = (
     f"{RUNS}/suspended: Scheduled is ('False', 'Suspended'), was ('True', 'AllScheduled')",
     f"{RUNS}/suspending: Scheduled is ('False', 'Suspending'), was ('True', 'AllScheduled')",

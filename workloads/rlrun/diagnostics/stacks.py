@@ -47,7 +47,7 @@ def answer_requests() -> None:
 
     Only the main thread is written, and `request_stacks` sends the signal to it. Frames of other threads change while they are read
     without the interpreter's lock, which ends the process with a segmentation fault
-    (https://github.com/python/cpython/issues/116008); see decision 16.
+    (https://github.com/python/cpython/issues/116008); see decision 5.
     """
     path, file = os.environ.get(FILE_VARIABLE), 2
     if path:

@@ -41,7 +41,7 @@ DEFAULTS: dict[str, object] = {
     "weight_sync": {},
 }
 """Fields that a hand-written file may omit, as in a manifest. They are not defaults of the configuration classes, because a file that was
-rendered from a manifest contains all of them and its format has a hash (docs/decisions/0052)."""
+rendered from a manifest contains all of them and its format has a hash (docs/decisions/0006)."""
 _EXAMPLES = {
     "model": 'model = {name = "Qwen/Qwen3-0.6B"}',
     "environments": 'environments = [{id = "reverse-text", group_size = 8}]',
