@@ -1,4 +1,4 @@
-"""Decision records: one header form, a consistent index, and resolvable references in the whole repository."""
+"""Decision records: few, one form of header and sections, a consistent index, and resolvable references."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ FOLDERS = (
 )
 SUFFIXES = {".md", ".py", ".pyi", ".yaml", ".yml", ".toml", ".txt", ".tpl", ".sh", ".ts", ".tsx", ".json"}
 GENERATED = {"node_modules", "build", "__pycache__"}
+RECORDS_MAX = 50
+SECTIONS = ("Context", "Decision", "Consequences", "Rejected alternatives", "Measurements")
+"""Titles of a record's sections, in this order. The first two are required."""
 MADE_UP = "0002-x.md"
 """A name that the tests of the documentation site use."""
 
@@ -40,6 +43,17 @@ def test_decision_has_the_header_form(record: Path) -> None:
     assert header["first"] <= header["last"]
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name[:4])
+def test_decision_has_the_sections_in_order(record: Path) -> None:
+    titles = re.findall(r"^## (.+)$", record.read_text(), re.MULTILINE)
+    assert titles == [title for title in SECTIONS if title in titles]
+    assert titles[:2] == list(SECTIONS[:2])
+
+
+def test_number_of_decision_records_is_limited() -> None:
+    assert len(RECORDS) <= RECORDS_MAX, "add the decision to the record of its topic, or merge two records"
+
+
 def test_decision_index_matches_all_records() -> None:
     rows = ROW.findall(_index())
     listed = {name: (int(number), title, status, first, last) for number, title, name, status, first, last in rows}
@@ -49,6 +63,19 @@ def test_decision_index_matches_all_records() -> None:
         header = _read_header(record)
         expected = (int(header["number"]), *(header[name] for name in ("title", "status", "first", "last")))
         assert listed[record.name] == expected
+
+
+def test_index_lists_each_superseded_number_once_with_its_record() -> None:
+    listed = {int(number): re.findall(r"\[(\d+)\]\((\S+\.md)\)", links) for number, links in FORMER.findall(_index())}
+    assert len(listed) == len(FORMER.findall(_index()))
+    assert {number: links[0][1] for number, links in listed.items()} == {
+        int(number): record.name
+        for record in RECORDS
+        for number in re.findall(r"\d+", _read_header(record)["supersedes"])
+    }
+    files = {(str(int(record.name[:4])), record.name) for record in RECORDS}
+    assert {link for links in listed.values() for link in links} <= files
+    assert not listed.keys() & {int(number) for number, _ in files}
 
 
 def test_each_cited_number_resolves_by_the_index() -> None:
