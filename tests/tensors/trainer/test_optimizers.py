@@ -213,3 +213,20 @@ def test_equal_shapes_are_orthogonalized_together(monkeypatch: pytest.MonkeyPatc
         for found, exact in zip(orthogonalized_all(matrices), expected, strict=True):
             torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-5)
         assert calls == batches
+
+
+def test_muon_differs_from_torch_only_by_its_bfloat16_iteration() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(48, 96, generator=generator), torch.randn(3, 48, 96, generator=generator)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    other = nn.Parameter(torch.zeros(1))
+    options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
+    mine = Muon([ours], [other], momentum=0.95, adamw=options)
+    torchs = torch.optim.Muon([theirs], momentum=0.95, adjust_lr_fn="match_rms_adamw", **options)
+    for gradient in gradients:
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        mine.step()
+        torchs.step()
+    change = (ours - start).norm()
+    assert change > 0.1
+    assert (ours - theirs).norm() / change < 0.02
