@@ -98,6 +98,43 @@ def test_backends_of_two_keys_are_an_allocation() -> None:
     assert run.trainer.parallelism.pp == 2
 
 
+def result_of_backends(backends: dict[str, Any]) -> Converted:
+    found = {key: value for key, value in BASE.items() if key != "allocation_mode"} | backends
+    return convert_settings([Setting(key, value, "test") for key, value in found.items()], Context("run"), ["test"])
+
+
+@pytest.mark.parametrize(
+    ("backends", "refused", "problem"),
+    [
+        ({"rollout.backend": "vllm:x4", "actor.backend": "fsdp:d8"}, ["rollout.backend"], "x4 in 'vllm:x4'"),
+        ({"rollout.backend": "vllm:d4", "actor.backend": "fsdp:x8"}, ["actor.backend"], "x8 in 'fsdp:x8'"),
+        ({"rollout.backend": "trt:d4"}, ["rollout.backend"], "not a known backend"),
+        ({"rollout.backend": "vllm:d0", "actor.backend": "fsdp"}, ["rollout.backend"], "at least 1"),
+        (
+            {"rollout.backend": "fsdp:d4", "actor.backend": "fsdp:d8"},
+            ["rollout.backend", "actor.backend"],
+            "0 parts for engines and 2 for trainers",
+        ),
+    ],
+)
+def test_wrong_backend_is_refused_under_its_own_key(backends: dict[str, str], refused: list[str], problem: str) -> None:
+    found = result_of_backends(backends).refused
+    assert [fate.setting.key for fate in found] == refused
+    assert all(problem in fate.note for fate in found)
+
+
+def test_unusable_trainer_size_names_the_trainer_backend() -> None:
+    found = result_of_backends({"rollout.backend": "vllm:d2", "actor.backend": "fsdp:d9"})
+    assert any(line.startswith("actor.backend: 9 GPUs of the trainer") for line in found.missing), found.missing
+
+
+def test_invalid_value_names_the_key_in_the_spelling_of_the_file() -> None:
+    found = result({"actor.behave_imp_weight_cap": "five", "actor.use_decoupled_loss": True})
+    assert [line for line in found.missing if "expected a number" in line] == [
+        "actor.behave_imp_weight_cap: got 'five', expected a number"
+    ]
+
+
 def test_decoupled_loss_is_converted() -> None:
     algorithm = spec(
         {

@@ -133,6 +133,11 @@ class Draft:
         """Return the value of a key, or the other trainer's default, or None."""
         return self.settings[key].value if self.has(key) else self.defaults.get(key)
 
+    def written_key(self, key: str) -> str:
+        """Return a key in the spelling of the file; for an unset key, the canonical one."""
+        setting = self.settings.get(key)
+        return key if setting is None else setting.key
+
     def number(self, key: str) -> float | None:
         """Return `get` as a number; a value of another type is reported as missing."""
         found = self._converted("number", key)
@@ -158,7 +163,7 @@ class Draft:
         try:
             return CONVERSIONS[conversion](value)
         except ValueError as error:
-            self.missing.append(f"{key}: {error}")
+            self.missing.append(f"{self.written_key(key)}: {error}")
             return self.defaults.get(key)
 
     def take_rows(self) -> None:
@@ -211,12 +216,12 @@ class Draft:
                     self.refused[key] = reason
                     return
                 self.dropped[key] = reason
-                self.notices.append(f"{key}={value}: {reason}")
+                self.notices.append(f"{self.written_key(key)}={value}: {reason}")
                 return
             ours = row.values.get(value, value) if isinstance(value, str) else value
             ours = CONVERSIONS[row.convert](ours) if row.convert else ours
         except ValueError as error:
-            self.missing.append(f"{key}: {error}")
+            self.missing.append(f"{self.written_key(key)}: {error}")
             return
         if ours is None:
             self.dropped[key] = f"{value} means unset; {row.to} keeps its default"

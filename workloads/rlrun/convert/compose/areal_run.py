@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlrun.convert.draft import Draft
 # Keys of AReaL's configuration. `_NEW`: maximum number of sampled tokens; `_N`: samples per prompt.
 _BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
 _GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
+_ENGINES, _TRAINER = "rollout.backend", "actor.backend"
 _PROMPT = 1024
 """Assumed maximum length of prompts in tokens, if the configuration has no limit."""
 _CONCURRENCY_MAX = 65_536
@@ -101,11 +103,24 @@ def _compose_flow(draft: Draft, n: int) -> None:
         draft.put("orchestrator.maxConcurrency", min(_CONCURRENCY_MAX, groups * n), key, _N, note="groups x answers")
 
 
+class _AllocationError(ValueError):
+    """Invalid allocation.
+
+    Args:
+        keys: keys whose values are invalid, alone or together.
+        reason: message about the value.
+    """
+
+    def __init__(self, keys: Sequence[str], reason: str) -> None:
+        super().__init__(reason)
+        self.keys = tuple(keys)
+
+
 def _compose_gpus(draft: Draft) -> None:
     try:
         allocation, causes = _read_allocation(draft)
-    except ValueError as error:
-        draft.refused[_MODE if draft.has(_MODE) else "actor.backend"] = str(error)
+    except _AllocationError as error:
+        draft.refused.update(dict.fromkeys(error.keys, str(error)))
         return
     engines, trainer = allocation.engines, allocation.trainer
     if trainer is None:
@@ -114,7 +129,8 @@ def _compose_gpus(draft: Draft) -> None:
         )
         return
     node = draft.whole(_GPUS) or 8
-    pods = put_trainer(draft, trainer, node, *causes, _GPUS)
+    # The first cause is the key that a message about the part names.
+    pods = put_trainer(draft, trainer, node, *sorted(causes, key=lambda key: key != _TRAINER), _GPUS)
     if engines is not None:
         _compose_engines(draft, engines, causes, pods if allocation.colocated else None)
 
@@ -127,22 +143,33 @@ def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
     about the missing number of GPUs then recommends `allocation_mode`.
 
     Raises:
-        ValueError: a part is invalid.
+        _AllocationError: a part is invalid, or the parts of two keys do not match.
     """
     if draft.has(_MODE):
-        return parse_allocation(str(draft.get(_MODE))), [_MODE]
-    parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
+        return _parse_keys(str(draft.get(_MODE)), [_MODE]), [_MODE]
+    parts = {key: str(draft.get(key)) for key in (_ENGINES, _TRAINER) if draft.has(key)}
+    for key, part in parts.items():
+        if ":" in part:
+            _parse_keys(part, [key])
     if not all(":" in part for part in parts.values()) or not parts:
         return Allocation(None, None, colocated=False), [_MODE]
-    apart = parse_allocation("+".join(parts.values()))
-    if len(parts) < len(("rollout", "actor")):  # only one of the two backends is set, so nothing can be shared
+    apart = _parse_keys("+".join(parts.values()), list(parts))
+    if len(parts) < len((_ENGINES, _TRAINER)):  # only one of the two backends is set, so nothing can be shared
         return apart, list(parts)
     strategy = ("rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target")
     if [draft.get(key) for key in strategy] == ["colocation", "actor"]:
-        return parse_allocation("|".join(parts.values())), [*parts, *strategy]
+        return _parse_keys("|".join(parts.values()), list(parts)), [*parts, *strategy]
     if _must_share(draft, apart):
-        return parse_allocation("|".join(parts.values())), [*parts, "cluster.n_nodes"]
+        return _parse_keys("|".join(parts.values()), list(parts)), [*parts, "cluster.n_nodes"]
     return apart, list(parts)
+
+
+def _parse_keys(text: str, keys: Sequence[str]) -> Allocation:
+    """Parse an allocation, and raise `_AllocationError` with the keys of its text if it is invalid."""
+    try:
+        return parse_allocation(text)
+    except ValueError as error:
+        raise _AllocationError(keys, str(error)) from None
 
 
 def _must_share(draft: Draft, apart: Allocation) -> bool:
