@@ -110,6 +110,24 @@ def test_put_copies_files_and_folders(volume: Volume, capsys: pytest.CaptureFixt
     assert volume.files()["sets/maths/rows.jsonl"] == "rows"
 
 
+@pytest.mark.parametrize(
+    "pods", [[make_pod()], [make_pod(running=False)]], ids=["a pod that mounts it", "a temporary pod"]
+)
+def test_put_to_claim_shows_path_below_any_mount(
+    pods: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs mount a claim at their own `spec.storage.mountPath`, not where the pod of the copy has it."""
+    mount_claim(tmp_path, monkeypatch, *pods)
+    command = ["put", "rows.jsonl", "claim/a-data", "--to", "sets/maths", "--image", "busybox:1.37"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == (
+        "claim a-data: 1 files, 4 B, in sets/maths; in a run's pods: "
+        "sets/maths/rows.jsonl below spec.storage.mountPath (default: /data)\n"
+    )
+    assert main(command) != 0
+    assert ": sets/maths/rows.jsonl exists; add --force" in capsys.readouterr().err
+
+
 def test_put_replaces_existing_files_only_with_force(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["put", "rows.jsonl", "a"]) == 0
     Path("rows.jsonl").write_text("new")

@@ -139,8 +139,10 @@ def run_put(argv: Sequence[str]) -> int:
         finally:
             progress.end()
     count = sum(not entry.is_folder for entry in entries)
-    place = f"{path or mount.path}/{folder}"
-    print(f"claim {claim}: {count} files, {show_size(progress.done)}, in {folder}; in a run's pods: {place}/{names[0]}")
+    copy = f"{folder}/{names[0]}"
+    # The mount path of `mount` is that of a helper pod or of some other pod, so it is not shown.
+    place = f"{copy} below spec.storage.mountPath (default: /data)" if path is None else f"{path}/{copy}"
+    print(f"claim {claim}: {count} files, {show_size(progress.done)}, in {folder}; in a run's pods: {place}")
     return exit_codes.OK
 
 

@@ -159,7 +159,7 @@ HELPER_MOUNT = "/claim"
 SCRIPT = r"""
 set -eu
 root=$(cd "$1" && pwd -P); folder=$2; token=$3; force=$4; shift 4
-fail() { echo "$1" >&2; exit 1; }
+fail() { echo "${1#"$root"/}" >&2; exit 1; }  # paths of the claim: the mount is that of a pod unknown to the user
 place=$root
 IFS=/
 for part in $folder; do
