@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.cli import logs
 from rlrun.cli.main import main
 from rlrun.inspect import role_logs
 from rlrun.inspect.folder_reader import read_folder
@@ -314,8 +315,25 @@ def test_log_follow_prints_last_line_of_ended_run(tmp_path: Path) -> None:
                 file.write(step)
 
     looks = iter([True, True, True, True, False])
-    found = role_logs.follow_lines([role_logs.LogFile(path, "trainer")], lambda: next(looks), pause)
+    found = role_logs.follow_lines([(role_logs.LogFile(path, "trainer"), 4)], lambda: next(looks), pause)
     assert [line for _, line in found] == ["one", "two", "last"]
+
+
+def test_log_follow_prints_lines_written_during_the_tail(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.write("logs/attempt_0001/orchestrator/orchestrator.log", "one\ntw")
+    log, show = folder.root / "logs/attempt_0001/orchestrator/orchestrator.log", role_logs.show_line
+
+    def show_and_write(*arguments: Any, **options: Any) -> str:
+        if log.read_text() == "one\ntw":
+            log.write_text("one\ntwo\nthree\n")
+        return show(*arguments, **options)
+
+    monkeypatch.setattr(role_logs, "show_line", show_and_write)
+    monkeypatch.setattr(logs, "_alive", lambda _root: False)
+    assert main(["logs", "runs/a", "-f"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["one", "two", "three"]
 
 
 def test_rollouts_are_chosen_and_shown(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,11 +81,14 @@ def _of_folder(root: Path, wanted: role_logs.Wanted, options: argparse.Namespace
         raise NotFoundError(not_there(read_folder(root, time.time()), lacks))
     found = role_logs.list_log_files(root, wanted)
     several, filters = len(found) > 1, {file.path: LogLines(os.environ) for file in found}
+    ends: list[tuple[role_logs.LogFile, int]] = []
     for file in found:
-        for line in role_logs.last_lines(file, wanted.lines):
+        lines, end = role_logs.read_last_lines(file, wanted.lines, whole=options.follow)
+        ends.append((file, end))
+        for line in lines:
             print(role_logs.show_line(file, line, filters, several=several))
     if options.follow:
-        for file, line in role_logs.follow_lines(found, lambda: _alive(root)):
+        for file, line in role_logs.follow_lines(ends, lambda: _alive(root)):
             print(role_logs.show_line(file, line, filters, several=several), flush=True)
     return exit_codes.OK
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.inspect.small_files import tail_text
+from rlrun.inspect.small_files import read_tail
 from rlrun.inspect.source import NotFoundError
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime.redact import LogLines
@@ -128,10 +128,19 @@ def _of_role(root: Path, attempt: int, role: Role, rank: int | None) -> list[Log
     return [LogFile(path, path.stem, rank) for path in paths if path.stem == "trainer"]
 
 
-def last_lines(file: LogFile, count: int) -> list[str]:
-    """Return the last selected lines of a file."""
-    text = tail_text(file.path, max(64 * 1024, count * _LINE_BYTES))
-    return [line for line in text.splitlines() if file.wants(line)][-count:]
+def read_last_lines(file: LogFile, count: int, *, whole: bool = False) -> tuple[list[str], int]:
+    """Return the last selected lines of a file, and the offset in bytes at which `follow_lines` continues.
+
+    Args:
+        file: log file.
+        count: maximum number of lines.
+        whole: whether to leave an incomplete last line for `follow_lines`.
+    """
+    content, offset = read_tail(file.path, max(64 * 1024, count * _LINE_BYTES))
+    if whole:
+        complete = content[: content.rfind(b"\n") + 1]
+        content, offset = complete, offset - len(content) + len(complete)
+    return [line for line in content.decode(errors="replace").splitlines() if file.wants(line)][-count:], offset
 
 
 def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several: bool) -> str:
@@ -148,20 +157,20 @@ def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, sev
 
 
 def follow_lines(
-    found: Sequence[LogFile], alive: Callable[[], bool], pause: Callable[[float], None] = time.sleep
+    found: Sequence[tuple[LogFile, int]], alive: Callable[[], bool], pause: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[LogFile, str]]:
     """Yield new lines until the run has ended and all lines are read.
 
     Args:
-        found: log files. Each is followed from its end at the first step of this generator; lines written between an earlier
-            `last_lines` and this step are not yielded. A truncated file is followed from its new end.
+        found: log files, each with the offset of its first new line in bytes, from `read_last_lines`. A truncated file is followed from
+            its new end.
         alive: function that returns whether the run is active.
         pause: function that waits between two reads.
     """
-    offsets = {file.path: _file_size(file.path) for file in found}
+    files, offsets = [file for file, _ in found], {file.path: offset for file, offset in found}
     while True:
         going = alive()  # before reading, so that lines from before the end are still read below
-        for file in found:
+        for file in files:
             size = _file_size(file.path)
             if size < offsets[file.path]:
                 offsets[file.path] = size

@@ -14,14 +14,25 @@ _TAIL_BYTES = 256 * 1024
 
 def tail_text(path: Path, size: int = _TAIL_BYTES) -> str:
     """Return the end of a file from the start of a line, or an empty text."""
+    return read_tail(path, size)[0].decode(errors="replace")
+
+
+def read_tail(path: Path, size: int) -> tuple[bytes, int]:
+    """Return the end of a file from the start of a line, and the offset after it in bytes.
+
+    Args:
+        path: file; an unreadable one is empty.
+        size: approximate number of bytes.
+    """
     try:
         with path.open("rb") as file:
             length = file.seek(0, os.SEEK_END)
-            file.seek(max(0, length - size))
+            start = file.seek(max(0, length - size))
             content = file.read()
     except OSError:
-        return ""
-    return (content if length <= size else content.partition(b"\n")[2]).decode(errors="replace")
+        return b"", 0
+    # The offset includes bytes that were written after the measurement of the length.
+    return (content if start == 0 else content.partition(b"\n")[2]), start + len(content)
 
 
 def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, object]]:
