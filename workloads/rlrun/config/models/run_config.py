@@ -87,13 +87,15 @@ def config_fingerprint(*roles: RoleConfig) -> str:
 def sharing_refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
     """Return a message with field, value and fix if a run (the guest) cannot use the trainer of another run (the host), otherwise None.
 
-    The operator checks this first, and the trainer again. Both runs train adapters: a host has `lora.slots` above 1, and `TrainerConfig`
-    refuses a guest without `lora`.
+    The operator checks this first, and the trainer again. Call it only with a host that has `lora.slots` above 1.
     """
-    if guest.shared_with != host.name or guest.lora is None or host.lora is None:
+    if guest.shared_with != host.name:
         return (
             f"trainer.sharedWith is {guest.shared_with}, but this is the trainer of {host.name}; set it to {host.name}"
         )
+    # `TrainerConfig` refuses `shared_with` without `lora`.
+    assert guest.lora is not None
+    assert host.lora is not None
     if guest.model != host.model:
         return f"model differs from the model of {host.name}, whose trainer holds only one model; make them equal"
     if guest.lora.rank > host.lora.rank:
