@@ -444,3 +444,22 @@ def test_engines_share_the_trainers_gpus_by_strategy_or_size(changes: dict[str, 
     found = parse_manifest(text.text, "test")[0].spec
     assert found.placement.colocate == colocated
     assert (found.inference.replicas, found.inference.tensor_parallel) == (1 if colocated else 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("actor.enable_mtp_training", 0, "taken"),
+        ("actor.enable_mtp_training", False, "taken"),
+        ("actor.enable_mtp_training", True, "refused"),
+        ("critic.enable_mtp_training", 1, "refused"),
+        ("actor.megatron.virtual_pipeline_parallel_size", 1, "taken"),
+        ("actor.megatron.virtual_pipeline_parallel_size", 2, "dropped"),
+        ("ref.optimizer_dtype", "float32", "taken"),
+        ("ref.optimizer_dtype", "bfloat16", "dropped"),
+        ("actor.init_from_scratch", True, "refused"),
+    ],
+)
+def test_engine_key_has_effect_only_with_other_values(key: str, value: object, kind: str) -> None:
+    fates = {fate.setting.key: fate.kind for fate in result({key: value}).fates}
+    assert fates[key] == kind

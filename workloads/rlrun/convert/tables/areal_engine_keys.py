@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from rlrun.convert.tables.row import Row, dropped_row, dropped_rows, refused_row, value_row
+from dataclasses import replace
+
+from rlrun.convert.tables.row import Row, dropped_row, dropped_rows, read_rows, refused_row, value_row
 
 _NAMES = "each run has one name: metadata.name"
 _FOLDER = "the run's folder is <storage.mountPath>/<name>"
 _PODS = "pods have trainer.resources and inference.resources"
 _PLACEMENT = "trainer and engines are placed by placement"
 _TRACKER = "metrics are in metrics.jsonl of the run's folder; trackers are tracking"
-_PACKED = "micro-batches are packed by tokens"
-_MEMORY = "memory only"
-_SPEED = "speed only; RLRun chooses its own kernels"
-_MEGATRON = "for Megatron; RLRun trains with FSDP2 with tensor, context, expert and pipeline parallelism"
 _CONTROLLER = "of AReaL's controllers"
 _ENGINE = "vLLM's own default"
 _SGLANG = "for SGLang; the engine of RLRun is vLLM"
 _PROXY = "an agent in the Python of AReaL's script; write an environment (docs/environments.md)"
 _DISCOVERY = "roles find each other by Kubernetes, or on one machine"
-_WIDTH = "RLRun keeps master weights and moments in float32"
 
 _SCHEDULING = (
     *("cpu", "gpu", "mem", "port_count", "image", "task_type", "env_vars", "env_vars.*", "cmd", "srun_additional_args"),
@@ -46,107 +43,7 @@ _EVERYWHERE = (
 
 def engine_rows(part: str) -> tuple[Row, ...]:
     """Return the rows of the training engine of a part: `actor`, `critic`, `ref`."""
-    at, meg, archon, fsdp = f"{part}.", f"{part}.megatron.", f"{part}.archon.", f"{part}.fsdp."
-    return (
-        dropped_row(at + "mb_spec", _PACKED),
-        *dropped_rows(at + "mb_spec.", _PACKED, "n_mbs", "granularity", "n_mbs_divisor", "packing_algorithm"),
-        dropped_row(at + "pad_to_maximum", _PACKED),
-        dropped_row(
-            at + "attn_impl", "trainer.attention: auto takes flash attention on GPUs", fine=("flash_attention_2",)
-        ),
-        dropped_row(at + "use_kernels", _SPEED),
-        refused_row(at + "init_from_scratch", "training starts with the model's weights"),
-        refused_row(at + "is_critic", "training only a reward model or a critic is not supported"),
-        dropped_row(at + "disable_dropout", "dropout is off", fine=(True,)),
-        dropped_row(at + "grad_reduce_dtype", "gradients are reduced in float32", fine=("float32",)),
-        dropped_row(at + "optimizer_dtype", _WIDTH, fine=("float32",)),
-        dropped_row(at + "offload", "placement.colocate offloads sleeping roles to host memory"),
-        *dropped_rows(at, _SPEED, "enable_tree_training", "tree_training_mode", "packing_algorithm"),
-        dropped_row(at + "lora_delta_sync", "engines load the adapter only"),
-        *dropped_rows(at, "placement.colocate shares GPUs", "colocated", "colocated_weight_path"),
-        dropped_row(at + "_version", _CONTROLLER),
-        *dropped_rows(at, _CONTROLLER, "admin_api_key", "log_level", "request_timeout", "setup_timeout"),
-        refused_row(
-            at + "*mtp*", "losses of multi-token prediction heads, which are not supported", fine=(None, False, 0)
-        ),
-        refused_row(
-            at + "*router_replay",
-            "replayed experts: experts are chosen again while training; without it the run has other gradients",
-        ),
-        refused_row(
-            meg + "moe_router_bias_update_rate",
-            "a bias of the router that learns, which is not trained",
-            fine=(None, 0),
-        ),
-        *dropped_rows(meg, _SPEED, "enable_chunked_logits", "lm_head_loss_chunk_size", "cross_entropy_loss_fusion"),
-        dropped_row(meg + "enable_fp32_lm_head", "log-probs are computed in float32"),
-        *dropped_rows(at + "mindspeed", "options of another accelerator", ""),
-        *dropped_rows(at + "mindspeed.", "options of another accelerator", "swap_optimizer", "use_fused_swiglu"),
-        dropped_row(at + "mindspeed.position_embedding_type", "options of another accelerator", fine=("rope",)),
-        *dropped_rows(
-            at + "dte.", "the transport of weights is weightSync.transport", "enabled", "transfer", "delta_method"
-        ),
-        *dropped_rows(
-            at + "dte.", "the transport of weights is weightSync.transport", "anchor_interval", "verify_snapshot"
-        ),
-        *dropped_rows(
-            at + "dte.",
-            "the transport of weights is weightSync.transport",
-            *("release_train_weights_after_update", "release_initial_rollout_weights"),
-            "sync_model_params_before_payload",
-        ),
-        dropped_row(fsdp + "wrap_policy", "layers are wrapped one by one"),
-        dropped_row(fsdp + "wrap_policy.transformer_layer_cls_to_wrap", "layers are wrapped one by one"),
-        *dropped_rows(fsdp, _MEMORY, "memory_efficient_load", "per_layer_optim_step", "optim_step_prefetch_layers"),
-        dropped_row(fsdp + "shard_vision_across_sp", "text models have no vision encoder"),
-        *dropped_rows(
-            archon, _SPEED, "attn_type", "enable_compile", "ac_mode", "selective_ac_option", "ac_memory_budget"
-        ),
-        *dropped_rows(archon, _SPEED, "ac_preserve_rng_state", "ac_debug", "pp_schedule", "pp_layers_per_stage"),
-        *dropped_rows(archon, _SPEED, "pp_first_stage_less_layers", "pp_last_stage_less_layers"),
-        *dropped_rows(
-            archon, _SPEED, "reshard_after_forward_policy", "use_deterministic_algorithms", "moe_router_dtype"
-        ),
-        dropped_row(archon + "offload_params", "use fsdp.offload_params, which is trainer.cpuOffload"),
-        dropped_row(archon + "fp8_config", "training is in model.dtype", fine=(None,)),
-        dropped_row(archon + "fp8_config.mode", "training is in model.dtype", fine=("disabled",)),
-        *dropped_rows(
-            archon + "fp8_config.", "only with mode: blockwise", "exclude_modules", "include_experts", "use_triton"
-        ),
-        *dropped_rows(meg, _MEGATRON, "wrap_with_ddp", "use_torch_fsdp2", "use_custom_fsdp", "ddp"),
-        *dropped_rows(meg + "ddp.", _MEGATRON, "grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather"),
-        *dropped_rows(
-            meg + "ddp.", _MEGATRON, "align_param_gather", "use_distributed_optimizer", "check_for_nan_in_grad"
-        ),
-        *dropped_rows(meg + "ddp.", _MEGATRON, "bucket_size", "average_in_collective", "fp8_param_gather"),
-        dropped_row(
-            meg + "virtual_pipeline_parallel_size",
-            "set schedule: Interleaved1F1B and stagesPerRank in trainer.parallelism",
-            fine=(None, 1),
-        ),
-        *dropped_rows(meg, _MEGATRON, "overlap_param_gather_with_optimizer_step", "use_precision_aware_optimizer"),
-        *(
-            dropped_row(meg + name, _WIDTH, fine=("float32",))
-            for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-        ),
-        *dropped_rows(
-            meg, _MEGATRON, "async_save", "use_checkpoint_opt_param_scheduler", "use_deterministic_algorithms"
-        ),
-        *dropped_rows(meg, _MEGATRON, "recompute_granularity", "recompute_method", "recompute_num_layers"),
-        *dropped_rows(meg, _MEGATRON, "distribute_saved_activations", "recompute_modules", "moe_router_dtype"),
-        *dropped_rows(meg, _MEGATRON, "moe_shared_expert_overlap", "moe_enable_deepep", "moe_token_dispatcher_type"),
-        *dropped_rows(
-            meg, _MEGATRON, "moe_permute_fusion", "bridge_type", "use_mbridge_save", "use_bridge_for_update_weights"
-        ),
-        dropped_row(meg + "fp8_config", "training is in model.dtype", fine=(None,)),
-        dropped_row(meg + "fp8_config.mode", "training is in model.dtype", fine=(None,)),
-        *dropped_rows(
-            meg + "fp8_config.", _MEGATRON, "recipe", "param", "margin", "amax_history_len", "amax_compute_algo"
-        ),
-        *dropped_rows(meg + "fp8_config.", _MEGATRON, "wgrad", "dot_product_attention", "multi_head_attention"),
-        *dropped_rows(meg + "fp8_config.", _MEGATRON, "tp_only_amax_red", "first_last_layers_bf16", "direct_convert"),
-        *dropped_rows(meg + "fp8_config.", _MEGATRON, "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
-    )
+    return tuple(replace(row, key=f"{part}.{row.key}") for row in read_rows("areal_engine_keys.txt"))
 
 
 ROLLOUT: tuple[Row, ...] = (

@@ -1,7 +1,7 @@
 """Rows of the conversion tables: one key, its field in RLRun, and the meaning or the reason.
 
-`read_rows` reads rows from a text file: `[how] reason`, followed by `block: key key=VALUE ...`; VALUE is a value with which the key has no
-effect. The last part has the names of layers that can have an adapter.
+`read_rows` reads rows from a text file: `[how] reason`, followed by `block: key key=VALUE key=VALUE|VALUE ...`; VALUE is a value, in JSON,
+with which the key has no effect. The last part has the names of layers that can have an adapter.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def read_rows(name: str) -> tuple[Row, ...]:
 
 
 def _key_row(how: str, note: str, block: str, word: str) -> Row:
-    key, equals, value = word.partition("=")
-    fine = (json.loads(value),) if equals else ()
+    key, equals, values = word.partition("=")
+    fine = tuple(json.loads(value) for value in values.split("|")) if equals else ()
     return _MAKE[how](block + key, note, fine=fine if how == "drop" else (None, *fine))
 
 
