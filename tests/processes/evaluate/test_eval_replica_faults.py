@@ -73,7 +73,9 @@ async def test_hanging_engine_loses_no_evaluation_answer(tmp_path: Path, monkeyp
         idle = dict.fromkeys(["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"], 0.0)
         good_door.load = bad_door.load = idle
         job = make_job(tmp_path, [good_door.url, bad_door.url])
-        asking = asyncio.create_task(play._run_pass(job, Silent(), Pace(interval=0.05, answer=0.5)))
+        asking = asyncio.create_task(
+            play.collect_missing(play.EngineAnswers(job, Pace(interval=0.05, answer=0.5)), Silent())
+        )
         await eventually(lambda: bad.running > 0 or asking.done())
         bad_door.mode = "hangs"
         [part] = await result_of(asking, "the end of the evaluation", progress=lambda: len(good.requests))

@@ -302,7 +302,7 @@ def test_killed_evaluation_resumes_with_saved_answers(api: ChatApi, tmp_path: Pa
             "eval: interrupted and stopped",
             "  saved:    2 answers in evaluations/r/answers, which will not be requested again",
             "  log:      evaluations/r/eval.log",
-            f"  go on:    rlrun {' '.join(words)}",
+            f"  continue: rlrun {' '.join(words)}",
         ]
     api.answers = [backwards]
     assert main(words) == 0

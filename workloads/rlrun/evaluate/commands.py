@@ -23,8 +23,8 @@ from rlrun.evaluate import report, sampled_rows
 from rlrun.evaluate.answers import ANSWERS
 from rlrun.evaluate.evaluation_job import Request, describe_request, prepare_job
 from rlrun.evaluate.plan import Plan
-from rlrun.evaluate.play import Part, answer_missing, until_signalled
-from rlrun.evaluate.served.served_play import ServedJob, ServedRequest, ask_servers, prepare_served
+from rlrun.evaluate.play import AnswerSource, EngineAnswers, Part, answer_missing
+from rlrun.evaluate.served.served_play import ServedRequest, ServerAnswers, prepare_served
 from rlrun.local.summary import measures_table, rows_text
 from rlrun.orchestrator.attempt import first_cause
 from rlrun.protocol.files.durable import write_json
@@ -192,15 +192,12 @@ def _run_command(
         print("\n".join(lines), file=sys.stderr)
 
     try:
-        job = prepare_served(request) if isinstance(request, ServedRequest) else prepare_job(request, errors)
+        source = _prepare_source(request, errors)
+        job = source.plan
         with _lock_folder(job.work):
             process_logs.configure_log(job.work / f"{name}.log", "{time:YYYY-MM-DD HH:mm:ss} | {level: <7} | {message}")
             with Shown(errors) as shown:
-                parts = (
-                    until_signalled(ask_servers(job, shown))
-                    if isinstance(job, ServedJob)
-                    else answer_missing(job, shown)
-                )
+                parts = answer_missing(source, shown)
             return finish(job, parts, console)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -219,6 +216,12 @@ def _run_command(
             print_end(f"{name}: {cause.filename or 'volume'}: {cause.strerror}", failed=True)
             return exit_codes.STORAGE
         raise
+
+
+def _prepare_source(request: Request | ServedRequest, console: Console) -> AnswerSource:
+    if isinstance(request, ServedRequest):
+        return ServerAnswers(prepare_served(request))
+    return EngineAnswers(prepare_job(request, console))
 
 
 class Shown:

@@ -46,6 +46,7 @@ API_KEY_VARIABLE = "RLRUN_API_KEY"
 """Environment variable with the key of given engines."""
 ALL_TASKS = 1_000_000
 """Number of tasks that means all tasks of an environment."""
+_UID = "evaluation"
 _BASE = Policy(None, "base", None, "")
 """Placeholder for the base model before it is read."""
 
@@ -129,15 +130,9 @@ def prepare_job(request: Request, console: Console) -> Job:
     served_as = policies.served_as(chosen)
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
     served = LoRAConfig(rank=highest_rank(adapters)) if served_as == "adapter" else None
-    changes = {
-        "task": "RL",  # only its rollouts are used
-        "model": model,
-        "environments": environments,
-        # No trainer is started, so its block has only defaults, and LoRA if the engines serve adapters.
-        "trainer": type(spec.trainer)(lora=served),
-        "evaluation": evaluation,
-    }
-    config = resolve_spec(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
+    config = resolve_rollouts(
+        spec, name, work, model=model, environments=environments, evaluation=evaluation, lora=served
+    )
     return Job(
         work=work,
         config=config,
@@ -151,6 +146,44 @@ def prepare_job(request: Request, console: Console) -> Job:
         engine_weights=request.weights_dir.absolute() if request.weights_dir is not None else run.weights,
         export=make_exporter(model, model.source(run.model), spec.trainer.lora),
     )
+
+
+def resolve_rollouts(
+    spec: RLRunSpec,
+    name: str,
+    work: Path,
+    *,
+    model: ModelConfig,
+    environments: Sequence[EnvironmentConfig],
+    evaluation: EvaluationConfig,
+    lora: LoRAConfig | None = None,
+) -> RunConfig:
+    """Return the configuration of a command that only plays episodes.
+
+    Args:
+        spec: specification with the fields that stay.
+        name: name of the run.
+        work: folder for the answers, and of the engines' files.
+        model: model of the engines.
+        environments: environments of the questions.
+        evaluation: number of the questions, and their sampling.
+        lora: adapters that the engines serve.
+    """
+    changes = {
+        "task": "RL",  # only its rollouts are used
+        "model": model,
+        "environments": list(environments),
+        # No trainer is started, so its block has only defaults, and LoRA if the engines serve adapters.
+        "trainer": type(spec.trainer)(lora=lora),
+        "evaluation": evaluation,
+        "policies": None,  # the command selects them
+    }
+    return resolve_spec(spec.model_copy(update=changes), name=name, uid=_UID, output_dir=str(work))
+
+
+def answers_folder(options: QuestionOptions, name: str) -> Path:
+    """Return the folder for the answers of a run with this name."""
+    return (options.work or Path("evaluations") / name).absolute()
 
 
 def describe_request(request: Request) -> Json:
@@ -190,7 +223,7 @@ def _choose_folders(request: Request, name: str) -> tuple[Path, RunPaths]:
     Raises:
         RoleError: the given run folder does not contain a run.
     """
-    work = (request.work or Path("evaluations") / name).absolute()
+    work = answers_folder(request, name)
     run = RunPaths((request.run_dir or Path("runs") / name).absolute())
     if request.run_dir is not None and not run.run_json.is_file():
         raise RoleError(
@@ -336,7 +369,7 @@ def _resolve_model(
             folder = RunPaths(work).model
             trainer = type(spec.trainer)()
             config = resolve_spec(
-                spec.model_copy(update={"trainer": trainer}), name=name, uid="evaluation", output_dir=str(work)
+                spec.model_copy(update={"trainer": trainer}), name=name, uid=_UID, output_dir=str(work)
             )
             file = work / "model.json"
             write_bytes(file, (config.model_dump_json(indent=1, by_alias=False) + "\n").encode())

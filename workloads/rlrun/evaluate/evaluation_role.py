@@ -276,10 +276,14 @@ async def run(
             )
             await running.farewell()
             return TERMINATED
-        await retry_until_done(volume, "write the results", lambda: _write_results(plan, parts))
-        _report_unanswered(parts)
-        await running.farewell()  # before this process ends: the Lease then contains the results
+        await _finish_run(running, plan, parts)
     return exit_codes.OK
+
+
+async def _finish_run(running: RunningAttempt, plan: Plan, parts: Sequence[Part]) -> None:
+    await retry_until_done(running.volume, "write the results", lambda: _write_results(plan, parts))
+    _report_unanswered(parts)
+    await running.farewell()  # before this process ends: the Lease then contains the results
 
 
 def _starting_wait(since: Since) -> Waiting:

@@ -1,12 +1,14 @@
-"""Collection of missing answers of every policy, with the orchestrator's evaluation and weight hand-over but without a
-trainer.
+"""Collection of missing answers of every policy.
+
+A command has one path, `answer_missing`, for both sources of answers: engines that load the policies (`EngineAnswers`, with the
+orchestrator's evaluation and weight hand-over, without a trainer), and external servers (`rlrun.evaluate.served.served_play`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Staging
 from rlrun.inference.client.engine_client import EngineClient
-from rlrun.orchestrator.aio.event_loop import Signal, background_tasks
+from rlrun.orchestrator.aio.event_loop import Background, Signal, background_tasks
 from rlrun.orchestrator.engines.discovery import REGULAR, Monitor, Pace
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
@@ -71,23 +73,49 @@ class Part:
         return self.file.answers(self.wanted)
 
 
-def answer_missing(job: Job, watcher: Watcher) -> list[Part]:
+@dataclass(frozen=True)
+class Session:
+    """Open parts of one collection, for its source of answers."""
+
+    arenas: Sequence[Arena]
+    background: Background
+    stack: AsyncExitStack
+    """Stack that closes the connections of the source."""
+    kept: GroupCommit[Entry]
+    """Durable writer of the answers."""
+    watcher: Watcher
+
+
+Collect = Callable[[Policy, int, Sequence[Part]], Awaitable[None]]
+"""Function that collects and stores the missing answers of a policy. The number is the policy's version for the engines."""
+
+
+class AnswerSource(Protocol):
+    """Source of the answers of a command."""
+
+    @property
+    def plan(self) -> Plan:
+        """Plan of the command."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """Answering policies or model, for the first line of the progress."""
+        ...
+
+    async def open(self, session: Session) -> Collect:
+        """Connect to engines or servers, and return the function that collects answers."""
+        ...
+
+
+def answer_missing(source: AnswerSource, watcher: Watcher) -> list[Part]:
     """Collect all missing answers and store each as it arrives.
 
     Raises:
         RoleError: the work cannot continue; possibly inside an exception group.
         KeyboardInterrupt: the process received a signal.
     """
-    return until_signalled(_run_pass(job, watcher))
-
-
-def until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part]:
-    """Run a coroutine to its end and return its result.
-
-    Raises:
-        KeyboardInterrupt: the process received a signal before.
-    """
-    parts = asyncio.run(_until_signalled(asking))
+    parts = asyncio.run(_until_signalled(collect_missing(source, watcher)))
     if parts is None:
         raise KeyboardInterrupt
     return parts
@@ -114,34 +142,41 @@ async def _until_signalled(asking: Coroutine[object, object, list[Part]]) -> lis
         raise
 
 
-async def _run_pass(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
-    """Collect the missing answers; `pace` is the interval of the engines' health checks."""
-    logs = RunPaths(job.work).logs(1, "orchestrator")
-    config = job.orchestrator
+async def collect_missing(source: AnswerSource, watcher: Watcher) -> list[Part]:
+    """Collect the missing answers of a source, and return all parts. Nothing is connected if no answer is missing."""
+    plan = source.plan
+    logs = RunPaths(plan.work).logs(1, "orchestrator")
     async with AsyncExitStack() as stack:
         background = await stack.enter_async_context(background_tasks())
-        arenas = await stack.enter_async_context(open_arenas(config.environments, logs, background))
-        parts = parts_of(job, arenas)
-        missing = {policy: [part for part in parts if part.policy == policy and part.left] for policy in job.policies}
-        total = sum(len(part.wanted) for part in parts)
-        left = sum(len(part.left) for part in parts)
-        watcher.tell(f"{total} answers of {len(job.policies)} policies requested, {total - left} already saved")
+        arenas = await stack.enter_async_context(open_arenas(plan.orchestrator.environments, logs, background))
+        parts = parts_of(plan, arenas)
+        missing = {policy: [part for part in parts if part.policy == policy and part.left] for policy in plan.policies}
+        total, left = sum(len(part.wanted) for part in parts), sum(len(part.left) for part in parts)
+        watcher.tell(f"{total} answers of {source.subject} requested, {total - left} already saved")
         if not left:
             return parts
         watcher.expect(left)
-        if not job.engine_urls:
-            watcher.tell(f"starting the engines; logs are in {RunPaths(job.work).logs(1, 'inference')}")
-        engines = stack.enter_context(_open_engines(job))
-        background(engines.watch())
-        asking = await _open_all(job, arenas, engines, stack, watcher)
-        background(asking.sync.run())
-        background(asking.monitor(pace).run())
-        staging = stack.enter_context(staging_of(job, engines.weights))
+        kept = GroupCommit(keep_answers, Volume(plan.work, say=watcher.tell), doing="keep answers")
+        collect = await source.open(Session(arenas, background, stack, kept, watcher))
+        # The stack closes in reverse order: the answers are saved before the source and the environments close.
+        stack.push_async_callback(kept.close)
         for number, (policy, own) in enumerate(missing.items()):
             if own:
-                await asking.collect_answers(policy, number, own, staging, answered=lambda _: watcher.answered())
-                watcher.tell(f"{policy.name} answered the tasks of {', '.join(part.environment for part in own)}")
+                await collect(policy, number, own)
     return parts
+
+
+def answer_writer(
+    kept: GroupCommit[Entry], parts: Sequence[Part], answered: Callable[[Answer], object]
+) -> Callable[[Question, Answer], Awaitable[None]]:
+    """Return a function that stores an answer of these parts, and then calls `answered`."""
+    files = {part.environment: part.file for part in parts}
+
+    async def store(question: Question, answer: Answer) -> None:
+        await kept.add((files[question.arena.config.label], question, answer))
+        answered(answer)
+
+    return store
 
 
 def parts_of(plan: Plan, arenas: Sequence[Arena]) -> list[Part]:
@@ -176,12 +211,6 @@ def _wanted_questions(plan: Plan, arena: Arena) -> list[Question]:
     )
 
 
-def _open_engines(job: Job) -> AbstractContextManager[Engines]:
-    if job.engine_urls:
-        return given_engines(job.engine_urls, job.api_key, job.engine_weights)
-    return own_engines(job.config, job.gpu_ids, share_gpus=job.share_gpus)
-
-
 @contextmanager
 def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
     """Provide folders of the plan's policies for the engines; they are removed at the end of the block."""
@@ -192,10 +221,46 @@ def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
         staging.close()
 
 
-async def _open_all(
-    job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack, watcher: Watcher
-) -> PolicyEvaluator:
-    """Create all parts that send questions; `stack` closes the connections."""
+class EngineAnswers:
+    """Answers of engines that load one policy after the other.
+
+    Args:
+        job: plan of the command.
+        pace: interval of the engines' health checks.
+    """
+
+    def __init__(self, job: Job, pace: Pace = REGULAR) -> None:
+        self.plan = job
+        self.subject = f"{len(job.policies)} policies"
+        self._pace = pace
+
+    async def open(self, session: Session) -> Collect:
+        """Start or connect the engines; see `AnswerSource.open`."""
+        job, watcher = self.plan, session.watcher
+        if not job.engine_urls:
+            watcher.tell(f"starting the engines; logs are in {RunPaths(job.work).logs(1, 'inference')}")
+        engines = session.stack.enter_context(_open_engines(job))
+        session.background(engines.watch())
+        asking = await _connect_engines(job, engines, session)
+        session.background(asking.sync.run())
+        session.background(asking.monitor(self._pace).run())
+        staging = session.stack.enter_context(staging_of(job, engines.weights))
+
+        async def collect(policy: Policy, number: int, parts: Sequence[Part]) -> None:
+            await asking.collect_answers(policy, number, parts, staging, answered=lambda _: watcher.answered())
+            watcher.tell(f"{policy.name} answered the tasks of {', '.join(part.environment for part in parts)}")
+
+        return collect
+
+
+def _open_engines(job: Job) -> AbstractContextManager[Engines]:
+    if job.engine_urls:
+        return given_engines(job.engine_urls, job.api_key, job.engine_weights)
+    return own_engines(job.config, job.gpu_ids, share_gpus=job.share_gpus)
+
+
+async def _connect_engines(job: Job, engines: Engines, session: Session) -> PolicyEvaluator:
+    """Create the clients and the pool of the engines. The stack of the session closes the connections."""
     config = job.orchestrator
     longest = max(environment.timeout_seconds for environment in config.environments)
     update = config.weight_sync.timeout_seconds
@@ -203,17 +268,15 @@ async def _open_all(
         EngineClient(url, engines.api_key, generate_timeout=longest, update_timeout=update) for url in engines.urls
     ]
     for client in clients:
-        stack.push_async_callback(client.close)
+        session.stack.push_async_callback(client.close)
     if engines.supervisor is None:
         await check_given(clients)
     chat = await asyncio.to_thread(load_chat, config)
     signals = Signal()
     replicas = [Replica(client.base_url, client) for client in clients]
     pool = EnginePool(replicas, signals, max_concurrency=config.max_concurrency, token_limit=chat.token_limit)
-    evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
-    kept = GroupCommit(keep_answers, Volume(job.work, say=watcher.tell), doing="keep answers")
-    stack.push_async_callback(kept.close)
-    return PolicyEvaluator(config, evaluator, pool, signals, kept)
+    evaluator = Evaluator(config, session.arenas, Player(config, pool, chat), pool, chat)
+    return PolicyEvaluator(config, evaluator, pool, signals, session.kept)
 
 
 class PolicyEvaluator:
@@ -270,15 +333,11 @@ class PolicyEvaluator:
         await self._signals.until(lambda: self._pool.version == number or not self.sync.held(number))
         if not self.sync.held(number):
             raise RoleError(f"{policy.name} cannot be loaded: {self._pool.problems()}", exit_codes.DATA)
-        files = {part.environment: part.file for part in parts}
-
-        async def taken(question: Question, answer: Answer) -> None:
-            await self._kept.add((files[question.arena.config.label], question, answer))
-            answered(answer)
-
         loaded()
         await self._evaluator.collect_answers(
-            [question for part in parts for question in part.left], number, taken=taken
+            [question for part in parts for question in part.left],
+            number,
+            taken=answer_writer(self._kept, parts, answered),
         )
         self.sync.release(number)
         staging.remove(path)

@@ -1,7 +1,7 @@
-"""Evaluation on external servers: the plan, the model client of one episode, and the collection of missing answers.
+"""Evaluation on external servers: the plan, the model client of one episode, and the source of answers.
 
 The plan needs only a specification and the model's name at the servers, because no weights are loaded. The client receives and returns
-messages, and takes the token counts from the server. The collection corresponds to `rlrun.evaluate.play`, without engines and weights.
+messages, and takes the token counts from the server. `ServerAnswers` is the source of answers for `rlrun.evaluate.play.answer_missing`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loguru import logger
 
-from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.rollout import CompleteSampling
@@ -23,24 +22,23 @@ from rlrun.environments.chat_server import chat_body
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.stage import TaskRef
-from rlrun.evaluate.answers import keep_answers
-from rlrun.evaluate.evaluation_job import QuestionOptions, chosen_environments, evaluation_settings
+from rlrun.evaluate.evaluation_job import (
+    QuestionOptions,
+    answers_folder,
+    chosen_environments,
+    evaluation_settings,
+    resolve_rollouts,
+)
 from rlrun.evaluate.plan import Plan
-from rlrun.evaluate.play import Part, Watcher, parts_of
+from rlrun.evaluate.play import Collect, Part, Session, answer_writer
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.served.servers import ClientConfig, RefusedError, Servers
-from rlrun.orchestrator.aio.event_loop import background_tasks
-from rlrun.orchestrator.evaluation.evaluator import MAX_TRIES, Answer, Question, QuestionRunner
-from rlrun.orchestrator.journal.journal_writer import GroupCommit
+from rlrun.orchestrator.evaluation.evaluator import MAX_TRIES, Answer, QuestionRunner
 from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
 from rlrun.orchestrator.rollouts.engine_session import derived_seed
-from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
+from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.volume_faults import Volume
-
-_UID = "evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +80,16 @@ def prepare_served(request: ServedRequest) -> ServedJob:
     environments = chosen_environments(spec, request.environment_ids)
     evaluation = evaluation_settings(spec, request, environments)
     model = request.model if request.model is not None else asyncio.run(_only_model(request))
-    work = (request.work or Path("evaluations") / request.name).absolute()
+    work = answers_folder(request, request.name)
     work.mkdir(parents=True, exist_ok=True)
-    changes = {
-        "task": "RL",  # only its rollouts are used
-        "model": ModelConfig(name="served"),  # placeholder: only the servers have its tokenizer and weights
-        "environments": environments,
-        "trainer": type(spec.trainer)(),
-        "evaluation": evaluation,
-        "policies": None,
-    }
-    config = resolve_spec(spec.model_copy(update=changes), name=request.name, uid=_UID, output_dir=str(work))
+    config = resolve_rollouts(
+        spec,
+        request.name,
+        work,
+        model=ModelConfig(name="served"),  # placeholder: only the servers have its tokenizer and weights
+        environments=environments,
+        evaluation=evaluation,
+    )
     where = " ".join(sorted(request.client.base_url))
     return ServedJob(
         work=work,
@@ -193,34 +190,27 @@ class ServedModel:
         return self._seed if self._seed is None or not number else derived_seed(self._seed, number)
 
 
-async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
-    """Collect all missing answers and store each as it arrives.
+class ServerAnswers:
+    """Answers of external servers that have one model.
 
-    Raises:
-        RoleError: the work cannot continue; possibly inside an exception group.
+    Args:
+        job: plan of the command.
     """
-    logs = RunPaths(job.work).logs(1, "orchestrator")
-    async with AsyncExitStack() as stack:
-        background = await stack.enter_async_context(background_tasks())
-        arenas = await stack.enter_async_context(open_arenas(job.orchestrator.environments, logs, background))
-        parts = parts_of(job, arenas)
-        total, left = sum(len(part.wanted) for part in parts), sum(len(part.left) for part in parts)
-        watcher.tell(f"{total} answers of {job.model} requested, {total - left} already saved")
-        if not left:
-            return parts
-        servers = await stack.enter_async_context(_open_servers(job))
-        watcher.expect(left)
-        kept = GroupCommit(keep_answers, Volume(job.work, say=watcher.tell), doing="keep answers")
-        # The stack closes in reverse order: the answers are saved before the servers and the environments close.
-        stack.push_async_callback(kept.close)
-        files = {part.environment: part.file for part in parts}
 
-        async def taken(question: Question, answer: Answer) -> None:
-            await kept.add((files[question.arena.config.label], question, answer))
-            watcher.answered()
+    def __init__(self, job: ServedJob) -> None:
+        self.plan = job
+        self.subject = job.model
 
-        await ServedRunner(job, servers).collect_answers([one for part in parts for one in part.left], 0, taken=taken)
-    return parts
+    async def open(self, session: Session) -> Collect:
+        """Connect to the servers; see `AnswerSource.open`."""
+        servers = await session.stack.enter_async_context(_open_servers(self.plan))
+        runner = ServedRunner(self.plan, servers)
+
+        async def collect(_policy: Policy, number: int, parts: Sequence[Part]) -> None:
+            store = answer_writer(session.kept, parts, lambda _: session.watcher.answered())
+            await runner.collect_answers([one for part in parts for one in part.left], number, taken=store)
+
+        return collect
 
 
 @asynccontextmanager
