@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rlrun.inspect.screen import cut_text
 from rlrun.runtime.printable import printable
 
 Row = Mapping[str, object]
+AnyRow = TypeVar("AnyRow", bound=Row)
+"""Row of a trace, or an entry of an index with the same names."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def version_spans(row: Row) -> list[Row]:
     return [span for spans in _read_lists(row.get("versions")) for span in _read_maps(spans)]
 
 
-def newest_rollouts(rows: Sequence[Row]) -> list[Row]:
+def newest_rollouts(rows: Sequence[AnyRow]) -> list[AnyRow]:
     """Return the rollouts of the newest attempt that trained the step."""
     last = max((_show_number(row.get("attempt")) for row in rows), default=0.0)
     return [row for row in rows if _show_number(row.get("attempt")) == last]

@@ -43,6 +43,27 @@ One = Annotated[Run, Depends(_run)]
 """Run in the URL, if the caller may see it."""
 
 
+def _source(step: Step = None, evaluation: Step = None) -> Source:
+    return Source(step, evaluation)
+
+
+def _filter(
+    environment: str | None = None,
+    reward_min: Annotated[float | None, Query(alias="rewardMin", allow_inf_nan=False)] = None,
+    reward_max: Annotated[float | None, Query(alias="rewardMax", allow_inf_nan=False)] = None,
+    tokens_min: Annotated[int | None, Query(alias="tokensMin", ge=0)] = None,
+    tokens_max: Annotated[int | None, Query(alias="tokensMax", ge=0)] = None,
+    group: Annotated[int | None, Query(ge=0)] = None,
+) -> Filter:
+    return Filter(environment, reward_min, reward_max, tokens_min, tokens_max, group)
+
+
+FromTrace = Annotated[Source, Depends(_source)]
+"""Trace in the query: of a step, or of an evaluation."""
+Wanted = Annotated[Filter, Depends(_filter)]
+"""Filter of rollouts in the query."""
+
+
 def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: StaticFiles, feed: Feed) -> FastAPI:
     """Return the application without its guard.
 
@@ -209,35 +230,26 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/rollouts")
     def page(
         run: One,
-        step: Step = None,
-        evaluation: Step = None,
-        environment: str | None = None,
-        reward_min: Annotated[float | None, Query(alias="rewardMin", allow_inf_nan=False)] = None,
-        reward_max: Annotated[float | None, Query(alias="rewardMax", allow_inf_nan=False)] = None,
-        tokens_min: Annotated[int | None, Query(alias="tokensMin", ge=0)] = None,
-        tokens_max: Annotated[int | None, Query(alias="tokensMax", ge=0)] = None,
-        group: Annotated[int | None, Query(ge=0)] = None,
+        source: FromTrace,
+        wanted: Wanted,
         order: Order = "trace",
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> rollout_answers.RolloutPage:
         found = run.files()
-        wanted = Filter(environment, reward_min, reward_max, tokens_min, tokens_max, group)
-        index = found.trace(Source(step, evaluation).path(found))
+        index = found.trace(source.path(found))
         return rollout_views.rollout_page(index, wanted, order, redactor.text, offset=offset, limit=limit)
 
     @app.get("/api/runs/{run}/rollouts/{number}")
-    def rollout(run: One, number: int, step: Step = None, evaluation: Step = None) -> rollout_answers.RolloutView:
-        row, whole = rollout_views.whole_rollout(run.files(), Source(step, evaluation), number)
+    def rollout(run: One, number: int, source: FromTrace) -> rollout_answers.RolloutView:
+        row, whole = rollout_views.whole_rollout(run.files(), source, number)
         return rollout_views.rollout_view(redactor.text(run.label), row, whole, redactor.text)
 
     def place(run: OpenRun, step: int, number: int) -> tuple[int, int, int]:
         """Return attempt, group and rollout of a row of a trace."""
         row, _ = rollout_views.whole_rollout(run, Source(step, None), number)
-        attempt, group, member = (
-            value if isinstance(value := row[name], int) else 0 for name in ("attempt", "group", "rollout")
-        )
-        return attempt, group, member
+        attempt = row["attempt"] if isinstance(row["attempt"], int) else 0
+        return attempt, row["group"] or 0, row["rollout"] or 0
 
     @app.get("/api/runs/{run}/rollouts/{number}/tokens")
     def coloured(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> rollout_answers.Tokens:
@@ -250,7 +262,7 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
         return rollout_reasons(found, run.fetch, step, place(found, step, number), redactor.text)
 
     @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
-    def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> rollout_answers.DiffView:
-        found, source = run.files(), Source(step, evaluation)
+    def diff(run: One, number: int, other: int, source: FromTrace) -> rollout_answers.DiffView:
+        found = run.files()
         first, second = (rollout_views.whole_rollout(found, source, one) for one in (number, other))
         return rollout_views.rollout_difference(first, second, redactor.text)

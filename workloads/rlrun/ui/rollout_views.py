@@ -15,7 +15,7 @@ from rlrun.inspect.source import traced_steps
 from rlrun.inspect.trace_rollouts import Row
 from rlrun.ui import rollout_answers
 from rlrun.ui.run_registry import OpenRun
-from rlrun.ui.traces import Filter, Order, TraceIndex
+from rlrun.ui.traces import Filter, IndexRow, Order, TraceIndex
 
 Clean = Callable[[str], str]
 """Function that removes secrets from a text of a model or an environment."""
@@ -80,16 +80,21 @@ def rollout_page(
     )
 
 
-def row_view(row: Row, clean: Clean) -> rollout_answers.RolloutRow:
+def row_view(row: IndexRow, clean: Clean) -> rollout_answers.RolloutRow:
     """Return the list entry of a row of the index."""
-    texts = {name: clean(str(row[name])) for name in ("environment", "task_id", "prompt", "answer")}
+    changes = {
+        "environment": clean(row["environment"]),
+        "task_id": clean(row["task_id"]),
+        "prompt": clean(row["prompt"]),
+        "answer": clean(row["answer"]),
+        "versions": [version for version, _ in row["versions"]],
+        "error": clean(row["error"]) if row["error"] else None,
+    }
     plain = {name: value for name, value in row.items() if name in rollout_answers.RolloutRow.model_fields}
-    versions = [version for version, _ in row["versions"]]  # type: ignore[attr-defined]
-    error = clean(str(row["error"])) if row["error"] else None
-    return rollout_answers.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})
+    return rollout_answers.RolloutRow.model_validate(plain | changes)
 
 
-def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
+def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[IndexRow, Row]:
     """Return the row of the index and the whole rollout.
 
     Raises:
@@ -104,7 +109,7 @@ def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
         return row, index.read(file, number)
 
 
-def rollout_view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
+def rollout_view(name: str, row: IndexRow, found: Row, clean: Clean) -> rollout_answers.RolloutView:
     """Return one rollout. `name`: displayed name of its run."""
     measures = found.get("metrics")
     named = measures if isinstance(measures, Mapping) else {}
@@ -140,7 +145,9 @@ def _turn_view(turn: trace_rollouts.Turn, clean: Clean) -> rollout_answers.TurnV
     return rollout_answers.TurnView(role=turn.role, text=clean(turn.text), calls=calls)
 
 
-def rollout_difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> rollout_answers.DiffView:
+def rollout_difference(
+    first: tuple[IndexRow, Row], second: tuple[IndexRow, Row], clean: Clean
+) -> rollout_answers.DiffView:
     """Return two rollouts, compared turn by turn.
 
     Args:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypedDict
 
 from rlrun.inspect import trace_rollouts
 from rlrun.inspect.trace_rollouts import Row
@@ -16,6 +16,34 @@ _LINE_MAX = 32 * 1024 * 1024
 """Maximum bytes of a rollout; a longer line is skipped."""
 _EXCERPT = 160
 Order = Literal["trace", "worst", "best", "longest", "shortest"]
+
+
+class IndexRow(TypedDict):
+    """Entry of a rollout in the index of its trace."""
+
+    number: int
+    """Number of the rollout in the file."""
+    begin: int
+    """Offset of its line in bytes."""
+    attempt: object
+    group: int | None
+    rollout: int | None
+    environment: str
+    task_id: str
+    reward: float | None
+    advantage: float | None
+    tokens: int | None
+    completion_tokens: int | None
+    finish_reason: str | None
+    truncated: bool
+    error: str | None
+    turns: int
+    versions: tuple[tuple[int, int], ...]
+    """Policy versions, each with the number of tokens that it sampled."""
+    prompt: str
+    """Start of the first message of the user."""
+    answer: str
+    """End of the last message of the model."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +58,7 @@ class Filter:
     tokens_max: int | None = None
     group: int | None = None
 
-    def takes(self, row: Row) -> bool:
+    def takes(self, row: IndexRow) -> bool:
         """Return whether the filter selects a row of the index."""
         reward, tokens = row["reward"], row["completion_tokens"]
         return (
@@ -41,10 +69,10 @@ class Filter:
         )
 
 
-def _between_steps(value: object, least: float | None, most: float | None) -> bool:
+def _between_steps(value: float | None, least: float | None, most: float | None) -> bool:
     if least is None and most is None:
         return True
-    if not isinstance(value, int | float):
+    if value is None:
         return False
     return (least is None or value >= least) and (most is None or value <= most)
 
@@ -60,7 +88,7 @@ class TraceIndex:
         self.lines_read = 0
         """Number of parsed lines."""
         rows = [_read_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
-        self.rows: Sequence[Row] = trace_rollouts.newest_rollouts(rows)
+        self.rows: Sequence[IndexRow] = trace_rollouts.newest_rollouts(rows)
         self._by_number = {row["number"]: row for row in self.rows}
         self.environments = trace_rollouts.environment_names(self.rows)
 
@@ -78,7 +106,7 @@ class TraceIndex:
             for row in rollouts_of(line):
                 yield begin, row
 
-    def choose(self, wanted: Filter, order: Order) -> list[Row]:
+    def choose(self, wanted: Filter, order: Order) -> list[IndexRow]:
         """Return the selected rows in an order. With an order by reward, rollouts without a reward (mostly errors) come last."""
         found = [row for row in self.rows if wanted.takes(row)]
         match order:
@@ -97,14 +125,14 @@ class TraceIndex:
         Raises:
             LookupError: the rollout does not exist, or its line no longer exists.
         """
-        file.seek(self._by_number[number]["begin"])  # type: ignore[arg-type]
+        file.seek(self._by_number[number]["begin"])
         return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _raise_gone(number)
 
     def lags(self, policy: int) -> dict[int, int]:
         """Return the numbers of sampled tokens by the lag of their version behind `policy`."""
         found: Counter[int] = Counter()
         for row in self.rows:
-            for version, tokens in row["versions"]:  # type: ignore[attr-defined]
+            for version, tokens in row["versions"]:
                 found[policy - version] += tokens
         return dict(sorted(found.items()))
 
@@ -113,15 +141,13 @@ def _raise_gone(number: int) -> Row:
     raise LookupError(number)
 
 
-def _read_reward(row: Row) -> float:
-    reward = row["reward"]
-    assert isinstance(reward, float)
-    return reward
+def _read_reward(row: IndexRow) -> float:
+    assert row["reward"] is not None
+    return row["reward"]
 
 
-def _read_length(row: Row) -> int:
-    tokens = row["completion_tokens"]
-    return tokens if isinstance(tokens, int) else 0
+def _read_length(row: IndexRow) -> int:
+    return row["completion_tokens"] or 0
 
 
 def rollouts_of(line: bytes) -> list[Mapping[str, object]]:
@@ -133,7 +159,7 @@ def rollouts_of(line: bytes) -> list[Mapping[str, object]]:
     return [row] if isinstance(row, dict) else []
 
 
-def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
+def _read_entry(number: int, begin: int, row: Row) -> IndexRow:
     turns = trace_rollouts.list_turns(row)
     asked = next((turn.text for turn in turns if turn.role == "user"), "")
     said = next((turn.text for turn in reversed(turns) if turn.role == "assistant"), "")
@@ -149,7 +175,7 @@ def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
         "advantage": _read_number(row.get("advantage")),
         "tokens": _read_whole(row.get("tokens")),
         "completion_tokens": _read_whole(row.get("completion_tokens")),
-        "finish_reason": row["finish_reason"] if isinstance(row.get("finish_reason"), str) else None,
+        "finish_reason": reason if isinstance(reason := row.get("finish_reason"), str) else None,
         "truncated": row.get("truncated") is True,
         "error": str(row["error"]) if row.get("error") else None,
         "turns": len(turns),
@@ -174,5 +200,6 @@ def _read_whole(value: object) -> int | None:
 
 
 def _read_number(value: object) -> float | None:
-    whole = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if whole else None  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+        return float(value)
+    return None
