@@ -77,13 +77,18 @@ def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
             option = "--bench." + next(iter(named)).replace("_", "-")
             raise ConfigError([Problem(COMMAND_LINE, option, "needs --bench")])
         return rest, None
-    values: dict[str, object] = {"output": None if given.output is None else str(Path(given.output).absolute())}
-    for name, least in (("rows", 1), ("steps", 1), ("warmup", 0)):
-        if name in named:
-            values[name] = _number(f"--bench.{name}", named[name], least)
-    if given.seq_lens is not None:
-        values["seq_lens"] = tuple(_number("--bench.seq-lens", part, 2) for part in given.seq_lens.split(","))
-    return rest, BenchOptions(**values)  # type: ignore[arg-type]
+    lengths = () if given.seq_lens is None else given.seq_lens.split(",")
+
+    def count(name: str, least: int, default: int) -> int:
+        return default if name not in named else _number(f"--bench.{name}", named[name], least)
+
+    return rest, BenchOptions(
+        seq_lens=tuple(_number("--bench.seq-lens", part, 2) for part in lengths),
+        rows=count("rows", 1, BenchOptions.rows),
+        steps=count("steps", 1, BenchOptions.steps),
+        warmup=count("warmup", 0, BenchOptions.warmup),
+        output=None if given.output is None else str(Path(given.output).absolute()),
+    )
 
 
 def _number(option: str, text: str, least: int) -> int:

@@ -123,26 +123,27 @@ def _plain_value(value: object, left: _Left, depth: int) -> object:
     left.values -= 1
     if left.values < 0:
         raise _FaultError(f"holds more than {MAX_VALUES} values; return fewer")
+    # `issubclass` of the type decides: an environment can replace `__class__`, which `isinstance` reads. `isinstance` is for mypy.
     kind = type(value)
     if issubclass(kind, str):
         return _plain_text(str.__str__(value), left)
     if value is None or kind is bool:
         return value
-    if issubclass(kind, int):
-        return _plain_integer(int.__index__(value))  # type: ignore[arg-type]
-    if issubclass(kind, float):
-        number = float.__float__(value)  # type: ignore[arg-type]
+    if issubclass(kind, int) and isinstance(value, int):
+        return _plain_integer(int.__index__(value))
+    if issubclass(kind, float) and isinstance(value, float):
+        number = float.__float__(value)
         if not math.isfinite(number):
             raise _FaultError(f"is {number}, which is not JSON; use a finite number or None")
         return number
     if depth >= MAX_DEPTH:
         raise _FaultError(f"is nested deeper than {MAX_DEPTH} levels, or contains itself; use fewer levels")
-    if issubclass(kind, dict):
-        return _plain_dict(value, left, depth)  # type: ignore[arg-type]
-    if issubclass(kind, list):
-        return _plain_items(list.__iter__(value), left, depth)  # type: ignore[arg-type]
-    if issubclass(kind, tuple):
-        return _plain_items(tuple.__iter__(value), left, depth)  # type: ignore[arg-type]
+    if issubclass(kind, dict) and isinstance(value, dict):
+        return _plain_dict(value, left, depth)
+    if issubclass(kind, list) and isinstance(value, list):
+        return _plain_items(list.__iter__(value), left, depth)
+    if issubclass(kind, tuple) and isinstance(value, tuple):
+        return _plain_items(tuple.__iter__(value), left, depth)
     name = clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
     raise _FaultError(f"is of type {name}, which is not JSON; use texts, numbers, lists and dictionaries")
 
@@ -174,8 +175,8 @@ def _plain_key(key: object, left: _Left) -> str:
     kind = type(key)
     if issubclass(kind, str):
         return _plain_text(str.__str__(key), left)
-    if kind is int:
-        return str(_plain_integer(int.__index__(key)))  # type: ignore[arg-type]
+    if type(key) is int:
+        return str(_plain_integer(int.__index__(key)))
     name = clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
     raise _FaultError(f"has a key of type {name}, which is not JSON; keys are texts")
 
@@ -223,9 +224,12 @@ def plain_messages(messages: object) -> list[Message]:
     Raises:
         BoundsError: a value is not JSON or exceeds a limit, or a message has no role.
     """
-    if not issubclass(type(messages), list | tuple):
+    if issubclass(type(messages), list) and isinstance(messages, list):
+        count = list.__len__(messages)
+    elif issubclass(type(messages), tuple) and isinstance(messages, tuple):
+        count = tuple.__len__(messages)
+    else:
         raise BoundsError(f"messages must be a list of dictionaries, not {_show_value(messages)}")
-    count = list.__len__(messages) if isinstance(messages, list) else tuple.__len__(messages)  # type: ignore[arg-type]
     if count > MAX_MESSAGES:
         raise BoundsError(f"messages has {count} entries (at most {MAX_MESSAGES}); return fewer")
     found = plain_json(messages, "messages")
@@ -296,8 +300,8 @@ def bounded_number(value: object, what: str, limit: float) -> float:
 def _show_value(value: object) -> str:
     """A value as text. A value whose `__repr__` is code of the environment is shown by its type."""
     kind = type(value)
-    if value is None or kind in (float, bool) or (kind is int and int.bit_length(value) <= 128):  # type: ignore[arg-type]
+    if value is None or kind in (float, bool) or (type(value) is int and int.bit_length(value) <= 128):
         return repr(value)
-    if kind is str:
-        return repr(clip_text(str.__getitem__(value, slice(0, 80))))  # type: ignore[index]
+    if type(value) is str:
+        return repr(clip_text(str.__getitem__(value, slice(0, 80))))
     return clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)

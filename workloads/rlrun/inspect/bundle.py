@@ -8,7 +8,8 @@ import os
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -68,12 +69,12 @@ def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
         "events.json": ["get", "events", *here, *about],
     }
     for name, words in wanted.items():
-        yield name, _answer_or_error(lambda words=words: json.dumps(_trim_object(ask_json(api, words)), indent=1))  # type: ignore[misc]
+        yield name, _answer_or_error(partial(_object_text, api, words))
     for pod in seen.processes:
         words = ["logs", *here, pod.name, "-c", pod.role, f"--tail={_LOG_LINES}"]
-        yield f"logs/{pod.name}.log", _answer_or_error(lambda words=words: api.ask(words))  # type: ignore[misc]
+        yield f"logs/{pod.name}.log", _answer_or_error(partial(api.ask, words))
         if pod.restarts:
-            yield f"logs/{pod.name}.previous.log", _answer_or_error(lambda words=words: api.ask([*words, "--previous"]))  # type: ignore[misc]
+            yield f"logs/{pod.name}.previous.log", _answer_or_error(partial(api.ask, [*words, "--previous"]))
 
 
 def _answer_or_error(ask: Callable[[], str]) -> str:
@@ -81,6 +82,10 @@ def _answer_or_error(ask: Callable[[], str]) -> str:
         return ask()
     except ClusterError as error:
         return f"could not be read: {error}\n"
+
+
+def _object_text(api: Api, words: Sequence[str]) -> str:
+    return json.dumps(_trim_object(ask_json(api, words)), indent=1)
 
 
 def _trim_object(value: object) -> object:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -192,6 +193,8 @@ def channel_problem(port: int) -> str | None:
         return "the channel of rank 0 does not answer"
 
 
-def _open(request: urllib.request.Request, timeout: float):  # type: ignore[no-untyped-def]
+def _open(request: urllib.request.Request, timeout: float) -> HTTPResponse:
     """Open a URL without a proxy: cluster addresses are never behind one."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    response: HTTPResponse = opener.open(request, timeout=timeout)
+    return response

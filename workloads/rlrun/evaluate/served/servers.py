@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -150,8 +151,8 @@ class Servers:
 
     def __init__(self, client: ClientConfig, env: Mapping[str, str]) -> None:
         self._client, self._key = client, client.api_key(env)
-        more = {"api_key": self._key, "headers": client.headers, "timeout_seconds": client.timeout}
-        self._known = [_Kept(ChatServer(url, **more)) for url in client.base_url]  # type: ignore[arg-type]
+        open_server = partial(ChatServer, api_key=self._key, headers=client.headers, timeout_seconds=client.timeout)
+        self._known = [_Kept(open_server(url)) for url in client.base_url]
         self._failed = 0
         self._newer_limit = False
 

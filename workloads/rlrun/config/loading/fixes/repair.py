@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from itertools import islice
+from typing import cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +19,8 @@ from rlrun.config.loading.schema import Shape, place_of
 from rlrun.config.loading.yaml_text import Key
 from rlrun.runtime import redact
 
+_Container = MutableMapping[str | int, object]
+"""Block, or a list by index."""
 _TRIES = 24
 """Most candidates to test for one value."""
 _LENGTH = 160
@@ -68,7 +71,7 @@ def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
     inside: object = layer.values
     try:
         for part in key:
-            inside = inside[part]  # type: ignore[index]
+            inside = _item(inside, part)
     except (KeyError, IndexError, TypeError):
         return ""
     block: dict[str, object] = inside if isinstance(inside, dict) else {}
@@ -82,6 +85,18 @@ def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
         ):
             return f"; write {written_field(layer.origins[below], {})}"
     return ""
+
+
+def _container(value: object, part: str | int) -> _Container:
+    """Return a block or a list that may have an item `part`; raise `TypeError` for other values."""
+    if isinstance(value, dict) or (isinstance(value, list) and isinstance(part, int)):
+        return cast(_Container, value)
+    raise TypeError
+
+
+def _item(value: object, part: str | int) -> object:
+    """Return an item of a block or a list; raise `KeyError`, `IndexError` or `TypeError` if there is none."""
+    return _container(value, part)[part]
 
 
 def is_hidden(key: Key, layer: Layer) -> bool:
@@ -134,7 +149,7 @@ def _replace_field(layer: Layer, key: Key, block: dict[str, object]) -> dict[str
     """Return the block around a field, with other fields instead of the field."""
     around: object = layer.values
     for part in key[:-1]:
-        around = around[part] if isinstance(around, dict | list) else {}  # type: ignore[index]
+        around = _item(around, part) if isinstance(around, dict | list) else {}
     kept = around if isinstance(around, dict) else {}
     return {name: inner for name, inner in kept.items() if name != key[-1]} | block
 
@@ -147,7 +162,7 @@ def _wrap_block(key: Key, layer: Layer) -> Surroundings:
         if isinstance(inside, dict) and isinstance(inside.get("name"), str):
             variable = inside["name"]
         try:
-            inside = inside[part]  # type: ignore[index]
+            inside = _item(inside, part)
         except (KeyError, IndexError, TypeError):
             break
     metadata = layer.values.get("metadata")
@@ -177,11 +192,11 @@ def _is_accepted(model: type[BaseModel], layer: Layer, key: Key, value: object, 
     parent: object = values
     try:
         for part in key[:-1]:
-            parent = parent[part]  # type: ignore[index]
+            parent = _item(parent, part)
         if remove:
-            del parent[key[-1]]  # type: ignore[attr-defined]
+            del _container(parent, key[-1])[key[-1]]
         elif key:
-            parent[key[-1]] = value  # type: ignore[index]
+            _container(parent, key[-1])[key[-1]] = value
     except (KeyError, IndexError, TypeError):
         return False
     try:
