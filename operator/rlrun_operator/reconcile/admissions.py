@@ -1,4 +1,4 @@
-"""The operator's own queue: reads runs, pods and nodes, plans with `queue.admit_runs`, and caches the answers for the passes over runs."""
+"""The operator's own queue: reads runs, pods and nodes, plans with `queue.admit.admit_runs`, and caches the answers for the passes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MODES_BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "
 """Modes by the work that they repeat. `offload` repeats no work but waits for copies to the host and back, so it is last."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
 _CODED_SHARE = (1 + 4 / 256) / MASTER_BYTES
-"""Bytes of a moment in 8-bit codes with a float32 scale per block, relative to a float32 moment (`optim.adamw8bit`)."""
+"""Bytes of a moment in 8-bit codes with a float32 scale per block, relative to a float32 moment (`trainer.learning.optimizers`)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
 """Code inside a run's pods: `rlrun-pod ROLE` is the first process of each container. Needs neither torch nor an engine.
 
-`start` has the preconditions of a role, `role` its process and output, `container` one complete start of a container.
+`preparation` has the preconditions of a role, `role_process` its process and output, `container` one complete start of a container.
 """

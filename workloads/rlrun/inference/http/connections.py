@@ -2,7 +2,7 @@
 
 A client that reaches the port can open connections without a key. uvicorn limits the time between two requests, but not the time before the
 first request nor endless headers, and each connection uses a file descriptor. The other roles' servers have the same limits from
-`runtime.site`.
+`runtime.http_site`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class RunPaths:
 
     @property
     def launcher(self) -> Path:
-        """State of `rlrun local` and of the run in this folder; see `protocol.files.launcher`."""
+        """State of `rlrun local` and of the run in this folder; see `protocol.files.launcher_record`."""
         return self.root / "launcher.json"
 
     @property
@@ -83,7 +83,7 @@ class RunPaths:
 
     @property
     def fork(self) -> Path:
-        """Run and step from which this run was forked; see `protocol.files.forked`."""
+        """Run and step from which this run was forked; see `protocol.files.run_folder`."""
         return self.root / "fork.json"
 
     @property
@@ -138,7 +138,7 @@ class RunPaths:
 
     @property
     def shared(self) -> Path:
-        """Requests of other runs for a slot in this run's trainer, and the answers; see `protocol.files.shared`."""
+        """Requests of other runs for a slot in this run's trainer, and the answers; see `protocol.files.shared_trainer_files`."""
         return self.root / "shared"
 
     def attempt_file(self, attempt: int) -> Path:

@@ -1,4 +1,4 @@
-"""Requests of other runs for a slot, and their answers: rank 0's part of `protocol.files.shared`."""
+"""Requests of other runs for a slot, and their answers: rank 0's part of `protocol.files.shared_trainer_files`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Cost:
 
     @property
     def quadratic(self) -> float:
-        """Cost of a pair of tokens relative to the cost of one token, used by `protocol.packing.plan`."""
+        """Cost of a pair of tokens relative to the cost of one token, used by `protocol.packing.micro_batches`."""
         return self.pair / (6 * self.active_parameters)
 
 

@@ -1,1 +1,1 @@
-"""Optimizer updates: norm, clipping and update (`update`), RLRun's own optimizers (`muon`, `adamw8bit`, `host_moments`), and timing."""
+"""Optimizer updates: norm, clipping and update (`update`), RLRun's own optimizers (`muon`, `host_moments`), and timing."""
