@@ -17,7 +17,7 @@ from rlrun.config.families import FAMILIES
 from rlrun.fit import trainer_memory
 from rlrun.fit.architecture import from_config
 from rlrun.fit.memory_parts import layer_activations, outside_layers
-from rlrun.fit.model_sources import count_on_meta, read_shape
+from rlrun.fit.model_sources import read_shape
 from rlrun.trainer.learning import lm_head
 
 SIZES: dict[str, Any] = {
@@ -31,6 +31,15 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 TOKENS = 64
+
+
+def build_on_meta(config: dict[str, Any]) -> torch.nn.Module:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(
+                config["model_type"], **{name: value for name, value in config.items() if name != "model_type"}
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,7 @@ def test_parameter_count_equals_model_on_meta_device(kind: str, changes: dict[st
     if kind in ("phi3", "qwen2"):  # these models derive the head size from hidden / heads
         config["head_dim"] = 8
     whole = AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
-    assert from_config(whole.to_dict()).parameters == count_on_meta(config)
+    assert from_config(whole.to_dict()).parameters == sum(one.numel() for one in build_on_meta(config).parameters())
 
 
 @pytest.mark.parametrize(
@@ -69,17 +78,17 @@ def test_folder_with_incomplete_sizes_is_counted_exactly(
     config = {name: value for name, value in ({"model_type": kind} | SIZES | changes).items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
-        )
+    model = build_on_meta(config)
     assert shape.exact
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.tied == tied
 
 
-def test_unknown_model_type_is_not_counted() -> None:
-    assert count_on_meta({"model_type": "not-there"} | SIZES) is None
+def test_unknown_model_type_is_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "not-there"} | SIZES))
+    shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
+    assert not shape.exact
+    assert shape.counted is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

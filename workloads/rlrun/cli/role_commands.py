@@ -90,14 +90,6 @@ class RoleNames:
         return None
 
 
-@dataclass(frozen=True)
-class GivenRole:
-    """Values of a role's command line and files, before validation."""
-
-    layer: Layer
-    dry_run: bool
-
-
 def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[str, str]) -> tuple[RoleT, Layer]:
     """Load a role's configuration and the layer that it comes from; `--help` and `--dry-run` print and exit the process.
 

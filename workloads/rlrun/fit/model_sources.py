@@ -80,17 +80,7 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
         model.get_output_embeddings() is not None
         and model.get_output_embeddings().weight is model.get_input_embeddings().weight
     )
-    return replace(shape, counted=_count_parameters(model), tied=tied)
-
-
-def count_on_meta(config: Mapping[str, object]) -> int | None:
-    """Return the number of parameters of a model that transformers builds without memory, or None if it cannot build the model."""
-    model = _on_meta(config)
-    return None if model is None else _count_parameters(model)
-
-
-def _count_parameters(model: Any) -> int:
-    return sum(int(parameter.numel()) for parameter in model.parameters())
+    return replace(shape, counted=sum(int(parameter.numel()) for parameter in model.parameters()), tied=tied)
 
 
 def _on_meta(config: Mapping[str, object]) -> Any | None:

@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import PreflightError
 from rlrun.local.process_plan import GpuId, gpus_wanted, split_gpus
-from rlrun.protocol.files.launcher_record import GpuUse, mean_share, use_document
+from rlrun.protocol.files.launcher_record import GpuUse, mean_share
 from rlrun.runtime import exit_codes
 from rlrun.runtime.nvml import IDLE_BELOW, SAMPLE_SECONDS, Gpus, Sample, gpus_here
 
@@ -85,7 +85,7 @@ class GpuMeter:
 
     def document(self) -> dict[str, Any]:
         """Return the last samples by role, in the format of the record."""
-        return {role: use_document(use) for role, use in self._use.items()}
+        return {role: asdict(use) for role, use in self._use.items()}
 
     def close(self) -> None:
         """Stop sampling."""

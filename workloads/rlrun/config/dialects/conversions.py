@@ -311,15 +311,6 @@ def read_gates(value: object, target: str) -> Iterator[Effect]:
             )
 
 
-def refuse_custom(counterpart: str) -> Conversion:
-    """Return the conversion that refuses a user's own function, because functions have other arguments here."""
-
-    def convert(value: object, _target: str) -> Iterator[Effect]:
-        yield Refuse(f"got {show_value(value)}; a custom function takes other arguments here: {counterpart}")
-
-    return convert
-
-
 def loss_option(loss: str, option: str) -> Conversion:
     """Return the conversion of a loss's option, which also selects the loss."""
 

@@ -13,7 +13,6 @@ from rlrun.convert.tables.row import Row, dropped_row, dropped_rows, joined_row,
 
 _C = "critic."
 _CRITIC = "the critic is trained like the policy"
-_PARQUET = "for verl's loader; rows are read by index and tokenized on demand"
 
 _DATA: tuple[Row, ...] = (
     joined_row("data.train_files", "environments[].args"),

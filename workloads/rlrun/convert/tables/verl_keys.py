@@ -172,7 +172,6 @@ NO_REJECTION: Mapping[str, str] = {
 
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 _SPEED = "speed only; RLRun chooses its own kernels"
-_MEMORY = "memory only: placement.colocate moves parameters and optimizer states to host memory while engines run"
 _NO_REFERENCE = "only with a KL term in the loss, which this run does not have"
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 _PROFILE = "profiling is a separate command: trainer --bench"

@@ -39,11 +39,6 @@ class GpuUse:
     """Number of the role's GPUs, if not all were measured."""
 
 
-def use_document(use: GpuUse) -> dict[str, Any]:
-    """Return a use as a JSON document."""
-    return asdict(use)
-
-
 def read_use(found: object) -> GpuUse | None:
     """Return the use in an untrusted document, or None if it has none."""
     if not isinstance(found, Mapping):
