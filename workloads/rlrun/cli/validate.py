@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun, RLRunSpec
@@ -140,7 +139,7 @@ def _print(source: str, judged: Judged[RLRun]) -> None:
         print(" ".join(filter(None, (f"{notice.source}: note:", notice.path, notice.message))))
 
 
-def document(source: str, judged: Judged[RLRun]) -> dict[str, Any]:
+def document(source: str, judged: Judged[RLRun]) -> dict[str, object]:
     """Return the findings about one manifest as a JSON document."""
     valid = _valid(judged)
     return {
@@ -153,7 +152,7 @@ def document(source: str, judged: Judged[RLRun]) -> dict[str, Any]:
     }
 
 
-def _as_json(problem: Problem) -> dict[str, Any]:
+def _as_json(problem: Problem) -> dict[str, object]:
     return {"field": problem.path, "line": problem.line, "message": problem.message}
 
 

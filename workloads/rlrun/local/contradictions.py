@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.base import Config
@@ -36,7 +35,7 @@ _PEER = ("podSelector", "namespaceSelector", "ipBlock")
 def check_kubernetes_parts(spec: RLRunSpec) -> Iterator[Finding]:
     """Yield problems of pod templates and egress rules."""
     for role in _ROLES:
-        template: Mapping[str, Any] = getattr(spec, role).pod_template
+        template: Mapping[str, object] = getattr(spec, role).pod_template
         for message in _of_template(template, role):
             yield Finding((role, "pod_template"), message)
     for i, rule in enumerate(spec.network_policy.extra_egress):
@@ -44,7 +43,7 @@ def check_kubernetes_parts(spec: RLRunSpec) -> Iterator[Finding]:
         yield from (Finding(key, message) for message in _of_egress(rule))
 
 
-def _of_template(template: Mapping[str, Any], role: str) -> Iterator[str]:
+def _of_template(template: Mapping[str, object], role: str) -> Iterator[str]:
     for name, value in template.items():
         if name not in _TEMPLATE and not name.startswith("$"):
             inside = to_yaml({"spec": {name: value}})
@@ -63,7 +62,7 @@ def _of_template(template: Mapping[str, Any], role: str) -> Iterator[str]:
                 yield from _of_container(container, f"spec.{name}[{i}]", role if name == "containers" else None)
 
 
-def _of_container(container: Mapping[str, Any], path: str, role: str | None) -> Iterator[str]:
+def _of_container(container: Mapping[str, object], path: str, role: str | None) -> Iterator[str]:
     """Yield problems of a container. Of `containers`, only the role's own container needs no image."""
     name = container.get("name")
     if not isinstance(name, str):
@@ -75,7 +74,7 @@ def _of_container(container: Mapping[str, Any], path: str, role: str | None) -> 
     yield from _wrong_lists(container, _LISTS_OF_CONTAINER, path)
 
 
-def _wrong_lists(block: Mapping[str, Any], names: Collection[str], path: str) -> Iterator[str]:
+def _wrong_lists(block: Mapping[str, object], names: Collection[str], path: str) -> Iterator[str]:
     """Yield problems of fields that must be lists of mappings."""
     for name in names:
         value = block.get(name)
@@ -86,7 +85,7 @@ def _wrong_lists(block: Mapping[str, Any], names: Collection[str], path: str) ->
                 yield f"{path}.{name}[{i}]: got {to_yaml(item)[:80]}, expected a mapping"
 
 
-def _of_egress(rule: Mapping[str, Any]) -> Iterator[str]:
+def _of_egress(rule: Mapping[str, object]) -> Iterator[str]:
     yield from _unknown_fields(rule, _RULE, "a rule")
     for name, known in (("ports", _PORT), ("to", _PEER)):
         value = rule.get(name)
@@ -102,7 +101,7 @@ def _of_egress(rule: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}[{i}]: got {to_yaml(item)[:80]}, expected a mapping with {', '.join(known)}{such}"
 
 
-def _unknown_fields(block: Mapping[str, Any], known: Collection[str], what: str) -> Iterator[str]:
+def _unknown_fields(block: Mapping[str, object], known: Collection[str], what: str) -> Iterator[str]:
     for name in block:
         if name not in known:
             yield f"unknown field {name} of {what}{did_you_mean(name, known)}; known: {', '.join(known)}"
@@ -263,7 +262,7 @@ def _clear_secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
                 )
 
 
-def _secrets_of_template(role: str, template: Mapping[str, Any], run: str) -> Iterator[Finding]:
+def _secrets_of_template(role: str, template: Mapping[str, object], run: str) -> Iterator[Finding]:
     spec = template.get("spec")
     for kind in ("containers", "initContainers"):
         containers = spec.get(kind) if isinstance(spec, Mapping) else None

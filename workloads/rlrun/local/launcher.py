@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -79,14 +78,14 @@ class Recorder:
         attempt: int,
         command: str,
         gpus: Mapping[str, int] | None = None,
-        use: Callable[[], Mapping[str, Any]] = dict,
+        use: Callable[[], Mapping[str, object]] = dict,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._clock, self._use = path, clock, use
         self._record = new_record(name, attempt, command, gpus)
         self._written = 0.0
 
-    def beat(self, progress: Mapping[str, Any] | None) -> None:
+    def beat(self, progress: Mapping[str, object] | None) -> None:
         """Record the current progress, and write it at most every two seconds. None: the orchestrator does not answer."""
         now = self._clock()
         if progress:

@@ -138,7 +138,7 @@ def _token_spans(sample: Sample) -> Iterator[Span]:
         yield Span(kind, int(start), int(end))
 
 
-def report_document(found: SampleReport, objective: Mapping[str, Any] | None) -> dict[str, object]:
+def report_document(found: SampleReport, objective: Mapping[str, object] | None) -> dict[str, object]:
     """Return a report as JSON."""
     values = asdict(found)
     if found.advantage is not None:
@@ -146,7 +146,7 @@ def report_document(found: SampleReport, objective: Mapping[str, Any] | None) ->
     return values | {"objective": objective}
 
 
-def report_text(found: SampleReport, objective: Mapping[str, Any] | None) -> str:
+def report_text(found: SampleReport, objective: Mapping[str, object] | None) -> str:
     """Return a report as text for a terminal."""
     place = f"{printable(found.environment)} {printable(found.task_id)}, group {found.group}, rollout {found.rollout}"
     lines = [f"sample {found.sample} of step {found.step}: {place}", f"  reward {found.reward:.6g}"]

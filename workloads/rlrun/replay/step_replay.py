@@ -368,7 +368,7 @@ def _explain_step(plan: Plan, sample: str) -> tuple[int, SampleReport]:
     return index, report_sample(batch, index, settings)
 
 
-def _inexact_reasons(plan: Plan, answer: dict[str, Any], ranks: int | None) -> Sequence[str]:
+def _inexact_reasons(plan: Plan, answer: dict[str, object], ranks: int | None) -> Sequence[str]:
     """Return the reasons why the bits may differ without an error."""
     found = []
     if answer["device"] != "cpu":

@@ -209,7 +209,7 @@ def _compose_proximal(draft: Draft) -> None:
 
 
 def _compose_critic(draft: Draft) -> None:
-    options: dict[str, Any] = {"gamma": draft.number(_A + "discount"), "lam": draft.number(_A + "gae_lambda")}
+    options: dict[str, object] = {"gamma": draft.number(_A + "discount"), "lam": draft.number(_A + "gae_lambda")}
     more, causes = _normalization_options(draft)
     value = {"name": "gae", "options": options | {"adv_mean": "none", "adv_std": "none"} | more}
     draft.put("algorithm.advantage", value, _A + "discount", _A + "gae_lambda", *causes)
@@ -221,7 +221,7 @@ def _compose_critic(draft: Draft) -> None:
         draft.dropped[f"actor.reward_norm.{key}"] = "in RLRun a critic's advantages do not use normalized rewards"
 
 
-def _normalization_options(draft: Draft) -> tuple[dict[str, Any], list[str]]:
+def _normalization_options(draft: Draft) -> tuple[dict[str, object], list[str]]:
     """Return the options of `adv_norm` and their keys."""
     options, causes = {}, []
     for theirs, ours in (("mean_level", "adv_mean"), ("std_level", "adv_std")):

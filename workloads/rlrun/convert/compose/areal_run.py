@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from rlrun.config.layout_rules import Allocation, Part, parse_allocation
 from rlrun.convert.compose.areal_objective import put_objective
@@ -246,8 +245,8 @@ def _compose_environment(draft: Draft, n: int) -> None:
         path = "openai/gsm8k"
     local = not is_on_hub(path)
     known = PurePosixPath(path).name == "gsm8k"
-    args: dict[str, Any] = {"path" if local else "name": path}
-    environment: dict[str, Any] = {"id": "gsm8k" if known else "dataset", "groupSize": n, "args": args}
+    args: dict[str, object] = {"path" if local else "name": path}
+    environment: dict[str, object] = {"id": "gsm8k" if known else "dataset", "groupSize": n, "args": args}
     if not known:
         environment["args"] = args | {"reward": "math"}
         draft.notices.append(

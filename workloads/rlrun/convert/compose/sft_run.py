@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlrun.config.layout_rules import parse_allocation
 from rlrun.convert.compose.shared_parts import (
     AREAL_MUON,
@@ -105,11 +103,11 @@ def compose_areal(draft: Draft, context: Context) -> None:
     _areal_gpus(draft)
 
 
-def _compose_source(path: str) -> dict[str, Any]:
+def _compose_source(path: str) -> dict[str, object]:
     return {"name" if is_on_hub(path) else "path": path}
 
 
-def _compose_sources(draft: Draft, key: str, sources: list[dict[str, Any]]) -> None:
+def _compose_sources(draft: Draft, key: str, sources: list[dict[str, object]]) -> None:
     if not sources:
         draft.missing.append(f"spec.data.sources: the data is missing; add {key}=FILE")
         sources = [{"path": "data"}]
@@ -137,7 +135,7 @@ def _compose_steps(draft: Draft, context: Context, *, batch: str, epochs: str, f
     return put_steps(draft, context, epochs=epochs, batch=batch, files=files)
 
 
-def _held_out(draft: Draft, source: dict[str, Any], key: str, every: tuple[int, str] | None) -> None:
+def _held_out(draft: Draft, source: dict[str, object], key: str, every: tuple[int, str] | None) -> None:
     for name, value in source.items():
         draft.put(f"data.validation.{name}", value, key)
     if every is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from rlrun.config.algorithm.presets import PRESETS
 from rlrun.config.algorithm.tables import LOSS_ENTRIES
@@ -135,7 +134,7 @@ def _choose_preset(draft: Draft, estimator: str, mode: str) -> None:
 
 def _compose_advantage(draft: Draft, estimator: str) -> None:
     name = ADVANTAGES[estimator][1]
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     causes = [_ESTIMATOR]
     if name == "grpo":
         options["std"] = "group" if draft.flag("algorithm.norm_adv_by_std_in_grpo") else "none"
@@ -164,7 +163,7 @@ def _compose_loss(draft: Draft, mode: str) -> None:
     low, high = _clip_bound(draft, "low"), _clip_bound(draft, "high")
     causes = [*low[1], *high[1], *([_MODE] if draft.has(_MODE) else [])]
     if name == "sapo":
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             f"tau_{ours}": draft.number(_A + f"tau_{theirs}") or default for ours, theirs, default in _TAU
         }
         causes = [_MODE, *(_A + f"tau_{theirs}" for _, theirs, _ in _TAU if draft.has(_A + f"tau_{theirs}"))]
@@ -298,7 +297,7 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
             else f"the loss {loss} already applies the ratio to the engine as a weight"
         )
     limits = _read_limits(draft, _IS + "_threshold") if weighs else None
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     causes: list[str] = []
     if weighs and limits is not None:
         causes += [_IS, _IS + "_threshold"]
@@ -324,7 +323,7 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
         draft.put("algorithm.correction", {"action": "none"})
 
 
-def _read_rejection(draft: Draft) -> dict[str, Any] | None:
+def _read_rejection(draft: Draft) -> dict[str, object] | None:
     """Return level, measure and bounds of `rollout_rs`, or None if it is refused."""
     names = list(dict.fromkeys(part.strip() for part in str(draft.get(_RS)).split(",") if part.strip()))
     name = names[0] if names else ""
@@ -353,7 +352,7 @@ def _read_rejection(draft: Draft) -> dict[str, Any] | None:
     elif low is not None:
         draft.refused[threshold] = f"{draft.get(threshold)}: {name} has only an upper bound; write {threshold}={high:g}"
         return None
-    found: dict[str, Any] = {"level": level, "measure": measure}
+    found: dict[str, object] = {"level": level, "measure": measure}
     found |= {"reduce": reduction} if level == "sequence" else {}
     if measure == "k1":  # verl bounds -log(ratio) by the logarithms
         return found | {"low": math.log(low or high), "high": math.log(high)}
