@@ -70,12 +70,8 @@ def _is_stray(word: str) -> bool:
     return not word.startswith(("-", "@")) and Path(word).suffix not in FORMATS and not os.path.lexists(word)
 
 
-def is_field(word: str) -> bool:
-    """Return whether an option starts with a field's name, or with another project's name of a field."""
-    return _is_field(word, _dialect_translator(COMMAND_LINE))
-
-
 def _is_field(word: str, others: Translator) -> bool:
+    """Return whether an option starts with a field's name, or with another project's name of a field."""
     option = word.partition("=")[0]
     name = option.removeprefix("--")
     if not word.startswith("--") or not name or option in _OF_COMMANDS:

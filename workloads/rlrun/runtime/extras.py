@@ -152,21 +152,22 @@ def install_extras(extras: str, *, options: str = "") -> str:
         extras: comma-separated names.
         options: arguments before the requirement, such as `--no-build-isolation`.
     """
-    return _join_words(options, *_requirement_words(extras))
+    return install_package(*_requirement_words(extras), options=options)
 
 
-def install_package(requirement: str, *, options: str = "") -> str:
-    """Return the command that installs a package of the public index."""
-    return _join_words(options, requirement)
+def install_package(*requirement: str, options: str = "") -> str:
+    """Return the command that installs a package of the public index, or of a folder.
+
+    Args:
+        requirement: words of the requirement, such as `vllm==1.0` or `-e` and a folder.
+        options: options of the installer.
+    """
+    return " ".join([_find_installer(), *options.split(), *(shlex.quote(word) for word in requirement)])
 
 
 def uninstall_package(name: str) -> str:
     """Return the command that removes a package."""
     return f"{_find_installer(verb='uninstall')} {name}"
-
-
-def _join_words(options: str, *requirement: str) -> str:
-    return " ".join([_find_installer(), *options.split(), *(shlex.quote(word) for word in requirement)])
 
 
 def _find_installer(verb: str = "install") -> str:
