@@ -33,7 +33,7 @@ from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part
-from rlrun.trainer.modeling.stored.stored_tensors import open_files
+from rlrun.trainer.modeling.stored.weight_files import open_files
 from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group, Meshes, ParallelDims, process_group
@@ -89,7 +89,6 @@ def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
 
     with (
         mock.patch.object(load_weights, "open_files", kept),
-        mock.patch.object(load_weights, "load_model", None),
         mock.patch.object(start_check, "check_architecture", return_value=frozenset()),
         LiveBytes() as memory,
     ):

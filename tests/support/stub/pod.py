@@ -41,4 +41,4 @@ def programs() -> Programs:
     """Return programs of the stub image's containers."""
     from rlrun.pod.role_commands import Programs
 
-    return Programs(role_command, model_command)
+    return Programs(role_command, model_command, plain_copy=None)

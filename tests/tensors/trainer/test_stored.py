@@ -26,13 +26,13 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling import tensor_names
 from rlrun.trainer.modeling.stored.load_plan import plan_tensors
 from rlrun.trainer.modeling.stored.stored_tensors import (
-    Files,
     Lazy,
     chunk_tensor,
     join_tensors,
     stack_tensors,
     transpose_tensor,
 )
+from rlrun.trainer.modeling.stored.weight_files import Files
 
 WIDTH, INNER = 8, 12
 MLP = "model.layers.0.mlp"

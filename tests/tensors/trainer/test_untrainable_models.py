@@ -11,7 +11,8 @@ import pytest
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rlrun.config.families import quantization_method, training_refusal
+from rlrun.config.families import training_refusal
+from rlrun.config.quantization import quantization_method
 
 _PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "architectures.md"
 _GATE = (

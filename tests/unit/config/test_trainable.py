@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from rlrun.config.families import (
-    quantization_method,
     quantization_note,
     refusal_by_name,
     training_refusal,
-    unquantised_name,
+    unquantized_name,
 )
+from rlrun.config.quantization import Quantization, UnreadableFormatError, quantization_method, read_quantization
 
 
 @pytest.mark.parametrize(
@@ -32,35 +32,64 @@ def test_trainable_configurations_are_not_refused(config: Mapping[str, object]) 
     assert training_refusal(config, "m") is None
 
 
+_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (_FP8, Quantization("fp8", (128, 128))),
+        (_FP8 | {"weight_block_size": [1, 128], "fmt": "e4m3"}, Quantization("fp8", (1, 128))),
+        (
+            _FP8 | {"fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "lm_head"]},
+            Quantization("fp8", (128, 128)),
+        ),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, Quantization("fp8", None)),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, Quantization("mxfp4")),
+    ],
+)
+def test_format_that_the_trainer_reads_is_not_refused(content: Mapping[str, object], expected: Quantization) -> None:
+    for config in ({"quantization_config": content}, {"text_config": {"quantization_config": content}}):
+        assert read_quantization(config) == expected
+        assert training_refusal(config, "m") is None
+
+
 @pytest.mark.parametrize(
     ("config", "method"),
     [
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"text_config": {"quantization_config": {"quant_method": "compressed-tensors"}}}, "compressed-tensors"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"quantization_config": {"bits": 3}}, "an unknown method"),
     ],
 )
-def test_quantization_is_found_in_each_place(config: Mapping[str, object], method: str) -> None:
+def test_format_that_is_not_read_is_refused_by_name(config: Mapping[str, object], method: str) -> None:
     assert quantization_method(config) == method
-    assert f"({method}" in str(training_refusal(config, "m"))
+    with pytest.raises(UnreadableFormatError, match=f"the format {method} is not read"):
+        read_quantization(config)
+    refusal = str(training_refusal(config, "m"))
+    assert f"m is quantized, and the format {method} is not read" in refusal
+    assert "the trainer reads FP8" in refusal
+    assert "use a repository with its weights in bfloat16" in refusal
 
 
 @pytest.mark.parametrize(
-    ("name", "method"),
+    ("changes", "message"),
     [
-        ("openai/gpt-oss-20b", "mxfp4"),
-        ("deepseek-ai/DeepSeek-V3", "fp8"),
-        ("deepseek-ai/DeepSeek-V3-0324", "fp8"),
-        ("deepseek-ai/DeepSeek-R1-0528", "fp8"),
-        ("moonshotai/Kimi-K2-Instruct", "fp8"),
-        ("moonshotai/Kimi-K2-Thinking", "compressed-tensors"),
-        ("MiniMaxAI/MiniMax-M2", "fp8"),
+        ({"fmt": "e5m2"}, "fp8 with fmt e5m2 is not read, only e4m3"),
+        ({"weight_block_size": [128]}, r"weight_block_size \[128\] is not read"),
+        ({"weight_block_size": [0, 128]}, r"weight_block_size \[0, 128\] is not read"),
+        ({"weight_block_size": 128}, "weight_block_size 128 is not read"),
     ],
 )
-def test_published_repository_is_refused_by_its_name(name: str, method: str) -> None:
-    assert f"{name} is quantized ({method}" in str(refusal_by_name(name))
+def test_unknown_layout_of_fp8_is_refused(changes: Mapping[str, object], message: str) -> None:
+    with pytest.raises(UnreadableFormatError, match=message):
+        read_quantization({"quantization_config": _FP8 | changes})
+
+
+def test_published_repository_in_a_format_that_is_not_read_is_refused_by_its_name() -> None:
+    assert "and the format compressed-tensors is not read" in str(refusal_by_name("moonshotai/Kimi-K2-Thinking"))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +98,9 @@ def test_published_repository_is_refused_by_its_name(name: str, method: str) -> 
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
         "deepseek-ai/deepseek-llm-7b-base",
         "me/gpt-oss-20b-bf16",
+        "openai/gpt-oss-20b",
+        "deepseek-ai/DeepSeek-V3",
+        "Qwen/Qwen3-8B-FP8",
         "Qwen/Qwen3-8B",
     ],
 )
@@ -77,9 +109,9 @@ def test_other_repository_is_not_refused_by_its_name(name: str) -> None:
     assert quantization_note(name) is None
 
 
-def test_quantised_name_leads_to_the_repository_before_it() -> None:
-    assert unquantised_name("Qwen/Qwen3-8B-FP8") == "Qwen/Qwen3-8B"
-    assert unquantised_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4") == "Qwen/Qwen2.5-7B-Instruct"
-    assert "use Qwen/Qwen3-8B" in str(quantization_note("Qwen/Qwen3-8B-FP8"))
-    config = {"quantization_config": {"quant_method": "fp8"}}
-    assert "use Qwen/Qwen3-8B, or" in str(training_refusal(config, "Qwen/Qwen3-8B-FP8"))
+def test_quantized_name_leads_to_the_repository_before_it() -> None:
+    assert unquantized_name("Qwen/Qwen3-8B-FP8") == "Qwen/Qwen3-8B"
+    assert unquantized_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4") == "Qwen/Qwen2.5-7B-Instruct"
+    assert "use Qwen/Qwen3-8B" in str(quantization_note("Qwen/Qwen3-8B-AWQ"))
+    config = {"quantization_config": {"quant_method": "awq"}}
+    assert "use Qwen/Qwen3-8B, or" in str(training_refusal(config, "Qwen/Qwen3-8B-AWQ"))

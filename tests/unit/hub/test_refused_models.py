@@ -13,12 +13,13 @@ from rlrun.hub import fetch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
-QUANTISED = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+UNREADABLE = {"model_type": "qwen3", "quantization_config": {"quant_method": "awq", "bits": 4}}
+FP8 = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(QUANTISED))
+    (tmp_path / "config.json").write_text(json.dumps(UNREADABLE))
     (tmp_path / "model.safetensors").touch()
     return tmp_path
 
@@ -36,25 +37,48 @@ def fetched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
     return parts
 
 
-def test_quantised_folder_is_refused_if_it_is_trained(folder: Path) -> None:
+def test_quantized_folder_is_refused_if_it_is_trained(folder: Path) -> None:
     model = ModelConfig(path=str(folder))
-    with pytest.raises(RoleError, match=r"model.path: .* is quantized \(fp8") as refused:
+    with pytest.raises(RoleError, match=r"model.path: .* is quantized, and the format awq is not read") as refused:
         fetch.model_source(model, Path("made"), with_weights=True, trained=True)
     assert refused.value.code == exit_codes.CONFIGURATION
     assert fetch.model_source(model, Path("made"), with_weights=True) == str(folder)
 
 
-def test_quantised_repository_is_refused_before_its_weights(fetched: list[str]) -> None:
-    with pytest.raises(RoleError, match=r"model.name: Qwen/Qwen3-8B-FP8 is quantized .* use Qwen/Qwen3-8B, or"):
-        fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-FP8"), Path("made"), with_weights=True, trained=True)
+def test_quantized_repository_is_refused_before_its_weights(fetched: list[str]) -> None:
+    with pytest.raises(RoleError, match=r"model.name: Qwen/Qwen3-8B-AWQ is quantized, .* use Qwen/Qwen3-8B, or"):
+        fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-AWQ"), Path("made"), with_weights=True, trained=True)
     assert fetched == ["files"]
 
 
-def test_quantised_repository_is_fetched_for_an_evaluation(fetched: list[str]) -> None:
-    fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-FP8"), Path("made"), with_weights=True)
+def test_quantized_repository_is_fetched_for_an_evaluation(fetched: list[str]) -> None:
+    fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-AWQ"), Path("made"), with_weights=True)
     assert fetched[:2] == ["files", "weights"]
 
 
-def test_quantised_reference_is_refused(folder: Path) -> None:
+def test_quantized_reference_is_refused(folder: Path) -> None:
     with pytest.raises(RoleError, match=r"algorithm\.reference\.model: .* is quantized"):
         fetch.reference_source(ReferenceConfig(model=str(folder)), ModelConfig(path=str(folder)))
+
+
+def test_format_that_the_trainer_reads_is_fetched_and_needs_a_plain_copy(folder: Path, fetched: list[str]) -> None:
+    (folder / "config.json").write_text(json.dumps(FP8))
+    for model in (ModelConfig(path=str(folder)), ModelConfig(name="Qwen/Qwen3-8B-FP8")):
+        assert fetch.model_source(model, Path("made"), with_weights=True, trained=True) == str(folder)
+        assert fetch.needs_plain_copy(model)
+    assert fetched == ["files", "weights", "files"]
+
+
+def test_plain_model_needs_no_copy(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert not fetch.needs_plain_copy(ModelConfig(path=str(folder)))
+
+
+def test_training_uses_the_plain_copy_if_it_exists(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(FP8))
+    (copy := tmp_path / "run" / "model").mkdir(parents=True)
+    model = ModelConfig(path=str(folder))
+    assert fetch.model_source(model, copy, with_weights=True, trained=True) == str(copy)
+    assert fetch.policy_source(model, copy) == str(copy)
+    assert fetch.policy_source(model, tmp_path / "other") == str(folder)
+    assert fetch.model_source(model, copy, with_weights=True) == str(folder)

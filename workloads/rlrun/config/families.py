@@ -5,16 +5,17 @@ layer, by the module's name in the layer. A layer with a parameter that its entr
 never divided by guesswork. Tests compare every entry with one rank (`tests/trainer/families.py`).
 
 Models that the trainer cannot train are recognized by their `config.json` or hub name, with an alternative for each. The trainer checks all
-other models itself (`trainer.modeling.architecture_check`), but only after loading: a quantized repository cannot be loaded, and a hybrid
-model would have to be downloaded first.
+other models itself (`trainer.modeling.architecture_check`), but only after loading: for them a model would have to be downloaded first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch, fnmatchcase
 from typing import Literal
+
+from rlrun.config.quantization import READ_FORMATS, UnreadableFormatError, config_parts, read_quantization
 
 Kind = Literal["tp", "cp", "ep"]
 """Fields of `trainer.parallelism` that divide a layer, a row, and the experts of a mixture."""
@@ -222,22 +223,8 @@ _ENCODERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower",
 """Fields of the configuration for encoders of images and sound."""
 _TEXT_OF = frozenset({"gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal"})
 """Types with encoders of which only the text part is loaded, as a causal language model."""
-_METHODS: Mapping[str, str] = {"compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes"}
-_AS_PUBLISHED: tuple[tuple[str, str], ...] = (
-    ("openai/gpt-oss-20b", "mxfp4"),
-    ("openai/gpt-oss-120b", "mxfp4"),
-    ("deepseek-ai/deepseek-v3", "fp8"),
-    ("deepseek-ai/deepseek-v3-*", "fp8"),
-    ("deepseek-ai/deepseek-v3.1*", "fp8"),
-    ("deepseek-ai/deepseek-v3.2*", "fp8"),
-    ("deepseek-ai/deepseek-r1", "fp8"),
-    ("deepseek-ai/deepseek-r1-0528", "fp8"),
-    ("deepseek-ai/deepseek-r1-zero", "fp8"),
-    ("moonshotai/kimi-k2-thinking", "compressed-tensors"),
-    ("moonshotai/kimi-k2-*", "fp8"),
-    ("minimaxai/minimax-m2*", "fp8"),
-)
-"""Repositories that their authors publish quantized, in lower case, with the method."""
+_AS_PUBLISHED: tuple[tuple[str, str], ...] = (("moonshotai/kimi-k2-thinking", "compressed-tensors"),)
+"""Repositories that their authors publish only in a format that the trainer does not read, in lower case, with the format."""
 _SUFFIXES = (
     "-fp8",
     "-fp8-dynamic",
@@ -254,7 +241,9 @@ _SUFFIXES = (
     "-int8",
 )
 """Name endings of quantized repositories. The name without the ending is that of the original repository."""
-DEQUANTIZE = "docs/models.md#quantised-repositories"
+_READ_SUFFIXES = ("-fp8", "-mxfp4")
+"""Name endings of formats that the trainer reads."""
+DEQUANTIZE = "docs/models.md#quantized-repositories"
 
 
 def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
@@ -265,9 +254,10 @@ def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
         shown: folder or name of the model for messages.
     """
     kind = str(config.get("model_type") or "")
-    method = quantization_method(config)
-    if method is not None:
-        return _is_quantized(shown, method)
+    try:
+        read_quantization(config)
+    except UnreadableFormatError as error:
+        return _is_unreadable(shown, str(error))
     if has_state(config):
         return (
             f"{shown} is a hybrid model ({kind}): its layers carry state across the sequences of a row, which the trainer does not "
@@ -283,34 +273,25 @@ def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
 
 
 def refusal_by_name(name: str) -> str | None:
-    """Return the reason of `training_refusal` for a repository that is published quantized, by its name only."""
+    """Return the reason of `training_refusal` for a repository that is published in a format that is not read, by its name only."""
     method = next((method for pattern, method in _AS_PUBLISHED if fnmatch(name.lower(), pattern)), None)
-    return None if method is None else _is_quantized(name, method)
+    return None if method is None else _is_unreadable(name, f"the format {method} is not read")
 
 
 def quantization_note(name: str) -> str | None:
-    """Return a note if a repository's name indicates quantized weights, or None."""
-    base = unquantised_name(name)
-    if base is None:
+    """Return a note if a repository's name indicates a format that the trainer does not read, or None."""
+    base = unquantized_name(name)
+    if base is None or name.lower().endswith(_READ_SUFFIXES):
         return None
-    return f"{name} appears to be quantized by its name, and the trainer refuses quantized weights; use {base}"
-
-
-def quantization_method(config: Mapping[str, object]) -> str | None:
-    """Return the quantization method of a model's weights, or None if they are not quantized."""
-    for part in _config_parts(config):
-        found = part.get("quantization_config") or part.get("compression_config")
-        if isinstance(found, Mapping):
-            method = found.get("quant_method")
-            if method:
-                return _METHODS.get(str(method), str(method))
-            return "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "an unknown method"
-    return None
+    return (
+        f"{name} appears to be quantized by its name, in a format that the trainer does not read (it reads {READ_FORMATS}); "
+        f"use {base}"
+    )
 
 
 def has_state(config: Mapping[str, object]) -> bool:
     """Return whether layers of a model carry state past the end of a sequence."""
-    for part in _config_parts(config):
+    for part in config_parts(config):
         layers = part.get("layer_types")
         kinds = {str(layer) for layer in layers} if isinstance(layers, list) else set()
         if part.get("model_type") in _STATES or kinds & _STATE_LAYERS or any(part.get(name) for name in _STATE_FIELDS):
@@ -318,24 +299,16 @@ def has_state(config: Mapping[str, object]) -> bool:
     return False
 
 
-def unquantised_name(name: str) -> str | None:
+def unquantized_name(name: str) -> str | None:
     """Return the probable name of the repository that a quantized repository was made from, or None if the name has no such ending."""
     found = [end for end in _SUFFIXES if name.lower().endswith(end)]
     return name[: -len(max(found, key=len))] if found else None
 
 
-def _config_parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """Yield a configuration, and the configuration of its text part."""
-    yield config
-    text = config.get("text_config") or config.get("language_config") or config.get("llm_config")
-    if isinstance(text, Mapping):
-        yield text
-
-
-def _is_quantized(shown: str, method: str) -> str:
-    base = unquantised_name(shown)
+def _is_unreadable(shown: str, reason: str) -> str:
+    base = unquantized_name(shown)
     other = base if base is not None else "a repository with its weights in bfloat16"
     return (
-        f"{shown} is quantized ({method}, quantization_config in config.json), but the trainer needs weights in bfloat16, float16 or "
-        f"float32; use {other}, or convert it to bfloat16 first ({DEQUANTIZE})"
+        f"{shown} is quantized, and {reason} (quantization_config in config.json); the trainer reads {READ_FORMATS}; "
+        f"use {other}, or convert it to bfloat16 first ({DEQUANTIZE})"
     )

@@ -357,7 +357,8 @@ def _resolve_model(
     """Return the model as a folder or hub name, and its folder (None for a model on the hub).
 
     A tiny model (`model.tiny`, created at the start of a run) is the one in the run's folder. If the run has none, the model is created in
-    `work`, from a resolved configuration in `model.json`. A model on the hub has the commit that the run has recorded.
+    `work`, from a resolved configuration in `model.json`. The folder may also contain the plain copy of a quantized model. A model on the
+    hub has the commit that the run has recorded.
 
     Raises:
         RoleError: the model cannot be used, or the recorded commit contains code that `trusts_code` does not allow.
@@ -377,6 +378,11 @@ def _resolve_model(
                 config, file, RunPaths(work), 1, lambda text: console.print(text, highlight=False, markup=False)
             )
         model = ModelConfig(path=str(folder), dtype=model.dtype)
+    elif (folder := model_folder(run.root, spec.trainer.shared_with)).is_dir():
+        if model.trust_remote_code:
+            code = NamedCode("model", f"files of {folder}, whose code model.trustRemoteCode runs")
+            check_recorded_code(run.root, [code], trusted=trusts_code)
+        model = model.model_copy(update={"name": None, "revision": None, "path": str(folder)})
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
     asked, model = model, as_recorded(model, run)

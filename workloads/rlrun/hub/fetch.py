@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlrun.config.models.language_models import ModelConfig, ReferenceConfig
-from rlrun.hub.refused_models import pickle_refusal, refuse_untrainable
+from rlrun.config.quantization import read_quantization
+from rlrun.hub.refused_models import pickle_refusal, read_config, refuse_untrainable
 from rlrun.hub.repository import Repository, kept_commit
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
@@ -156,21 +157,50 @@ ResultT = TypeVar("ResultT")
 def model_source(model: ModelConfig, made: Path, *, with_weights: bool, trained: bool = False) -> str:
     """Return the folder of a run's model, and download a model of the hub if it is not in the cache.
 
+    For training, the folder of a quantized model is the run's plain copy, if it exists (`needs_plain_copy`).
+
     Args:
         model: model to load.
-        made: folder of the tiny model.
+        made: folder of the tiny model, or of the plain copy.
         with_weights: whether to load the weights. False: only files for tokenizer and configuration.
         trained: whether the run trains the model. A model that cannot be trained is rejected before its weights are downloaded.
 
     Raises:
         RoleError: the model cannot be downloaded, or cannot be trained.
     """
+    if trained and made.is_dir():
+        return str(made)
     if model.name is None:
         if trained and model.path is not None:
             refuse_untrainable(Path(model.path), "model.path")
         return model.source(made)
-    repository = Repository("model", model.name, model.revision, "model.name", "model.revision")
-    return str(fetch_model(repository, with_weights=with_weights, trained=trained))
+    return str(fetch_model(_policy_repository(model), with_weights=with_weights, trained=trained))
+
+
+def policy_source(model: ModelConfig, made: Path) -> str:
+    """Return the folder or hub name of the policy of a run that has started: its plain copy if it has one, otherwise its source."""
+    return str(made) if made.is_dir() else model.source(made)
+
+
+def needs_plain_copy(model: ModelConfig) -> bool:
+    """Return whether the files of a run's model are quantized, so that the engines of the run need a copy without quantization.
+
+    Raises:
+        RoleError: the configuration of the model cannot be downloaded, or the model cannot be trained.
+    """
+    if model.tiny is not None:
+        return False
+    if model.name is not None:
+        folder = fetch_model(_policy_repository(model), with_weights=False, trained=True)
+    else:
+        folder = Path(model.path or "")
+        refuse_untrainable(folder, "model.path")
+    config = read_config(folder)
+    return config is not None and read_quantization(config) is not None
+
+
+def _policy_repository(model: ModelConfig) -> Repository:
+    return Repository("model", model.name or "", model.revision, "model.name", "model.revision")
 
 
 def reference_source(config: ReferenceConfig, chosen: ModelConfig) -> str:

@@ -77,11 +77,17 @@ def read_refusal(folder: Path, name: str | None = None) -> str | None:
         folder: folder with `config.json`.
         name: name of the model in messages. Default: the folder.
     """
+    config = read_config(folder)
+    return None if config is None else training_refusal(config, name or show_source(str(folder)))
+
+
+def read_config(folder: Path) -> dict[str, object] | None:
+    """Return the content of a model's `config.json`, or None if it cannot be read, which other checks report."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None  # other checks report it
-    return training_refusal(config, name or show_source(str(folder))) if isinstance(config, dict) else None
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def refuse_untrainable(folder: Path, field: str, name: str | None = None) -> None:

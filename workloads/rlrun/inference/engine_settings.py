@@ -6,6 +6,7 @@ No default depends on the machine. Command line and variables are computed from 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from rlrun.config.models.engine_arguments import problem_of_arguments
 from rlrun.config.models.roles import TRAINING_TASKS, InferenceConfig
-from rlrun.hub.fetch import model_source
+from rlrun.hub.fetch import model_source, needs_plain_copy
 from rlrun.hub.repository import keep_revisions
 from rlrun.protocol.files.paths import RunPaths
 
@@ -21,6 +22,9 @@ Device = Literal["cpu", "cuda"]
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as the maximum rank; an adapter can have any lower rank."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_POLL_SECONDS = 1.0
+_LOG_SECONDS = 60.0
+"""Interval of log lines while an engine waits for the copy of a quantized model."""
 
 
 class SettingsError(ValueError):
@@ -232,20 +236,37 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
 
 
 def with_local_model(config: InferenceConfig) -> InferenceConfig:
-    """Download a Hugging Face model unless it is cached, and return the configuration with the model's local folder instead of its name.
+    """Return the configuration with the local folder of the model's files.
+
+    A model of the hub is downloaded unless it is cached. For training, the folder of a quantized model is the run's plain copy, because
+    the versions that the trainer publishes are plain too.
 
     Raises:
-        RoleError: the model cannot be downloaded.
+        RoleError: the model cannot be downloaded, or cannot be trained.
     """
-    model = config.model
-    if model.name is None:
+    model, trained = config.model, config.task in TRAINING_TASKS
+    if model.tiny is not None or (model.path is not None and not trained):
         return config
     paths = RunPaths(Path(config.output_dir))
     keep_revisions(paths)
-    folder = model_source(model, paths.model, with_weights=True, trained=config.task in TRAINING_TASKS)
+    if trained and needs_plain_copy(model):
+        _wait_for_plain_copy(paths.model)
+    folder = model_source(model, paths.model, with_weights=True, trained=trained)
     return config.model_copy(
         update={"model": model.model_copy(update={"name": None, "revision": None, "path": folder})}
     )
+
+
+def _wait_for_plain_copy(folder: Path) -> None:
+    """Wait for the copy, which the trainer's first process writes; it appears when it is complete."""
+    logged_at = float("-inf")
+    while not folder.is_dir():
+        if time.monotonic() - logged_at >= _LOG_SECONDS:
+            print(
+                f"inference: waiting for {folder}, the copy of the quantized model that the trainer writes", flush=True
+            )
+            logged_at = time.monotonic()
+        time.sleep(_POLL_SECONDS)
 
 
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:

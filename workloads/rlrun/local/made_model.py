@@ -1,4 +1,4 @@
-"""Creation of the manifest's tiny model before any role needs it."""
+"""Creation of a run's model folder before any role needs it: the manifest's tiny model, or the plain copy of a quantized model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run_config import RunConfig
+from rlrun.hub.fetch import needs_plain_copy
+from rlrun.hub.repository import keep_revisions
 from rlrun.local.preflight import PreflightError
 from rlrun.local.supervisor import last_lines
 from rlrun.protocol.files.paths import RunPaths
@@ -19,6 +22,7 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command
 
 _POLL_SECONDS = 0.1
+_TINY_MODEL, _PLAIN_COPY = "rlrun.trainer.modeling.tiny_model", "rlrun.trainer.plain_copy"
 
 
 def prepare_model(
@@ -29,7 +33,9 @@ def prepare_model(
     say: Callable[[str], None],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Create the tiny model of the manifest unless it exists. Its folder becomes visible only after it is complete.
+    """Create the tiny model of the manifest, or the plain copy of a quantized model, unless it exists.
+
+    The folder becomes visible only after it is complete.
 
     Args:
         config: configuration of the run.
@@ -41,18 +47,23 @@ def prepare_model(
 
     Raises:
         PreflightError: the model could not be created; the message contains the end of its log.
+        RoleError: the model's configuration cannot be downloaded, or the model cannot be trained.
         KeyboardInterrupt: `interrupted` returned True.
     """
-    if config.trainer.model.tiny is None or paths.model.is_dir():
+    if paths.model.is_dir() or (config.trainer.task not in TRAINING_TASKS and config.trainer.model.tiny is None):
         return
-    began = time.monotonic()
     tiny = config.trainer.model.tiny
-    say(
-        "creating the tiny model" + (f" with a warm-up on {tiny.warmup_environment}" if tiny.warmup_environment else "")
-    )
+    if tiny is None:
+        keep_revisions(paths)
+        if not needs_plain_copy(config.trainer.model):
+            return
+    what = "the copy of the quantized model" if tiny is None else "the tiny model"
+    warm_up = f" with a warm-up on {tiny.warmup_environment}" if tiny is not None and tiny.warmup_environment else ""
+    began = time.monotonic()
+    say(f"creating {what}{warm_up}")
     log = paths.logs(attempt, "trainer") / "model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = module_command("rlrun.trainer.modeling.tiny_model", ["--config", str(file)])
+    command = module_command(_PLAIN_COPY if tiny is None else _TINY_MODEL, ["--config", str(file)])
     with log.open("ab") as output:
         making = subprocess.Popen(
             command,
@@ -74,8 +85,8 @@ def prepare_model(
     if making.returncode or not paths.model.is_dir():
         lines = "\n".join(f"  | {line}" for line in last_lines(log))
         raise PreflightError(
-            f"the tiny model could not be created (exit code {making.returncode}):\n{lines}\n  its log: {log}",
+            f"{what} could not be created (exit code {making.returncode}):\n{lines}\n  its log: {log}",
             exit_codes.FAILURE,
         )
     size = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
-    say(f"created the tiny model in {time.monotonic() - began:.0f} s: {show_size(size)}")
+    say(f"created {what} in {time.monotonic() - began:.0f} s: {show_size(size)}")

@@ -159,7 +159,7 @@ def code_of_folder(model: ModelConfig, paths: RunPaths) -> Iterator[NamedCode]:
         yield NamedCode(
             "revisions", f"commit {recorded.revision} of {model.name}, whose code model.trustRemoteCode runs"
         )
-    if model.tiny is not None and paths.model.exists():
+    if paths.model.exists():
         yield NamedCode("model", f"files of {paths.model}, whose code model.trustRemoteCode runs")
 
 

@@ -20,6 +20,8 @@ from rlrun.config.models.run_config import RunConfig
 from rlrun.diagnostics import stacks
 from rlrun.diagnostics.stacks import describe_end
 from rlrun.diagnostics.symptoms import STORAGE_ERROR, Symptom, symptom_of, tag_message
+from rlrun.hub.fetch import needs_plain_copy
+from rlrun.hub.repository import keep_revisions
 from rlrun.mirror.mirror_starter import mirror_beside
 from rlrun.pod.container_settings import KEY_VARIABLE, PodSettings, Signals
 from rlrun.pod.gpu_metrics import PodMetrics
@@ -164,6 +166,16 @@ class Container:
         # It connects to no other process. Code of `warmupEnvironment` has run in a container without the key.
         return self._process(self._programs.model(self._config_file(restart=False)), "trainer", with_key=False)
 
+    def _make_plain_copy(self) -> int:
+        """Write the plain copy of a quantized model before the group starts: torchrun and colocated engines must not wait for hours."""
+        command = self._programs.plain_copy
+        keep_revisions(self._paths)
+        if command is None or self._model_is_there() or not needs_plain_copy(self._config.trainer.model):
+            return exit_codes.OK
+        self._state = "the copy of the quantized model is being written"
+        self._output.say("writing a copy of the quantized model without quantization")
+        return self._process(command(self._config_file(restart=False)), "trainer", with_key=False)
+
     def _wait_for_model(self) -> None:
         """Wait for the tiny model's folder, which appears only when it is complete."""
         if self._config.trainer.model.tiny is not None:
@@ -240,6 +252,8 @@ class Container:
                 self._claim(self._config)
                 check_number(self._paths, pod.attempt)
                 restart = self._is_restart()
+                if code := self._make_plain_copy():
+                    return code
                 self._wait_for_all(server)
             else:
                 self._wait_for_first()

@@ -130,6 +130,11 @@ def model_command(config_file: Path) -> list[str]:
     return config_command("rlrun.trainer.modeling.tiny_model", config_file)
 
 
+def plain_copy_command(config_file: Path) -> list[str]:
+    """Return the command line that writes the plain copy of a quantized model."""
+    return config_command("rlrun.trainer.plain_copy", config_file)
+
+
 def config_command(module: str, config_file: Path) -> list[str]:
     """Return the command line of a module that reads the run's configuration."""
     return module_command(module, ["--config", str(config_file)])
@@ -143,6 +148,8 @@ class Programs:
     """Function like `role_command`."""
     model: Callable[[Path], list[str]] = model_command
     """Function like `model_command`."""
+    plain_copy: Callable[[Path], list[str]] | None = plain_copy_command
+    """Function like `plain_copy_command`; None: the image reads no weights."""
 
 
 def check_membership(pod: PodSettings, config: RunConfig) -> None:

@@ -15,54 +15,6 @@ def _model(what: str, value: str, fix: str, config: Mapping[str, object]) -> Mis
 
 MODELS: Sequence[Mistake] = (
     _model(
-        "GPT-OSS as published",
-        "mxfp4",
-        "bfloat16",
-        {
-            "architectures": ["GptOssForCausalLM"],
-            "model_type": "gpt_oss",
-            "quantization_config": {
-                "quant_method": "mxfp4",
-                "modules_to_not_convert": [
-                    "model.layers.*.self_attn",
-                    "model.layers.*.mlp.router",
-                    "model.embed_tokens",
-                    "lm_head",
-                ],
-            },
-        },
-    ),
-    _model(
-        "DeepSeek V3 as published",
-        "fp8",
-        "bfloat16",
-        {
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "model_type": "deepseek_v3",
-            "quantization_config": {
-                "activation_scheme": "dynamic",
-                "fmt": "e4m3",
-                "quant_method": "fp8",
-                "weight_block_size": [128, 128],
-            },
-        },
-    ),
-    _model(
-        "Kimi K2 as published",
-        "fp8",
-        "bfloat16",
-        {
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "model_type": "kimi_k2",
-            "quantization_config": {
-                "activation_scheme": "dynamic",
-                "fmt": "e4m3",
-                "quant_method": "fp8",
-                "weight_block_size": [128, 128],
-            },
-        },
-    ),
-    _model(
         "Kimi K2 Thinking as published",
         "compressed-tensors",
         "bfloat16",
@@ -94,37 +46,6 @@ MODELS: Sequence[Mistake] = (
                 "kv_cache_scheme": None,
                 "quant_method": "compressed-tensors",
                 "quantization_status": "compressed",
-            },
-        },
-    ),
-    _model(
-        "MiniMax-M2 as published",
-        "fp8",
-        "bfloat16",
-        {
-            "architectures": ["MiniMaxM2ForCausalLM"],
-            "model_type": "minimax_m2",
-            "quantization_config": {
-                "activation_scheme": "dynamic",
-                "fmt": "float8_e4m3fn",
-                "quant_method": "fp8",
-                "weight_block_size": [128, 128],
-                "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
-            },
-        },
-    ),
-    _model(
-        "Qwen3-FP8",
-        "fp8",
-        "bfloat16",
-        {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "quantization_config": {
-                "activation_scheme": "dynamic",
-                "fmt": "e4m3",
-                "quant_method": "fp8",
-                "weight_block_size": [128, 128],
             },
         },
     ),

@@ -11,7 +11,7 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from rlrun.config.models.language_models import ModelConfig
@@ -23,9 +23,11 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
-from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard_model
+from rlrun.trainer.modeling.shard import Memory, loading_errors, local_part, shard_model
+from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.stored.load_plan import make_buffers, plan_tensors
-from rlrun.trainer.modeling.stored.stored_tensors import Files, Lazy, open_files, stored_names
+from rlrun.trainer.modeling.stored.stored_tensors import Lazy
+from rlrun.trainer.modeling.stored.weight_files import Files, open_files, stored_names
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group
 
@@ -65,7 +67,7 @@ def load_sharded(
 ) -> nn.Module:
     """Load a model in float32, sharded by the group's layout. All ranks call it together.
 
-    Each rank reads only its slices of the files. A model with quantized weights is loaded completely and then sharded.
+    Each rank reads only its slices of the files, also of quantized ones.
 
     Args:
         config: revision of the model, and trust in its code.
@@ -80,7 +82,7 @@ def load_sharded(
         RoleError: the model cannot be loaded or divided, or its architecture computes wrong numbers.
     """
     memory, with_weights = options.memory, options.with_weights
-    model, names = model_on_meta(config, source)
+    model = model_on_meta(config, source)
     features = check(model, source, group, seq_len)
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
@@ -90,14 +92,9 @@ def load_sharded(
         packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
         options.prepare(model)
 
-    if with_weights and getattr(model.config, "quantization_config", None) is not None:
-        whole = load_model(config, source)  # only transformers can read its quantized weights
-        remember_names(whole, names)
-        finished(whole)
-        return shard_model(whole, group, memory=memory)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):
-        files = open_files(source, _revision(config), names or []) if with_weights or frozen else Files({})
+        files = open_files(source, _revision(config)) if with_weights or frozen else Files({})
     _by_slices(model, files, group, memory, source=source, finish=finished, only=None if with_weights else frozen)
     if files.where and group.leads:
         logger.info(f"read {files.bytes_read / 2**30:.2f} GiB of the weights on rank 0")
@@ -147,8 +144,8 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def model_on_meta(config: ModelConfig, source: str) -> tuple[PreTrainedModel, list[str] | None]:
-    """Build a model without memory for its tensors; return it and the tensor names in its files.
+def model_on_meta(config: ModelConfig, source: str) -> PreTrainedModel:
+    """Build a model without memory for its tensors, with the conversions of its files' names.
 
     Args:
         config: revision of the model, and trust in its code.
@@ -162,7 +159,7 @@ def model_on_meta(config: ModelConfig, source: str) -> tuple[PreTrainedModel, li
         model = _on_meta(config, source, options)
         names = stored_names(source, options)
     remember_names(model, names)
-    return model, names
+    return model
 
 
 def _revision(config: ModelConfig) -> dict[str, str]:
@@ -172,7 +169,7 @@ def _revision(config: ModelConfig) -> dict[str, str]:
 def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> PreTrainedModel:
     packed_attention.register_attention()
     trust = config.trust_remote_code
-    architecture = AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
+    architecture = source_config(config, source)
     values = read_noise(architecture)
     remove_noise(architecture)
     try:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.parallel.pipeline_stages import second_copy
+from rlrun.trainer.modeling.source_config import source_config
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFile
 
 def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedConfig:
     """Read the original configuration, because dropout is removed from the model's configuration."""
-    original = AutoConfig.from_pretrained(
-        source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
-    )
+    original = source_config(config, source)
     return original if type(original) is type(model.config) else original.get_text_config()
 
 

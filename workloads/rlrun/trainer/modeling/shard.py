@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.layout_rules import compile_problem
@@ -44,6 +44,7 @@ from rlrun.trainer.modeling.parallel.expert_parallel import divide_experts, expe
 from rlrun.trainer.modeling.parallel.pipeline import postpone_products
 from rlrun.trainer.modeling.parallel.pipeline_stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor_parallel import check_family, divide_layers
+from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group, ParallelDims
 
@@ -81,7 +82,7 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
     options: dict[str, Any] = {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
     shape: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": packed_attention.NAME}
     with loading_errors(source):
-        architecture = AutoConfig.from_pretrained(source, **options)
+        architecture = source_config(config, source)
         remove_noise(architecture)
         if with_weights:
             model = AutoModelForCausalLM.from_pretrained(

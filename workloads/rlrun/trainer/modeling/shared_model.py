@@ -21,6 +21,7 @@ from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.dequantize import make_plain_copy
 from rlrun.trainer.modeling.flops import Cost, model_cost
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, load_sharded
 from rlrun.trainer.modeling.model_files import ModelFiles, model_files
@@ -103,6 +104,11 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
         RoleError: the model does not exist.
     """
     keep_revisions(paths)
+    if group.leads:
+        make_plain_copy(
+            config.model, paths
+        )  # only for a trainer that was started by hand: pods and `rlrun local` have made it before
+    group.barrier()
     source = fetch.model_source(config.model, paths.model, with_weights=True, trained=True)
     if group.leads:
         if config.model.tiny is not None and not (paths.model / "config.json").exists():

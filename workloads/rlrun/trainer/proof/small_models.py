@@ -53,8 +53,6 @@ def shrink_config(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig
     small = copy.deepcopy(config)
     for part in config_parts(small):
         _shrink_part(part, seq_len)
-        if hasattr(part, "quantization_config"):
-            del part.quantization_config
     return small
 
 

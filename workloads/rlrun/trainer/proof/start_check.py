@@ -123,6 +123,6 @@ def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
     Raises:
         RoleError: the trainer does not support the model.
     """
-    model, _ = model_on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path)
+    model = model_on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path)
     if (fault := find_fault(model, seq_len=seq_len)) is not None:
         raise RoleError(fault, exit_codes.CONFIGURATION)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlrun.config.models.checkpoint import ExportConfig
 from rlrun.config.models.language_models import DType, LoRAConfig, ModelConfig
@@ -31,8 +31,9 @@ from rlrun.trainer.checkpoints.dcp_files import CheckpointReader
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
+from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.stored.load_plan import plan_tensors
-from rlrun.trainer.modeling.stored.stored_tensors import open_files, stored_names
+from rlrun.trainer.modeling.stored.weight_files import open_files, stored_names
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember_names
 from rlrun.trainer.weights.hf_writer import SHARD_BYTES, file_shards, shard_names, sizes_of, write_index
 
@@ -151,26 +152,26 @@ def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
     """Create the model without memory for trained parameters; it has names, shapes and shared parameters."""
     options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
     try:
-        architecture = AutoConfig.from_pretrained(source, **options)
+        architecture = source_config(model, source)
         with torch.device("meta"):
             skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
                 architecture, trust_remote_code=model.trust_remote_code
             )
         names = stored_names(source, {"revision": options["revision"]})
         remember_names(skeleton, names)
-        _read_frozen(skeleton, source, {"revision": options["revision"]}, names or [])
+        _read_frozen(skeleton, source, {"revision": options["revision"]})
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RoleError(f"cannot read the model's configuration in {source}: {reason[0]}", exit_codes.DATA) from error
     return skeleton
 
 
-def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str], names: list[str]) -> None:
+def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str]) -> None:
     """Load the parameters that the architecture freezes, such as biases of routers, because checkpoints do not contain them."""
     frozen = [name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad]
     if not frozen:
         return
-    files = open_files(source, options, names)
+    files = open_files(source, options)
     planned = plan_tensors(skeleton, files)
     for name in frozen:
         path, _, attribute = name.rpartition(".")

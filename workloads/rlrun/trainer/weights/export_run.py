@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlrun.config.models.checkpoint import ResumeConfig
 from rlrun.config.models.language_models import DType
 from rlrun.config.named_code import code_of_model
+from rlrun.hub.fetch import policy_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.recorded_code import check_recorded_code
@@ -62,7 +63,7 @@ def export_run(
         base.checkpoint.path,
         output,
         config.model,
-        config.model.source(model_folder(paths.root, config.shared_with)),
+        policy_source(config.model, model_folder(paths.root, config.shared_with)),
         step=base.checkpoint.step,
         dtype=dtype,
         adapters=config.lora,

@@ -21,7 +21,6 @@ from transformers.initialization import guard_torch_init_functions
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.stored.stored_tensors import (
-    Files,
     Lazy,
     Slices,
     chunk_tensor,
@@ -29,6 +28,7 @@ from rlrun.trainer.modeling.stored.stored_tensors import (
     stack_tensors,
     transpose_tensor,
 )
+from rlrun.trainer.modeling.stored.weight_files import Files
 from rlrun.trainer.modeling.tensor_names import Sources, convert_tensors, source_parts
 
 
