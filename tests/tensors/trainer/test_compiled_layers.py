@@ -24,7 +24,7 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import activation_checkpointing, compile_fallback, lora, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import compiled_layers
-from rlrun.trainer.modeling.attention import compute
+from rlrun.trainer.modeling.attention import flash
 from rlrun.trainer.modeling.shard import Memory, local_part, shard_model
 from rlrun.trainer.ranks.group import Group, ParallelDims
 from tests.tensors.attention import stand_ins
@@ -57,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int,
         return graph.forward
 
     stand_ins.install(monkeypatch)
-    compute.load_package("fa3")
+    flash.load_package("fa3")
     packed_attention.register_attention()
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()

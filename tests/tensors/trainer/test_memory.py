@@ -21,7 +21,7 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import activation_checkpointing, gradient_accumulation, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
-from rlrun.trainer.modeling.attention import compute
+from rlrun.trainer.modeling.attention import flash
 from rlrun.trainer.modeling.gradient_accumulation import check_memory
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, fsdp_modules, local_part, shard_model
 from rlrun.trainer.ranks.group import Group, ParallelDims
@@ -131,7 +131,7 @@ def test_layer_with_checkpoint_and_attention_is_one_graph(
 ) -> None:
     """All layers and rows share the graph without breaks, and attention is computed once."""
     stand_ins.install(monkeypatch)
-    compute.load_package(kernel)
+    flash.load_package(kernel)
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,20 @@ TRACED: frozenset[Kernel] = frozenset({"fa3", "fa4", "flash2", "varlen"})
 _observed: ContextVar[set[Feature] | None] = ContextVar("observed", default=None)
 
 
+@dataclass(frozen=True)
+class _AttentionOptions:
+    """Keywords of a model's attention that change its result."""
+
+    packed: Layout | None = None
+    scaling: float | None = None
+    sliding_window: int | None = None
+    softcap: float | None = None
+    s_aux: Tensor | None = None
+
+
+_READ = tuple(option.name for option in fields(_AttentionOptions))
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -64,25 +79,18 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    packed: Layout | None = None,
     kernel: AttentionKernel = "auto",
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **options: object,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention within each sequence of a row.
 
     Args:
         query: queries `[1, heads, T, D]`; key and value are `[1, key-value heads, T, D]`. With a context layout they are a part of the
             row.
-        packed: layout of the row, a keyword that the model passes on.
         kernel: attention kernel; auto: see `choose_kernel`.
-        sliding_window: number of tokens visible to a query, including itself. Default: all.
-        softcap: soft cap, see `Scores`.
-        s_aux: sinks of `Scores`, `[heads]`.
-        options: all other arguments of the model's attention; none of them may change the result.
+        options: keyword arguments of the model's attention. `packed`: layout of the row, which the model passes on. `scaling`: factor of
+            the scores; default: D^-0.5. `sliding_window`: number of tokens visible to a query, including itself; default: all. `softcap`:
+            soft cap, see `Scores`. `s_aux`: sinks of `Scores`, `[heads]`. No other argument may change the result.
 
     Returns:
         Output `[1, T, heads, D]`, and None for the weights.
@@ -90,18 +98,19 @@ def packed_attention(
     Raises:
         RoleError: the model's attention has an unsupported option; the message contains its name.
     """
-    if packed is None:
+    read = _AttentionOptions(**{name: options.pop(name) for name in _READ if name in options})
+    if read.packed is None:
         raise RoleError(
             f"its layers do not pass the row's layout to their attention ({type(module).__name__})",
             exit_codes.CONFIGURATION,
         )
     _refuse_unread(module, attention_mask, options)
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    scores = Scores(scale, sliding_window, softcap or None, s_aux)
+    scale = query.shape[3] ** -0.5 if read.scaling is None else read.scaling
+    scores = Scores(scale, read.sliding_window, read.softcap or None, read.s_aux)
     if torch.compiler.is_compiling() and kernel != "auto":  # `set_kernel` excludes sinks and context parallelism here
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return attend(kernel, q, k, v, packed.segments, scores)[None], None
-    return _run_eager(query, key, value, packed, kernel, scores), None
+        return attend(kernel, q, k, v, read.packed.segments, scores)[None], None
+    return _run_eager(query, key, value, read.packed, kernel, scores), None
 
 
 def _run_eager(

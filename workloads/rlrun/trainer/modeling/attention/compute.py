@@ -1,17 +1,15 @@
-"""Attention by the kernels of torch and of FlashAttention 2's package; `attend` is the entry point for all kernels.
+"""Attention by torch's kernels for padded blocks and by flex_attention; `attend` is the entry point for all kernels.
 
 `sdpa` and `cudnn` take sequences of equal length: sequences are grouped into padded blocks of similar length. The cost is about the sum of
 n_i^2 instead of T^2. Padding follows a sequence's last token, so queries never attend to it.
 
 `flex` is flex_attention over packed rows: compiled on CUDA, with a block mask computed once per row and window.
 
-`flash2` is the differentiable function of FlashAttention 2's package for packed rows. Its forward pass is a torch operation, so it is
-visible to activation checkpointing and the compiler.
+The flash kernels are in `flash`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -23,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlrun.fit.attention_kernels import FLASH2, Kernel
-from rlrun.trainer.modeling.attention import flash
+from rlrun.fit.attention_kernels import Kernel
+from rlrun.trainer.modeling.attention.flash import FLASH_KERNELS
 from rlrun.trainer.modeling.attention.packed_layout import Block, Scores, Segments, dense_attention, visible_keys
 
 
@@ -152,44 +150,10 @@ def _compiled_function(compiled: bool) -> Callable[..., Any]:
     return found
 
 
-_loaded: list[Callable[..., Tensor | tuple[Tensor, ...]]] = []
-"""Function of the package. The compiler can trace a look-up in a list, but not an import."""
-
-
-def load_package(kernel: Kernel) -> None:
-    """Import the package of a kernel before its first call; no effect for other kernels."""
-    if kernel == "flash2":
-        (name,) = FLASH2.functions
-        _loaded[:] = [getattr(importlib.import_module(FLASH2.module), name)]
-
-
-def flash2(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Call `flash_attn.flash_attn_varlen_func`; for the arguments see `attend`."""
-    if not _loaded:
-        load_package("flash2")
-    found = _loaded[0](
-        query,
-        key,
-        value,
-        cu_seqlens_q=segments.query_ends,
-        cu_seqlens_k=segments.key_ends,
-        max_seqlen_q=segments.longest_query,
-        max_seqlen_k=segments.longest_key,
-        softmax_scale=scores.scale,
-        causal=True,
-        window_size=(-1 if scores.window is None else scores.window - 1, 0),  # our window includes the token itself
-        softcap=scores.softcap or 0.0,
-    )
-    return found[0] if isinstance(found, tuple) else found  # versions of 2024 also return sums of exponentials
-
-
 Function = Callable[[Tensor, Tensor, Tensor, Segments, Scores], Tensor]
 FUNCTIONS: Mapping[Kernel, Function] = {
-    "fa3": flash.fa3,
-    "fa4": flash.fa4,
-    "flash2": flash2,
+    **{name: kernel.attend for name, kernel in FLASH_KERNELS.items()},
     "cudnn": cudnn,
-    "varlen": flash.varlen,
     "flex": flex,
     "sdpa": sdpa,
 }

@@ -32,7 +32,8 @@ from rlrun.fit.attention_kernels import (
 )
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.attention.compute import attend, load_package
+from rlrun.trainer.modeling.attention.compute import attend
+from rlrun.trainer.modeling.attention.flash import load_package
 from rlrun.trainer.modeling.attention.packed_layout import Scores, row_layout
 from rlrun.trainer.ranks.group import Group
 
