@@ -52,7 +52,8 @@ class LengthyClient(EngineClient):
 
     async def generate(self, token_ids: Sequence[int], *, n: int, **options: Any) -> list[Completion]:
         wanted = self._wanted(token_ids, n)
-        fixed = options | {"ignore_eos": True, "stop_token_ids": []}
+        parameters = {**(options.get("parameters") or {}), "ignore_eos": True}
+        fixed = options | {"parameters": parameters, "stop_token_ids": []}
         one = super().generate
         answers = [one(token_ids, n=1, **(fixed | {"max_tokens": length})) for length in wanted]
         completions = [completion for answer in await asyncio.gather(*answers) for completion in answer]

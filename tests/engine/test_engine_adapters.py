@@ -77,8 +77,9 @@ async def hand_over(server: Server, client: EngineClient, seed: int) -> tuple[in
 
 
 async def sample(client: EngineClient, prompt: list[int], version: int | None, **options: Any) -> list[Completion]:
-    defaults = {"n": 1, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "ignore_eos": True}
-    return await client.generate(prompt, cache_salt=None if version is None else str(version), **(defaults | options))
+    defaults = {"n": 1, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": []}
+    salt = None if version is None else str(version)
+    return await client.generate(prompt, cache_salt=salt, parameters={"ignore_eos": True}, **(defaults | options))
 
 
 def deviation(model: Any, prompt: list[int], completion: Completion, temperature: float = 1.0) -> float:

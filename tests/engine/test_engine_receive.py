@@ -68,7 +68,14 @@ def hold(outbox: Outbox, version: int, tensors: dict[str, torch.Tensor]) -> None
 
 async def assert_serves(client: EngineClient, model: LlamaForCausalLM, version: int) -> None:
     (answer,) = await client.generate(
-        PROMPT, n=1, max_tokens=8, temperature=1.0, top_p=1.0, stop_token_ids=[], cache_salt=str(version), seed=1
+        PROMPT,
+        n=1,
+        max_tokens=8,
+        temperature=1.0,
+        top_p=1.0,
+        stop_token_ids=[],
+        cache_salt=str(version),
+        parameters={"seed": 1},
     )
     assert set(answer.versions) == {version}
     expected = sampled_logprobs(model, PROMPT, answer.token_ids, 1.0)
@@ -96,7 +103,14 @@ async def test_versions_are_received_from_trainer_memory(
 
 async def generate_long(client: EngineClient) -> list[int]:
     (answer,) = await client.generate(
-        PROMPT, n=1, max_tokens=256, temperature=1.0, top_p=1.0, stop_token_ids=[], cache_salt="1", ignore_eos=True
+        PROMPT,
+        n=1,
+        max_tokens=256,
+        temperature=1.0,
+        top_p=1.0,
+        stop_token_ids=[],
+        cache_salt="1",
+        parameters={"ignore_eos": True},
     )
     return list(answer.versions)
 

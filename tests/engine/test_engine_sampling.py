@@ -37,8 +37,7 @@ class Asking:
             top_p=1.0,
             stop_token_ids=[],
             cache_salt=str(self.version),
-            ignore_eos=True,
-            parameters=chosen.engine_parameters(chosen.seed_of(sample)),
+            parameters={"ignore_eos": True, **chosen.engine_parameters(chosen.seed_of(sample))},
         )
         assert set(answer.versions) == {self.version}
         return answer

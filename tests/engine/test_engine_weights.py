@@ -39,9 +39,12 @@ async def hand_over(server: Server, client: EngineClient, seed: int) -> tuple[in
     return version, model
 
 
-async def sample(client: EngineClient, prompt: list[int], salt: str | None, **options: Any) -> list[Completion]:
-    defaults = {"n": 1, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "ignore_eos": True}
-    return await client.generate(prompt, cache_salt=salt, **(defaults | options))
+async def sample(
+    client: EngineClient, prompt: list[int], salt: str | None, *, seed: int | None = None, **options: Any
+) -> list[Completion]:
+    defaults = {"n": 1, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": []}
+    parameters = {"ignore_eos": True} | ({} if seed is None else {"seed": seed})
+    return await client.generate(prompt, cache_salt=salt, parameters=parameters, **(defaults | options))
 
 
 async def until_running(client: EngineClient, wanted: bool) -> None:

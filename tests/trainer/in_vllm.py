@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
-from rlrun.inference.weights.handover import Handover
+from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.preflight import check_model
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
@@ -224,14 +224,14 @@ def serve(asked: Connection) -> None:
                 elif act == "sample":
                     answer = engine.sample(argument)
                 else:
-                    handover = Handover(
-                        engine,
+                    options = HandoverOptions(
                         base_model=settings.model_path,
                         weights_dir=settings.weights_dir,
                         expected=expected,
                         timeout=UNREACHED_SECONDS,
                         on_broken=lambda: None,
                     )
+                    handover = Handover(engine, options)
                     answer = asyncio.run(handover.update(argument, 1)).version
             except BaseException as error:
                 traceback.print_exc(file=sys.stderr)

@@ -153,12 +153,12 @@ async def test_generate_sends_key_salt_and_sampling(engine: tuple[str, dict[str,
     url, state = engine
     state["answers"]["/inference/v1/generate"] = (200, {"choices": [make_choice()]})
     async with EngineClient(url + "/", "the-key") as client:
-        (completion,) = await start_generation(client, seed=11, request_id="group-1")
+        (completion,) = await start_generation(client, parameters={"seed": 11})
     assert list(completion.versions) == [3, 4]
     authorization, text = state["seen"]
     body = json.loads(text)
     assert authorization == "Bearer the-key"
-    assert (body["cache_salt"], body["request_id"], body["token_ids"]) == ("3", "group-1", [1, 5])
+    assert (body["cache_salt"], body["token_ids"]) == ("3", [1, 5])
     sampling = body["sampling_params"]
     assert (sampling["temperature"], sampling["top_p"], sampling["logprobs"], sampling["seed"]) == (0.7, 0.9, 0, 11)
 

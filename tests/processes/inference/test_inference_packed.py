@@ -263,11 +263,10 @@ async def test_large_group_is_requested_in_parts_with_own_seeds() -> None:
         return web.Response(body=pack_document({"model": "m", "choices": [CHOICE] * n}, columns))
 
     async with serve_routes({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
-        completions = await start_generation(client, n=14, max_tokens=1 << 17, seed=100, request_id="g")
+        completions = await start_generation(client, n=14, max_tokens=1 << 17, parameters={"seed": 100})
     assert len(completions) == 14
     by_seed = sorted(heads, key=lambda head: head["sampling_params"]["seed"])
     assert [head["sampling_params"]["n"] for head in by_seed] == [4, 4, 4, 2]
-    assert [head["request_id"] for head in by_seed] == ["g", "g-4", "g-8", "g-12"]
     assert [c.token_ids[0] for c in completions] == [100] * 4 + [104] * 4 + [108] * 4 + [112] * 2
 
 

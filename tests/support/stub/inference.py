@@ -43,7 +43,7 @@ from rlrun.inference.http.generate import (
     unless_gone,
 )
 from rlrun.inference.http.routes import Control, router
-from rlrun.inference.weights.handover import Handover
+from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
 from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
@@ -235,16 +235,15 @@ async def _serve(
 def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes) -> Handover:
     level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
     sleeper = Sleeper(engine, level=level) if settings.colocated else None
+    options = HandoverOptions(
+        base_model=settings.model_path,
+        weights_dir=settings.weights_dir,
+        expected=expected if settings.max_lora_rank is None else None,  # the stub lacks the layers of its adapters
+        timeout=settings.update_timeout,
+        on_broken=_stop_soon,
+    )
     if settings.max_lora_rank is None:
-        return Handover(
-            engine,
-            sleeper=sleeper,
-            base_model=settings.model_path,
-            weights_dir=settings.weights_dir,
-            expected=expected,
-            timeout=settings.update_timeout,
-            on_broken=_stop_soon,
-        )
+        return Handover(engine, options, sleeper=sleeper)
     return AdapterHandover(
         engine,
         AdapterServer(
@@ -255,12 +254,8 @@ def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes)
             max_rank=settings.max_lora_rank,
             runs=settings.lora_runs,
         ),
+        options,
         sleeper=sleeper,
-        base_model=settings.model_path,
-        weights_dir=settings.weights_dir,
-        expected=None,  # the stub's model does not have the layers of its adapters
-        timeout=settings.update_timeout,
-        on_broken=_stop_soon,
     )
 
 

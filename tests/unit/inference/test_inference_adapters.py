@@ -18,7 +18,7 @@ from rlrun.inference.engine_settings import InferenceSettings, SettingsError, vl
 from rlrun.inference.guard import Guard
 from rlrun.inference.http.routes import Control, router
 from rlrun.inference.weights import lora_adapters as module
-from rlrun.inference.weights.handover import HandoverError, Served
+from rlrun.inference.weights.handover import HandoverError, HandoverOptions, Served
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, check_adapter
 from rlrun.protocol.messages.endpoints import ENGINE_UPDATE_WEIGHTS, guest_key, guest_proof, key_digest
@@ -73,11 +73,13 @@ class Bench:
                 max_rank=4,
                 runs=runs,
             ),
-            base_model="base",
-            weights_dir=str(root),
-            expected=EXPECTED,
-            timeout=timeout,
-            on_broken=lambda: None,
+            HandoverOptions(
+                base_model="base",
+                weights_dir=str(root),
+                expected=EXPECTED,
+                timeout=timeout,
+                on_broken=lambda: None,
+            ),
         )
 
     async def load(self, version: int, folder: str | None = None, *, force: bool = False) -> Any:

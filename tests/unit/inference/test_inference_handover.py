@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.http.routes import Control, router
 from rlrun.inference.weights import handover as module
-from rlrun.inference.weights.handover import Handover, HandoverError, Served
+from rlrun.inference.weights.handover import Handover, HandoverError, HandoverOptions, Served
 from rlrun.inference.weights.receive import RefusedError
 from rlrun.protocol.messages.buckets import MANIFEST
 
@@ -93,16 +93,10 @@ def make(engine: FakeEngine, root: Path, timeout: float, receiver: Any = None, r
     def on_broken() -> None:
         engine.given_up = True
 
-    return Handover(
-        engine,
-        base_model="base",
-        weights_dir=str(root),
-        expected=None,
-        timeout=timeout,
-        on_broken=on_broken,
-        receiver=receiver,
-        rebuilder=rebuilder,
+    options = HandoverOptions(
+        base_model="base", weights_dir=str(root), expected=None, timeout=timeout, on_broken=on_broken
     )
+    return Handover(engine, options, receiver=receiver, rebuilder=rebuilder)
 
 
 @pytest.fixture

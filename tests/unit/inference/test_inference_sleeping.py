@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from rlrun.inference.engine_settings import InferenceSettings
-from rlrun.inference.weights.handover import Handover, HandoverError
+from rlrun.inference.weights.handover import Handover, HandoverError, HandoverOptions
 from rlrun.inference.weights.sleeping import COMPUTING, DROP_WEIGHTS, Sleeper, SleepGate
 
 
@@ -81,15 +81,10 @@ def handover(engine: FakeEngine, tmp_path: Path) -> Handover:
         engine.given_up = True
 
     sleeper = Sleeper(engine, level=DROP_WEIGHTS)
-    return Handover(
-        engine,
-        base_model="base",
-        weights_dir=str(tmp_path),
-        expected=None,
-        timeout=0.2,
-        on_broken=on_broken,
-        sleeper=sleeper,
+    options = HandoverOptions(
+        base_model="base", weights_dir=str(tmp_path), expected=None, timeout=0.2, on_broken=on_broken
     )
+    return Handover(engine, options, sleeper=sleeper)
 
 
 async def test_engine_wakes_with_new_weights_before_cache(engine: FakeEngine, handover: Handover) -> None:
@@ -146,9 +141,10 @@ async def test_failed_sleep_or_wake_stops_server(
 
 
 async def test_engine_with_own_gpus_refuses_sleep(engine: FakeEngine, tmp_path: Path) -> None:
-    handover = Handover(
-        engine, base_model="", weights_dir=str(tmp_path), expected=None, timeout=1, on_broken=lambda: None
+    options = HandoverOptions(
+        base_model="", weights_dir=str(tmp_path), expected=None, timeout=1, on_broken=lambda: None
     )
+    handover = Handover(engine, options)
     with pytest.raises(HandoverError, match=r"set placement\.colocate"):
         await handover.sleep()
     assert engine.calls == []

@@ -12,7 +12,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loguru import logger
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from rlrun.diagnostics import heap
 from rlrun.inference.engine_processes import fork_the_engine, may_fork, tie_children_to_this_process
 from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
 from rlrun.inference.heartbeat import Heartbeat
-from rlrun.inference.weights.handover import Handover
+from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
 from rlrun.inference.weights.receive import Receiver, Staging
@@ -125,14 +125,12 @@ async def _serve_until_stopped(
 ) -> int:
     """Start the engine, serve until stopped, and return the exit code."""
     with heap.without_collector():
-        from vllm import envs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
         from vllm.entrypoints.launchers.app import build_app
         from vllm.entrypoints.launchers.launcher import serve_http
 
     from rlrun.inference.guard import Guard
-    from rlrun.inference.http.connections import Connection
     from rlrun.inference.http.generate import generate_router
     from rlrun.inference.http.routes import Control, router
     from rlrun.inference.http.vllm_tokens import VLLMTokens
@@ -166,18 +164,7 @@ async def _serve_until_stopped(
         if settings.colocated:  # before the port answers: the trainer waits for this and then loads its model
             await handover.sleep()
         async with _beat_while_running(heartbeat):
-            stopped = await serve_http(
-                app,
-                sock=listener,
-                host=settings.host,
-                port=settings.port,
-                http=Connection,
-                log_level=args.uvicorn_log_level,
-                access_log=False,
-                timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-                h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
-                h11_max_header_count=args.h11_max_header_count,
-            )
+            stopped = await serve_http(app, sock=listener, **_http_options(args, settings))
         died = not asked_to_stop.is_set() or handover.fault is not None
         handover.close()
     # serve_http returns the rest of the shutdown, which must be awaited after the engine has ended.
@@ -185,22 +172,41 @@ async def _serve_until_stopped(
     return exit_codes.FAILURE if died else exit_codes.OK
 
 
+def _http_options(args: Namespace, settings: InferenceSettings) -> dict[str, object]:
+    """Return the options of vLLM's HTTP server."""
+    from vllm import envs
+
+    from rlrun.inference.http.connections import Connection
+
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "http": Connection,
+        "log_level": args.uvicorn_log_level,
+        "access_log": False,
+        "timeout_keep_alive": envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        "h11_max_incomplete_event_size": args.h11_max_incomplete_event_size,
+        "h11_max_header_count": args.h11_max_header_count,
+    }
+
+
 def _make_hand_over(
     engine: EngineClient, app: FastAPI, settings: InferenceSettings, expected: Shapes | None
 ) -> Handover:
     """Return the hand-over of whole weights, or of adapters if the engine serves adapters."""
-    common: dict[str, Any] = {
-        "base_model": settings.model_path,
-        "weights_dir": settings.weights_dir,
-        "expected": expected,
-        "timeout": settings.update_timeout,
-        "on_broken": _stop_soon,
-    }
+    options = HandoverOptions(
+        base_model=settings.model_path,
+        weights_dir=settings.weights_dir,
+        expected=expected,
+        timeout=settings.update_timeout,
+        on_broken=_stop_soon,
+    )
     staging = Staging()
+    receiver = rebuilder = sleeper = None
     if settings.receives:
         from rlrun.inference.weights.incoming import Fetching
 
-        common["receiver"] = Receiver(
+        receiver = Receiver(
             api_key=settings.api_key,
             expected=expected,
             make_fetch=Fetching,
@@ -212,12 +218,12 @@ def _make_hand_over(
             Rebuilder,
         )  # with numpy, which other engines' servers do not need
 
-        common["rebuilder"] = Rebuilder(expected=expected, staging=staging)
+        rebuilder = Rebuilder(expected=expected, staging=staging)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
-        common["sleeper"] = Sleeper(engine, level=level)
+        sleeper = Sleeper(engine, level=level)
     if settings.max_lora_rank is None:
-        return Handover(engine, **common)
+        return Handover(engine, options, receiver=receiver, sleeper=sleeper, rebuilder=rebuilder)
     from vllm.lora.request import LoRARequest
 
     def in_use() -> set[str]:
@@ -233,7 +239,8 @@ def _make_hand_over(
             max_rank=settings.max_lora_rank,
             runs=settings.lora_runs,
         ),
-        **common,
+        options,
+        sleeper=sleeper,
     )
 
 

@@ -87,7 +87,6 @@ class _Head(TypedDict, total=False):
 
     cache_salt: str
     model: str
-    request_id: str
     sampling_params: Json
 
 
@@ -144,14 +143,12 @@ class EngineClient:
         top_p: float,
         stop_token_ids: Sequence[int],
         cache_salt: str | None,
-        seed: int | None = None,
-        request_id: str | None = None,
-        ignore_eos: bool = False,
         parameters: Mapping[str, object] | None = None,
     ) -> list[Completion]:
         """Sample `n` continuations of a prompt.
 
-        `parameters` are further sampling parameters with vLLM's names; texts in `stop` make the engine detokenize.
+        `parameters` are further sampling parameters with vLLM's names, for example `seed`, the seed of the first continuation; texts in
+        `stop` make the engine detokenize.
         `cache_salt` must name the requested policy version: the engine shares cached prefixes only between requests with equal
         salts, and a prefix that was computed with older weights is invalid for the newer policy.
         If versions are adapters, the request names the adapter of this version and uses it until it ends.
@@ -163,22 +160,18 @@ class EngineClient:
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(stop_token_ids),
-            "ignore_eos": ignore_eos,
+            "ignore_eos": False,
         }
         head: _Head = {}
         if cache_salt is not None:
             head["cache_salt"] = cache_salt
         if (model := self._adapters.get(cache_salt or "")) is not None:
             head["model"] = model
-        if seed is not None:
-            sampling["seed"] = seed
         if parameters:
             sampling |= parameters
             if "min_tokens" in sampling:
                 # A later turn may have less space left than `min_tokens`; the engine refuses min_tokens > max_tokens.
                 sampling["min_tokens"] = min(sampling["min_tokens"], max_tokens)
-        if request_id is not None:
-            head["request_id"] = request_id
         head["sampling_params"] = sampling
         prompt = integer_column(token_ids)
         if self._packs:
@@ -399,12 +392,10 @@ def _stock_body(prompt: array[int], head: _Head) -> bytes:
 
 
 def _request_part(head: _Head, first: int, n: int) -> _Head:
-    """Return the request for `n` continuations of a group, starting at index `first`, with its own seed and request id."""
+    """Return the request for `n` continuations of a group, starting at index `first`, with its own seed."""
     part: _Head = {**head, "sampling_params": head["sampling_params"] | {"n": n}}
     if "seed" in part["sampling_params"]:
         part["sampling_params"]["seed"] += first
-    if "request_id" in part and first:
-        part["request_id"] += f"-{first}"
     return part
 
 

@@ -109,18 +109,30 @@ class Source:
     """Optional preparation before the engine is paused, called only if the weights will be loaded. Raises `HandoverError`."""
 
 
+@dataclass(frozen=True, slots=True)
+class HandoverOptions:
+    """Weights that an engine may load, and the limits of a load."""
+
+    base_model: str
+    """Folder or name of the model that the server was started with."""
+    weights_dir: str
+    """Root folder of published weights."""
+    expected: Shapes | None
+    """Tensors of the base model, or None if unknown."""
+    timeout: float
+    """Deadline of one update in seconds."""
+    on_broken: Callable[[], None]
+    """Callback after a failure that the engine cannot recover from."""
+
+
 class Handover:
     """Only writer of the engine's weights and version label."""
 
     def __init__(
         self,
         engine: Engine,
+        options: HandoverOptions,
         *,
-        base_model: str,
-        weights_dir: str,
-        expected: Shapes | None,
-        timeout: float,
-        on_broken: Callable[[], None],
         receiver: Receiver | None = None,
         sleeper: Sleeper | None = None,
         rebuilder: Rebuilds | None = None,
@@ -129,21 +141,13 @@ class Handover:
 
         Args:
             engine: vLLM's engine client.
-            base_model: folder or name of the model that the server was started with.
-            weights_dir: root folder of published weights.
-            expected: tensors of the base model, or None if unknown.
-            timeout: deadline of one update in seconds.
-            on_broken: callback after a failure that the engine cannot recover from.
+            options: weights that the engine may load, and the limits of a load.
             receiver: receiver of versions from the trainer's memory, if enabled.
             sleeper: sleep control of an engine that shares its GPUs with the trainer.
             rebuilder: builder of versions from differences, if enabled.
         """
         self._engine = engine
-        self._base_model = base_model
-        self._weights_dir = weights_dir
-        self._expected = expected
-        self._timeout = timeout
-        self._on_broken = on_broken
+        self._options = options
         self._receiver = receiver
         self._sleeper = sleeper
         self._rebuilder = rebuilder
@@ -175,7 +179,7 @@ class Handover:
             if sleeper.asleep:
                 return 0.0
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(self._options.timeout):
                     reach("turn.engine_falls_asleep")
                     await sleeper.sleep()
             except Exception as error:
@@ -184,7 +188,9 @@ class Handover:
             return round(time.monotonic() - began, 4)
 
     def _reason(self, error: Exception) -> str:
-        return f"no response within {self._timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
+        return (
+            f"no response within {self._options.timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
+        )
 
     async def update(self, path: str, version: int, *, force: bool = False) -> Outcome:
         """Load the folder `path` as `version`. Raises `HandoverError`: 400 and 409 leave the engine unchanged; for 500 see `fault`."""
@@ -202,7 +208,7 @@ class Handover:
         """Load the model that the server was started with as `version`. Raises `HandoverError`."""
 
         async def resolve() -> Source:
-            return self._folder(self._base_model)
+            return self._folder(self._options.base_model)
 
         return await self._exclusive(resolve, version, force)
 
@@ -247,12 +253,12 @@ class Handover:
 
         async def prepare() -> None:
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(self._options.timeout):
                     made.append(await get())
             except RefusedError as error:
                 raise HandoverError(404 if error.gone else 409, str(error)) from None
             except TimeoutError:
-                raise HandoverError(409, f"no {what} within {self._timeout:g} s") from None
+                raise HandoverError(409, f"no {what} within {self._options.timeout:g} s") from None
 
         async def load() -> None:
             try:
@@ -267,7 +273,7 @@ class Handover:
 
     def _check(self, path: str) -> Path:
         """Return the resolved folder; raises `FolderError` if it cannot be loaded."""
-        return check_weights(path, self._weights_dir, self._expected)
+        return check_weights(path, self._options.weights_dir, self._options.expected)
 
     def is_of(self, path: str, run: str) -> bool:
         """Return whether guest `run` can load the folder `path`; an engine of a single run has no guests."""
@@ -315,7 +321,7 @@ class Handover:
         phase, loading = "pausing the engine", False
         # Everything before `loading` leaves the old weights intact; a failure after it makes them unknown.
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._options.timeout):
                 await self._engine.pause_generation(mode="keep", clear_cache=False)
                 reach("engine.paused")
                 marks.append(time.monotonic())
@@ -356,7 +362,7 @@ class Handover:
     def _break(self, fault: str) -> NoReturn:
         self.fault = fault
         logger.error(fault)
-        self._on_broken()
+        self._options.on_broken()
         raise HandoverError(500, fault) from None
 
     async def _resume(self) -> None:

@@ -25,8 +25,17 @@ from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
 from rlrun.inference.engine_settings import MAX_LOADED_LORAS
-from rlrun.inference.weights.handover import Engine, Handover, HandoverError, Outcome, Served, Source, last_line
-from rlrun.inference.weights.preflight import FolderError, Shapes, check_adapter, resolve_folder
+from rlrun.inference.weights.handover import (
+    Engine,
+    Handover,
+    HandoverError,
+    HandoverOptions,
+    Outcome,
+    Served,
+    Source,
+    last_line,
+)
+from rlrun.inference.weights.preflight import FolderError, check_adapter, resolve_folder
 from rlrun.inference.weights.sleeping import Sleeper
 
 
@@ -68,24 +77,12 @@ class AdapterHandover(Handover):
         self,
         engine: LoRAEngine,
         server: AdapterServer,
+        options: HandoverOptions,
         *,
-        base_model: str,
-        weights_dir: str,
-        expected: Shapes | None,
-        timeout: float,
-        on_broken: Callable[[], None],
         sleeper: Sleeper | None = None,
     ) -> None:
         """Create the hand-over; see `Handover`. `server` is the registry of the adapters."""
-        super().__init__(
-            engine,
-            base_model=base_model,
-            weights_dir=weights_dir,
-            expected=expected,
-            timeout=timeout,
-            on_broken=on_broken,
-            sleeper=sleeper,
-        )
+        super().__init__(engine, options, sleeper=sleeper)
         self._loras = engine
         self._server = server
         self._loaded: dict[str, _Loaded] = {}
@@ -103,14 +100,16 @@ class AdapterHandover(Handover):
         )
 
     def _check(self, path: str) -> Path:
-        return check_adapter(path, self._weights_dir, self._expected, self._server.max_rank)
+        return check_adapter(path, self._options.weights_dir, self._options.expected, self._server.max_rank)
 
     def is_of(self, path: str, run: str) -> bool:
         """Return whether a published folder is below the guest's own folder."""
         if self._server.runs == 1:
             return False
         try:
-            return resolve_folder(path, self._weights_dir).is_relative_to(resolve_folder(run, self._weights_dir))
+            return resolve_folder(path, self._options.weights_dir).is_relative_to(
+                resolve_folder(run, self._options.weights_dir)
+            )
         except FolderError:
             return False
 
@@ -122,7 +121,7 @@ class AdapterHandover(Handover):
     def _run_of(self, source: str) -> str:
         if self._server.runs == 1:
             return self._server.served_name
-        return Path(source).relative_to(Path(self._weights_dir).resolve()).parts[0]
+        return Path(source).relative_to(Path(self._options.weights_dir).resolve()).parts[0]
 
     def _held(self, source: str) -> Served | None:
         return self._newest.get(self._run_of(source))
@@ -152,7 +151,7 @@ class AdapterHandover(Handover):
         self._loaded[name] = _Loaded(self._count, run)
         request = self._server.make_request(name, self._count, folder)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._options.timeout):
                 await self._loras.add_lora(request)
         except Exception as error:  # if the engine still loads it, the next hand-over unloads it
             reason = self._reason(error)
@@ -169,7 +168,7 @@ class AdapterHandover(Handover):
         if self._sleeper is None or not self._sleeper.asleep:
             return
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._options.timeout):
                 await self._sleeper.wake_weights()
                 reach("turn.engine_half_awake")
                 await self._sleeper.wake_cache()
@@ -188,7 +187,7 @@ class AdapterHandover(Handover):
         for name in [name for name in mine if name not in kept]:
             self._server.registry.pop(name, None)
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(self._options.timeout):
                     await self._loras.remove_lora(self._loaded[name].number)
             except Exception as error:
                 logger.warning("adapter {} could not be unloaded: {}", name, last_line(error))
