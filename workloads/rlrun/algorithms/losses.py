@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -133,20 +134,22 @@ def sft(inputs: LossInputs) -> TokenLoss:
     return TokenLoss(-inputs.advantages * inputs.logprobs, {"nll": -inputs.logprobs})
 
 
-def masked_is(
-    inputs: LossInputs,
-    *,
-    ratio: str,
-    mask_low: float,
-    mask_high: float,
-    geo_mask_low: float,
-    geo_mask_high: float,
-    sequence_mask_high: float,
-    sequence_clip: float,
-    adv_tau: float,
-    teacher_tau: float,
-    kl_tau: float,
-) -> TokenLoss:
+class MaskedISOptions(TypedDict):
+    """Options of `masked_is`; `rlrun.config.algorithm.tables` has their meanings, defaults and bounds."""
+
+    ratio: str
+    mask_low: float
+    mask_high: float
+    geo_mask_low: float
+    geo_mask_high: float
+    sequence_mask_high: float
+    sequence_clip: float
+    adv_tau: float
+    teacher_tau: float
+    kl_tau: float
+
+
+def masked_is(inputs: LossInputs, **options: Unpack[MaskedISOptions]) -> TokenLoss:
     """-sg(ρ·(adv_tau·A + teacher_tau·(ref - t) - kl_tau·log ρ))·t, 0 for a dropped token (PRIME-RL v0.3).
 
     A token is dropped if ρ is outside [mask_low, mask_high]. A sequence is dropped if the geometric mean of its ρ is outside
@@ -158,18 +161,24 @@ def masked_is(
     tokens = inputs.sequence_tokens().clamp(min=1)
     log_total = inputs.sequence_sum(log_ratio)
     geometric_mean = bounded_exp(log_total / tokens)
-    extremes = inputs.sequence_sum((token_ratio > sequence_mask_high).to(token_ratio.dtype))
-    sequence_dropped = (geometric_mean < geo_mask_low) | (geometric_mean > geo_mask_high) | (extremes > 0)
-    dropped = (token_ratio < mask_low) | (token_ratio > mask_high) | inputs.on_tokens(sequence_dropped)
+    extremes = inputs.sequence_sum((token_ratio > options["sequence_mask_high"]).to(token_ratio.dtype))
+    sequence_dropped = (
+        (geometric_mean < options["geo_mask_low"]) | (geometric_mean > options["geo_mask_high"]) | (extremes > 0)
+    )
+    dropped = (
+        (token_ratio < options["mask_low"]) | (token_ratio > options["mask_high"]) | inputs.on_tokens(sequence_dropped)
+    )
 
-    pull = adv_tau * inputs.advantages - kl_tau * log_ratio
+    pull = options["adv_tau"] * inputs.advantages - options["kl_tau"] * log_ratio
+    teacher_tau = options["teacher_tau"]
     if teacher_tau > 0:
         if inputs.reference_logprobs is None:
             raise ValueError("reference_logprobs must be given if teacher_tau > 0, which needs a reference model")
         pull = pull + teacher_tau * (inputs.reference_logprobs - inputs.logprobs.detach())
     weight = token_ratio
-    if ratio == "sequence":
-        weight = inputs.on_tokens(log_total.clamp(max=LARGEST_SEQUENCE_LOG_RATIO).exp().clamp(max=sequence_clip))
+    if options["ratio"] == "sequence":
+        total_ratio = log_total.clamp(max=LARGEST_SEQUENCE_LOG_RATIO).exp()
+        weight = inputs.on_tokens(total_ratio.clamp(max=options["sequence_clip"]))
     loss = -torch.where(dropped, 0, weight * pull) * inputs.logprobs
     return TokenLoss(loss, _ratio_metrics(weight) | {"dropped_fraction": dropped})
 

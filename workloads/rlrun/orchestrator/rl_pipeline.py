@@ -75,16 +75,7 @@ class Pipeline:
         self._changed = checkpoint.report_changed_tasks(base, self._tasks)
         if self._changed:
             base = replace(base, sampler={})
-        self._metrics = MetricsFile(
-            self._paths.metrics,
-            attempt=attempt.attempt,
-            base_step=attempt.base_step,
-            unwritten=base.unwritten,
-            evaluated=self._due,
-            writer=self._writer,
-        )
-        old = partial(delete_old_traces, self._paths, newest=attempt.base_step, keep=config.keep_traces)
-        self._writer.write("the deletion of old traces", old)
+        self._metrics = self._open_metrics(base)
         self._sync = WeightSync(
             pool,
             self._signal,
@@ -123,6 +114,21 @@ class Pipeline:
         )
         self._finished = False
         self._complete = attempt.base_step >= config.max_steps or not config.checkpoint.enabled
+
+    def _open_metrics(self, base: checkpoint.Snapshot) -> MetricsFile:
+        """Open the file of metrics after the base checkpoint, and start the deletion of old traces."""
+        step = self.attempt.base_step
+        metrics = MetricsFile(
+            self._paths.metrics,
+            attempt=self.attempt.attempt,
+            base_step=step,
+            unwritten=base.unwritten,
+            evaluated=self._due,
+            writer=self._writer,
+        )
+        old = partial(delete_old_traces, self._paths, newest=step, keep=self.config.keep_traces)
+        self._writer.write("the deletion of old traces", old)
+        return metrics
 
     def _gpu_turns(self) -> GPUTurns | None:
         if not self.config.colocated:
