@@ -8,7 +8,7 @@ first request nor endless headers, and each connection uses a file descriptor. T
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -24,9 +24,10 @@ class Connection(HttpToolsProtocol):
     """Maximum number of waiting connections; another one closes the oldest."""
     silent_seconds: ClassVar[float] = SILENT_SECONDS
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timer of a new connection."""
-        super().connection_made(transport)
+        # asyncio's interface has the base class, but a stream's protocol gets a `Transport`; uvicorn's method declares only this one.
+        super().connection_made(cast(asyncio.Transport, transport))
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:

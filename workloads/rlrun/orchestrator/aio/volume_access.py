@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from loguru import logger
@@ -104,22 +105,17 @@ async def in_thread(act: Callable[[], _T]) -> _T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
-    def set_outcome(result: _T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not done.done():
+            set_outcome()
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = act()
-        except BaseException as raised:
-            error = raised
+            set_outcome: Callable[[], None] = partial(done.set_result, act())
+        except BaseException as error:
+            set_outcome = partial(done.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed, so no task waits for the result
-            loop.call_soon_threadsafe(set_outcome, result, error)
+            loop.call_soon_threadsafe(settle, set_outcome)
 
     threading.Thread(target=run, name="files", daemon=True).start()
     return await done

@@ -234,12 +234,12 @@ class TrainerClient:
 
     async def batch_ready(self, step: int, path: str) -> None:
         """Announce a durable batch to the trainer."""
-        await self._request_with_retry("POST", trainer_channel.BATCHES, None, BatchReady(step=step, path=path))
+        await self._request_with_retry("POST", trainer_channel.BATCHES, _Anything, BatchReady(step=step, path=path))
         reach("batch.told")
 
     async def checkpoint_saved(self, step: int) -> None:
         """Report to the trainer that the orchestrator's part of a checkpoint is durable."""
-        await self._request_with_retry("POST", trainer_channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
+        await self._request_with_retry("POST", trainer_channel.CHECKPOINTS, _Anything, OrchestratorSaved(step=step))
         reach("checkpoint.orchestrator.told")
 
     async def stop_and_wait(self, following: asyncio.Task[None], seconds: float) -> None:
@@ -259,7 +259,7 @@ class TrainerClient:
 
     async def _ask_to_stop(self) -> None:
         with suppress(*_NO_ANSWER, TrainerGoneError):
-            await self._request("POST", trainer_channel.STOP, None)
+            await self._request("POST", trainer_channel.STOP, _Anything)
 
     async def _until_silent(self) -> None:
         """Return when the address is silent. The address of a deleted pod refuses no connection, so a request waits for
@@ -274,12 +274,12 @@ class TrainerClient:
     async def shutdown(self) -> None:
         """Request the end of the trainer after the last step. The trainer may end before it answers."""
         try:
-            await self._request("POST", trainer_channel.SHUTDOWN, None)
+            await self._request("POST", trainer_channel.SHUTDOWN, _Anything)
         except (*_NO_ANSWER, TrainerGoneError):
             return
 
     async def _request_with_retry(
-        self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
+        self, method: str, path: str, model: type[AnswerT], body: BaseModel | None = None
     ) -> AnswerT:
         """Send a request and repeat it while the trainer is silent. All requests are idempotent."""
         since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
@@ -305,9 +305,7 @@ class TrainerClient:
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self._session
 
-    async def _request(
-        self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
-    ) -> AnswerT:
+    async def _request(self, method: str, path: str, model: type[AnswerT], body: BaseModel | None = None) -> AnswerT:
         document = None if body is None else body.model_dump(mode="json")
         async with self._opened().request(method, self._base + path, json=document) as response:
             text = await response.text()
@@ -325,7 +323,7 @@ class TrainerClient:
             if response.status >= 400:
                 raise RoleError(f"the trainer at {self._base} refused {method} {path}: {text.strip()[:500]}")
             try:
-                return (model or _Anything).model_validate_json(text)  # type: ignore[return-value]
+                return model.model_validate_json(text)
             except ValidationError as error:
                 raise RoleError(f"{self._base}{path} is not a trainer's channel: {text[:200]!r}") from error
 

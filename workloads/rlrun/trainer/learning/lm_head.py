@@ -14,11 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -150,10 +149,30 @@ def logits_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> 
     return chosen, -(distribution.exp() * distribution).sum(-1)
 
 
-class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed for mypy
+class _HeadContext(Protocol):
+    """Context of `_HeadStatistics` in the autograd graph."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Any, ...]
+    """Saved tensors; the third, the bias, may be None."""
+    kept: dict[int, Tensor]
+    """Log-probabilities of chunks by their first token."""
+    softcap: float | None
+    chunk_tokens: int
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors for the backward pass."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Set whether missing gradients are zeros instead of None."""
+
+
+class _HeadStatistics(torch.autograd.Function):
+    apply: ClassVar[Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, float | None, int], tuple[Tensor, Tensor]]]
+
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: _HeadContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -180,7 +199,7 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _HeadContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperatures, entropy = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

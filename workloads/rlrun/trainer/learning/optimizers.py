@@ -91,7 +91,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
     def __init__(self, parameters: list[nn.Parameter], **options: Any) -> None:
         super().__init__(parameters, options)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient."""
         loss = None if closure is None else closure()

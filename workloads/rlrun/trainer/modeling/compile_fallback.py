@@ -53,7 +53,7 @@ def _compile_pass(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> 
         return compile_operations(graph, inputs, **options)
     except Exception as error:  # the compiler may raise any error
         _warn_once(error)
-        from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
+        from functorch.compile import make_boxed_func
 
         return make_boxed_func(kept.forward)
 

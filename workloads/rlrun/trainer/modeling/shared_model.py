@@ -42,7 +42,7 @@ class Adapters:
         self._kept: dict[str, list[Tensor]] = {}
         self._held: str | None = None
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def hold(self, run: str, config: LoRAConfig | None) -> None:
         """Load the values of a run into the model. For a new run the values are undefined; the caller must initialize them."""
         if self._held == run:

@@ -277,7 +277,7 @@ def _tells_kind(name: str, value: object) -> bool:
     return isinstance(value, bool | int | str) and name[0] != "_" and not any(part in name for part in _NUMBER)
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def _randomize_weights(model: nn.Module) -> None:
     """Initialize matrices so that activations stay near 1, and add noise to vectors (norms, biases, sinks), so that no parameter is
     neutral.

@@ -14,16 +14,15 @@ linear cross entropy of Liger and torch, for a mean). A frozen weight needs no s
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from loguru import logger
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 
 class EagerKernel:
@@ -134,16 +133,40 @@ def _triton_kernel() -> HeadKernel | None:
     return TritonKernel()
 
 
-class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed for mypy
+class _FusedContext(Protocol):
+    """Context of `FusedHead` in the autograd graph."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Any, ...]
+    """Saved tensors; the last two, gradients of the hidden states and of the weight, may be None."""
+    kept: dict[int, Tensor]
+    """Residuals of chunks by their first token."""
+    plan: Plan
+    known: bool
+    """Whether the gradients were computed in the forward pass."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors for the backward pass."""
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        """Mark outputs without gradients."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Set whether missing gradients are zeros instead of None."""
+
+
+class FusedHead(torch.autograd.Function):
     """`apply(hidden, weight, targets, temperatures, coefficients, plan)` returns log-probabilities, entropies and a weighted sum.
 
     With coefficients only the sum of `coefficient * logprob` is differentiable. Without them only the log-probabilities are, and the sum
     is 0.
     """
 
+    apply: ClassVar[Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Plan], tuple[Tensor, Tensor, Tensor]]]
+
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: _FusedContext,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -204,7 +227,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
         return logprobs, entropy, total
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _FusedContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, temperatures, rates, logprobs, d_hidden, d_weight = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         nothing = (None,) * 4

@@ -73,7 +73,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         if isinstance(inner, Muon):
             inner.visit = self.visit
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient. The host does not wait for the device."""
         loss = None if closure is None else closure()

@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
         self.visit: Visit = at_once
         """Iteration over parts whose momentum and moments are on the device."""
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient."""
         loss = None if closure is None else closure()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.attention.varlen  # registers its operations
@@ -90,8 +90,7 @@ class OperationPair:
         packed = _packed_row(segments, scores)
         if scores.sinks is None:
             return self.forward(query, key, value, packed)[0]
-        output: Tensor = _Sinks.apply(query, key, value, scores.sinks, (self, packed))
-        return output
+        return _Sinks.apply(query, key, value, scores.sinks, (self, packed))
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,10 @@ class _SinksContext(Protocol):
         """Save tensors for the backward pass."""
 
 
-class _Sinks(torch.autograd.Function):  # type: ignore[misc]
+class _Sinks(torch.autograd.Function):
     """Attention with sinks on top of operations without sinks; see the module's docstring."""
+
+    apply: ClassVar[Callable[[Tensor, Tensor, Tensor, Tensor, tuple[OperationPair, Packed]], Tensor]]
 
     @staticmethod
     def forward(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -88,27 +88,42 @@ def reduce_gradients(model: nn.Module) -> None:
 
 
 def _forward_linear(module: nn.Linear, later: LaterWeights, hidden: Tensor) -> Tensor:
-    made: Tensor = _Linear.apply(hidden, module.weight, module.bias, later)
-    return made
+    return _Linear.apply(hidden, module.weight, module.bias, later)
 
 
-class _Linear(torch.autograd.Function):  # type: ignore[misc]  # torch is not type-checked
+class _LinearContext(Protocol):
+    """Context of `_Linear` in the autograd graph."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, Tensor]
+    parameters: tuple[Tensor, Tensor | None]
+    later: LaterWeights
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Save tensors for the backward pass."""
+
+
+class _Linear(torch.autograd.Function):
     """Linear layer whose backward pass computes only the gradient of the input."""
 
+    apply: ClassVar[Callable[[Tensor, Tensor, Tensor | None, LaterWeights], Tensor]]
+
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, later: LaterWeights) -> Tensor:
+    def forward(
+        ctx: _LinearContext, hidden: Tensor, weight: Tensor, bias: Tensor | None, later: LaterWeights
+    ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.parameters, ctx.later = (weight, bias), later
         return linear(hidden, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: _LinearContext, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         hidden, weight = ctx.saved_tensors
         ctx.later.keep((*ctx.parameters, hidden.detach(), gradient.detach()))
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def _add_products(model: nn.Module, kept: list[_Kept]) -> None:
     """Add the gradients to the gathered parameters, which keep them because of `hold_gradients`."""
     while kept:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
@@ -103,20 +102,35 @@ class Joined(ParallelStyle):  # type: ignore[misc]
 def _joined_forward(module: Any, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup, input: Tensor) -> Tensor:
     """Compute `[..., out / ranks]` from the input `[..., in]`, which is equal on all ranks."""
     bias = None if module.bias is None else module.bias.to_local()
-    output: Tensor = _JoinedLinear.apply(input, module.weight.to_local(), bias, shares, group)
+    output = _JoinedLinear.apply(input, module.weight.to_local(), bias, shares, group)
     if not hasattr(module, "lora_A"):
         return output
     low = linear(copy_to(input, group), module.lora_A.to_local(grad_placements=[Partial()]))
-    update: Tensor = _JoinedLinear.apply(low, module.lora_B.to_local(), None, shares, group, False)
+    update = _JoinedLinear.apply(low, module.lora_B.to_local(), None, shares, group, False)
     return output + update * module.scaling
 
 
-class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
+class _JoinedContext(Protocol):
+    """Context of `_JoinedLinear` in the autograd graph."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, Tensor]
+    shares: Sequence[tuple[int, int]]
+    group: dist.ProcessGroup
+    shared_input: bool
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Save tensors for the backward pass."""
+
+
+class _JoinedLinear(torch.autograd.Function):
     """Linear layer with selected rows of a matrix that is sharded by contiguous rows; the rows are gathered again for backward."""
+
+    apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: _JoinedContext,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -132,7 +146,7 @@ class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
         return output
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _JoinedContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         gradient = gradients[0].flatten(0, -2)
         d_input = d_weight = d_bias = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -69,18 +70,21 @@ def chunk_tensor(one: Lazy, count: int, dim: int) -> list[Lazy]:
     ]
 
 
+_SizeT = TypeVar("_SizeT")
+
+
 def transpose_tensor(one: Lazy, first: int, second: int) -> Lazy:
     """Exchange two dimensions of a tensor."""
 
-    def exchanged(sizes: Sequence[object]) -> list[object]:
+    def exchanged(sizes: Sequence[_SizeT]) -> tuple[_SizeT, ...]:
         found = list(sizes)
         found[first], found[second] = found[second], found[first]
-        return found
+        return tuple(found)
 
     return replace(
         one,
-        shape=tuple(exchanged(one.shape)),  # type: ignore[arg-type]
-        read=lambda slices: one.read(tuple(exchanged(slices))).transpose(first, second),  # type: ignore[arg-type]
+        shape=exchanged(one.shape),
+        read=lambda slices: one.read(exchanged(slices)).transpose(first, second),
     )
 
 
