@@ -58,6 +58,8 @@ class Stop:
 def first_cause(error: BaseException) -> BaseException:
     """Return the first `RoleError` inside an exception group, otherwise its first leaf."""
     leaves = _leaf_errors(error)
+    # A `RoleError` has a message and an exit code for the user; other leaves of the group are often
+    # its consequences.
     return next((leaf for leaf in leaves if isinstance(leaf, RoleError)), leaves[0])
 
 
@@ -98,6 +100,8 @@ class RunningAttempt:
         self._measures: Callable[[], Measures] | None = None
         self.wishes = Wishes()
         """Requests of the operator."""
+        # Created at the start: the operator sees the reason of the wait while the trainer loads its
+        # model.
         self._lease = lease_from_environment(attempt=number, look=self.progress, wishes=self.wishes)
         self.stall = stall_of(self._lease)
 
@@ -127,6 +131,8 @@ class RunningAttempt:
 
         After the start the volume may be fuller than at the start, so the limit of free space is lowered.
         """
+        # The run itself has filled the volume in the meantime. The limit of the start would report
+        # it as full although writes succeed.
         self.volume.least = FULL_BYTES
         return await in_thread(partial(read_attempt, self.paths.attempt_file(self._number)))
 
@@ -183,6 +189,8 @@ async def open_attempt(
     )
     with watch_volume(attempt.volume):
         async with served, background_tasks() as background:
+            # The Lease ends with the task group, after the work: a renewal by a dead attempt would
+            # hide its end.
             attempt.begin(background)
             yield attempt
 
@@ -250,6 +258,7 @@ async def feed_trainer(
         flow.stop()
         connection.leave()
 
+    # From here on the flow knows better than the start what the run waits for.
     attempt.report_with(flow.progress, flow.measures)
     attempt.stop_with(stop)
     loaded()

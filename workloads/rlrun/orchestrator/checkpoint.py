@@ -128,6 +128,7 @@ def base_snapshot(paths: RunPaths, attempt: Attempt) -> Snapshot:
 
 def _refuse_batch(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
     """Return the reason why this attempt cannot train a batch of another attempt, or None if it can."""
+    # The same step of another origin is another policy, so the log-probs of its tokens do not fit.
     if writer.origin != attempt.origin:
         return f"attempt {writer.attempt} started with other weights"
     for sample in batch.samples:
@@ -157,6 +158,8 @@ def readmissible_batches(
                 batch = read_batch(artifact.path)
                 refusal = _refuse_batch(batch, writers[artifact.attempt], attempt, max_off_policy_steps)
                 if refusal is None:
+                    # The ledger refuses a batch with a group of an earlier batch: several attempts
+                    # may have put it into different steps, and it would be trained twice.
                     ledger.readmit({s.group for s in batch.samples}, {d.group: d.reason for d in batch.dropped})
                     break
             except (BatchError, LedgerError) as error:
@@ -170,6 +173,8 @@ def readmissible_batches(
 
 def remove_covered_batches(paths: RunPaths, attempt: Attempt) -> list[int]:
     """Delete the batches of steps that the oldest complete checkpoint of this lineage covers, and return these steps."""
+    # The oldest kept checkpoint decides, not the newest: if the newest is damaged, an attempt
+    # resumes from an older one and needs the batches after it.
     kept = attempt.owned(complete_checkpoints(paths))
     if not kept:
         return []
@@ -231,6 +236,8 @@ class PartWriter:
             try:
                 await in_thread(lambda: self._volume.attempt(doing, write, blocks=False))
             except RefusedError:
+                # A newer checkpoint waits for its part. This one stays incomplete and is deleted by
+                # retention.
                 if not self._parts.empty():
                     break
                 await asyncio.sleep(pause)

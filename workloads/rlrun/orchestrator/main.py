@@ -132,6 +132,8 @@ async def orchestrate_attempt(
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(open_training(connection, config, attempt, api_key, stop))
         background, signals = running.background, running.signal
+        # Imports take seconds. They run while the environments start and the trainer loads its
+        # model.
         preloaded = asyncio.ensure_future(asyncio.to_thread(preload_modules))
         environments = outside.open_environments(config.environments, running.logs, background)
         arenas = await stack.enter_async_context(environments)

@@ -67,12 +67,15 @@ class Pipeline:
         self._context, self._pool, self._signal, self._paths = context, pool, context.signal, context.paths
         self._writer = BestEffortWriter()
         self._parts = PartWriter(context.volume, self.trainer.checkpoint_saved)
+        # All other parts continue from the base. It is read first, so that an unreadable checkpoint
+        # ends the attempt before a file of the run is changed.
         base = checkpoint.base_snapshot(self._paths, attempt)
         self._tasks = {
             arena.config.label: checkpoint.TaskSet(size=len(arena.tasks), digest=arena.digest)
             for arena in context.arenas
         }
         self._changed = checkpoint.report_changed_tasks(base, self._tasks)
+        # The curriculum's pools contain positions of tasks, which now are other tasks.
         if self._changed:
             base = replace(base, sampler={})
         self._metrics = self._open_metrics(base)
@@ -86,7 +89,10 @@ class Pipeline:
         evaluator = Evaluator(config, context.arenas, player, pool, context.chat)
         self._evaluations = Evaluations(context, evaluator, sync=self._sync, metrics=self._metrics, writer=self._writer)
         self._recording = _open_recording(config, attempt)
+        # A replay makes no rollouts, so it has nothing to keep.
         self._journal = _open_journal(context) if self._recording is None else None
+        # The state of tasks and groups at the base step. Finished rollouts of earlier attempts are
+        # added later, when the engines hold weights (`_make_batches`).
         self._groups = Groups.restore(
             context.config,
             base,
@@ -113,6 +119,7 @@ class Pipeline:
             context, self._groups, evaluations=self._evaluations, engines=engines, metrics=self._metrics
         )
         self._finished = False
+        # The last checkpoint has to be complete before the run may end; the base is complete.
         self._complete = attempt.base_step >= config.max_steps or not config.checkpoint.enabled
 
     def _open_metrics(self, base: checkpoint.Snapshot) -> MetricsFile:
@@ -148,6 +155,8 @@ class Pipeline:
         try:
             await self._run()
         finally:
+            # Also after an error: finished rollouts in the queue become durable and are used by the
+            # next attempt.
             if self._journal is not None:
                 await self._journal.close()
             await in_thread(self._writer.close)
@@ -165,6 +174,8 @@ class Pipeline:
                 background.append(tasks.create_task(self._sync.run()))
             background.append(tasks.create_task(self._make_batches()))
             await self._signal.until(lambda: self._done() or self.trainer.ending)
+            # Makers of rollouts end first at a stop. Their work would only compete with the last
+            # checkpoint for the grace period.
             for task in background:
                 task.cancel()
             if self.trainer.ending:
@@ -221,6 +232,8 @@ class Pipeline:
             case "published":
                 if event.path is None and self.config.weight_sync.transport == "Filesystem":
                     raise RoleError(f"the trainer published version {event.step} without a folder")
+                # Engines that share the trainer's GPUs cannot load weights before it has freed its
+                # memory; the event `released` follows.
                 if self._turns is None:
                     self._offer(event.step, event.path)
                 else:
@@ -249,6 +262,8 @@ class Pipeline:
     def _offer(self, version: int, path: str | None) -> None:
         """Publish a version to the engines, and hold it if an evaluation needs it."""
         wanted = self._metrics.wants_base if version == self.attempt.base_step else self._due(version)
+        # No `await` before `publish`: an evaluation that is wanted always finds its version held,
+        # and no engine can skip to a newer one in between.
         if wanted:
             self._evaluations.want(version)
         self._sync.publish(version, path, hold=wanted)
@@ -267,6 +282,7 @@ class Pipeline:
             return
         whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step), tasks=self._tasks)
         self._parts.put(event.step, partial(checkpoint.write_snapshot, Path(event.path), whole))
+        # The trainer saves steps in order, so older snapshots are never requested again.
         for step in [step for step in snapshots if step <= event.step]:
             del snapshots[step]
 
@@ -274,6 +290,8 @@ class Pipeline:
         """Delete the journal files that the newest complete checkpoint covers."""
         if self._journal is None:
             return
+        # Read from the volume and not from memory: only groups that a durable checkpoint contains
+        # may leave the journal.
         newest = partial(checkpoint.newest_complete, self._paths, self.attempt)
         covering = await clean_up("delete covered files of the journal", newest)
         if covering is not None:

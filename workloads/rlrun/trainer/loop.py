@@ -177,6 +177,8 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
         )
         if replay is not None:
             cut_metrics(paths, begun.base_step)
+    # Until here the other ranks have served rank 0's checks of candidates. From here on the
+    # attempt's file exists, and every rank reads the same choice.
     check.end()
     return read_attempt(paths.attempt_file(attempt))
 
@@ -209,13 +211,21 @@ class Loop:
                 if host.channel is not None:
                     host.channel.stop = stop.join
                 while True:
+                    # Signals reach the ranks at different times. A rank that left by itself would
+                    # leave the others in their next collective, so all ranks agree before each
+                    # order.
                     self._agreement.meet()
+                    # Only rank 0 knows which batches have arrived. A rank that decided by itself
+                    # could enter another collective than the others, and both would wait until the
+                    # timeout.
                     document = write_order(self._next_order()) if self._group.leads else None
                     order = read_order(self._group.broadcast(document))
                     if isinstance(order, EndOrder):
                         return exit_codes.OK
                     self._carry_out(order)
             except StopAgreed:
+                # The step that a stop interrupts is abandoned before its update, so the last
+                # finished step is consistent on all ranks and can be saved.
                 return self._save_and_end()
 
     # ---- rank 0 decides
@@ -224,7 +234,11 @@ class Loop:
         """Return the next order, or `wait` after one tick, so that waiting ranks can notice a request to stop."""
         deadline = time.monotonic() + TICK_SECONDS
         while True:
+            # Cleared before the checks: news that arrives during a check ends the wait below.
+            # Cleared after them, it would be lost and the order would be delayed by a tick.
             self._news.clear()
+            # The order of the checks: a failed or finished run must not get another step, and with
+            # a batch always ready a guest's request would otherwise wait forever.
             order = self._state_order() or self._runs.next_request() or self._step_order()
             if order is not None:
                 return order
@@ -262,6 +276,8 @@ class Loop:
     def _step_order(self) -> Order | None:
         """Return the next step: of the first run with a batch after the run that trained most recently."""
         runs = self._runs.runs
+        # A leaving run gets no step: its last checkpoint is being written, and a step would make
+        # that checkpoint old.
         ready = {run.name for run in runs if run.stage == "training" and run.has_batch()}
         name = next_turn([run.name for run in runs], self._last, ready)
         if name is None:
@@ -302,6 +318,8 @@ class Loop:
         """Complete the checkpoint of the last finished step of every run, and return the exit code."""
         stop = self._agreement.stop
         why = f"stopped by {stop.why}"
+        # All saves start before the first wait: the runs share one grace period, and their
+        # orchestrators add their parts at the same time.
         saved = [run for run in list(self._runs.runs) if self._runs.run_work(run, Run.leave)]
         for run in saved:
             self._runs.run_work(run, lambda one: one.complete(why))

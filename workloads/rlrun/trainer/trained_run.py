@@ -98,6 +98,8 @@ class Run:
         """Arrival of the next batch on rank 0, in seconds of `time.perf_counter`."""
         self.clock = StartClock()
         """Durations of this run's start; the host uses the process's clock (`loop.train_runs`)."""
+        # Runs share one module. From here on it contains the adapters of this run, which optimizer
+        # and checkpoint then refer to.
         policy.adapters.hold(config.name, config.lora)
         lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
@@ -109,6 +111,8 @@ class Run:
         self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _ignore_message)
         with ExitStack() as made:  # if a guest cannot join, its threads and process groups must end
             made.callback(self._volume.close)
+            # After the learner: the base checkpoint is loaded into the module and the optimizer's
+            # state.
             self._checkpoints = self._open_checkpoints(learner)
             made.callback(self._checkpoints.close, wait=False)
             self.progress = self._checkpoints.base
@@ -120,6 +124,8 @@ class Run:
         if self._group.leads:
             self._volume.watch()
         if self.channel is not None:
+            # The channel's thread answers while this thread waits for the volume, so users see the
+            # cause of the wait.
             self.channel.trouble = self._volume.trouble
         return Checkpoints(
             self.config,
@@ -215,6 +221,8 @@ class Run:
         self._policy.adapters.hold(self.name, self.config.lora)
         if self.channel is not None:
             self.channel.begin(self.attempt.base_step)
+        # Engines hold other weights, or those of an earlier attempt under the same number, until
+        # they get the base version.
         if self.config.task == "RL":
             self._publish()
         self._release_memory()
@@ -247,6 +255,8 @@ class Run:
         metrics = self._steps.train(step, batch, self._next_part)
         self.progress.step = step
         reach("step.trained")
+        # A skipped update still counts as a step: the engines' versions and the batches are
+        # numbered by steps.
         skipped = int(metrics.pop("skipped"))
         self.progress.skipped_steps += skipped
         if skipped and self._group.leads:
@@ -263,6 +273,8 @@ class Run:
         # Publish before saving, because engines wait for the version.
         metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
         metrics |= self._publisher.metrics()
+        # A requested save repeats a refused checkpoint: this step replaces the one that the volume
+        # did not take.
         due = self._checkpoint_due(step) or save
         metrics["time/save_ckpt"] = self._save() if due else 0.0
         if (seconds := self._checkpoints.seconds()) is not None:
@@ -302,6 +314,8 @@ class Run:
         """Start to save the last finished step, unless it is saved."""
         self.phase("saving")
         self._checkpoints.settle()
+        # Rank 0 decides, because only it knows the refused checkpoints and the connection to the
+        # orchestrator. Saving is collective.
         if self._group.broadcast(self._checkpoints.should_save(self.progress.step)):
             self._policy.adapters.hold(self.name, self.config.lora)
             self.save()
@@ -338,6 +352,8 @@ class Run:
         """Release the GPUs on all ranks, then report it so that the engines can use them."""
         if self._memory is None:
             return
+        # The barrier follows on all ranks: an engine that wakes while one rank still holds memory
+        # can run out of it.
         self._memory.move_to_host()
         self._group.barrier()
         if self.channel is not None:

@@ -102,11 +102,17 @@ class BatchProducer:
 
     async def _make(self, groups: list[FinishedGroup]) -> None:
         began = time.monotonic()
+        # Before the first `await`: ledger, sampler and the step's snapshot change together, so that
+        # a checkpoint never contains half of the change.
         batched = self._groups.batch(groups)
         batch = await in_thread(partial(self._assemble, groups, batched))
+        # Durable before the trainer is notified. After a kill the next attempt trains the same
+        # batch, and its rollouts are not sampled again.
         await self._write(batch)
         trace = self._paths.trace(batch.step)
         self._writer.write(f"traces/{trace.name}", partial(self._write_trace, batch, groups))
+        # Copied before the next `await`: rollouts that finish during it belong to the metrics of
+        # the next step.
         counters = dict(self._groups.ledger.counters)
         metrics = await in_thread(lambda: self._measured(batch, groups))
         metrics |= counter_metrics(counters, self._counted)
@@ -145,6 +151,8 @@ class BatchProducer:
 
     async def _announce(self, batch: Batch, metrics: dict[str, float]) -> None:
         if self._turns is not None:
+            # The trainer moves its model to the GPU when it takes the batch, so the engines have to
+            # sleep before.
             await self._turns.to_trainer(batch.step)
             metrics = metrics | {"time/engines_asleep": self._turns.seconds}
         self._metrics.add(batch.step, "batch", metrics)
@@ -166,12 +174,18 @@ class BatchProducer:
             self._groups.made < self.config.max_steps
             and (batch := await in_thread(lambda: next(found, None))) is not None
         ):
+            # In the order of the steps, like the killed attempt: the outcomes of one batch decide
+            # the draws after it.
             self._groups.sampler.readmit(batch, group_means(batch))
             metrics = await in_thread(partial(self._batch_metrics, batch))
             rollouts = int(metrics["batch/rollouts"])
+            # Counted separately from new rollouts, so that throughput and cost are not inflated by a
+            # restart.
             ledger.counters["readmitted"] += rollouts
             self._counted["readmitted"] = ledger.counters["readmitted"]
             self._groups.advance(batch.step)
+            # Written again under this attempt's number, because the trainer refuses batches of
+            # other attempts.
             await self._write(batch)
             metrics |= {"batch/readmitted": 1.0, "rollouts/readmitted": float(rollouts), "rollouts/discarded": 0.0}
             await self._announce(batch, metrics)

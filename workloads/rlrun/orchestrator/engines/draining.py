@@ -99,17 +99,22 @@ class Drain:
         A timed-out drain is moved again in each check until no request is left.
         """
         known = self._pool.replicas
+        # Engines that are gone need no drain.
         self._since = {replica: since for replica, since in self._since.items() if replica in known}
         for members, surplus in self._surplus(known):
             kind = set(members)
             # Draining engines of this kind, with and without running requests; the latest is resumed first.
             drained = [replica for replica in self._since if replica in kind]
+            # Resumed in the reverse order: the engine that drained last has had the least time to
+            # finish its requests.
             while len(drained) > surplus:
                 self._resume(drained.pop())
             while len(drained) < surplus and (replica := self._next(members)) is not None:
                 self._begin(replica)
                 drained.append(replica)
         for replica, since in self._since.items():
+            # Long requests must not keep the operator from removing the pod. Other engines take
+            # them over with their tokens so far lost.
             if replica.load and self._clock() - since >= self._patience:
                 self._pool.abandon(replica, f"its drain has timed out after {self._patience:g} s")
 
@@ -143,6 +148,8 @@ class Drain:
         newest = {replica: -place for place, replica in enumerate(left)}
         chosen = set(members)
         some = [replica for replica in candidates if replica in chosen]
+        # Engines without weights first, then those with the fewest requests: the drain then moves
+        # or delays the least work.
         return min(some, key=lambda r: (r.version is not None, r.load, newest[r]), default=None)
 
     def _begin(self, replica: Replica) -> None:

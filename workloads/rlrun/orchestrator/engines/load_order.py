@@ -69,6 +69,8 @@ class _Heap:
     def discard(self) -> None:
         """Count one place as outdated, and remove the outdated ones if they are too many."""
         self.current -= 1
+        # Places are outdated at every change and stay in the heap. The rebuild keeps the cost of a
+        # change constant on average.
         if len(self._items) > 2 * self.current + SPARE_PLACES:
             self._items = [item for item in self._items if self in item[3].heaps]
             heapq.heapify(self._items)
@@ -163,6 +165,8 @@ class VersionLoads:
         preferred = None if prefer is None else self._places.get(prefer)
         if preferred is None or not preferred.is_open or preferred.room < count or preferred.replica in excluded:
             return best.replica
+        # The cached prefix is worth a few continuations of load, but not an engine that is much
+        # slower or fuller.
         return preferred.replica if preferred.cost(count - STICKY_SLACK) <= best.cost(count) else best.replica
 
     def _enter(self, place: _Place) -> None:
@@ -238,9 +242,11 @@ class LoadOrder:
 
     def update(self, replica: Replica) -> None:
         """Take in a change of a replica; one that was removed is ignored."""
+        # A removed replica may still change when its last requests end.
         if replica not in self._numbers:
             return
         held = self._held.get(replica)
+        # A draining engine gets no requests, whatever version it holds.
         version = None if replica.draining else replica.version
         self.in_flight += replica.load - self._loads.get(replica, 0)
         self._loads[replica] = replica.load

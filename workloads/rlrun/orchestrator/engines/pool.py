@@ -93,6 +93,7 @@ class EnginePool:
 
     def remove(self, replica: Replica, reason: str) -> None:
         """Remove a replica and move its requests: a machine without power never answers them."""
+        # Out of the list first: the canceled requests choose another replica at once.
         self.replicas.remove(replica)
         self._order.remove(replica)
         self.members.notify()
@@ -170,6 +171,8 @@ class EnginePool:
             avoid: replicas that failed this request; used only without an alternative.
             first: whether to precede requests of new episodes, as for a running episode or a moved request.
         """
+        # While others wait for this version, a new request joins their queue; otherwise it could
+        # take the room for which they wait.
         turns = self._turns.get(version)
         chosen = None if turns is not None else self._choose(prefer, version, count, avoid)
         if chosen is None:
@@ -186,10 +189,14 @@ class EnginePool:
             finally:
                 self.waiting -= count
                 self.waiting_for_version -= reserved
+                # `room` depends on the waiting requests, so the dispatcher looks again after the
+                # last one has left.
                 if not turns.busy:
                     self._turns.pop(version, None)
                     self._signal.notify()
         else:
+            # No `await` between the choice and the reservation, so two requests cannot take the
+            # same place.
             chosen.load += count
         return chosen
 
@@ -218,6 +225,8 @@ class EnginePool:
         """Take a replica out of rotation after a failed request of this `rotation`, with a pause that doubles for each
         failure in a row.
         """
+        # The replica has been repaired since this request was sent, or is out of rotation already.
+        # Its old error says nothing about it now.
         if replica.rotation != rotation or replica.version is None:
             return
         replica.failures += 1

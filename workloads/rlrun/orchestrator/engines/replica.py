@@ -105,6 +105,8 @@ class Concurrency:
             ours = min(self._most, in_flight * self._lengths / self._longest)
             self._lower(max(DECREASE * ours, min(SLIGHT_DECREASE * ours, ours - preempted / PREEMPTED)))
             self._too_high, self._rest = ours, REST_LOOKS
+        # An increase needs a limit that binds: otherwise a short idle time would raise it without
+        # any evidence.
         elif not metrics.waiting and not full and binds:
             self._most = min(float(self.ceiling), self._most + max(1.0, abs(self._too_high - self._most) / APPROACH))
         self._report_change()
@@ -131,6 +133,7 @@ class Concurrency:
 
     def _preempted(self, counter: int | None) -> int:
         before, self._preemptions = self._preemptions, counter
+        # The counter starts again at 0 if the engine was restarted.
         return 0 if before is None or counter is None else max(0, counter - before)
 
 
@@ -253,6 +256,7 @@ class Replica:
 
     def room(self, count: int) -> bool:
         """Return whether it may get `count` more continuations. An idle replica always may."""
+        # A group that is larger than the limit must not wait forever.
         if self.load == 0:
             return True
         return self.failures < 2 and self.load + count <= self.concurrency.limit

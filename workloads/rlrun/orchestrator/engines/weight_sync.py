@@ -81,6 +81,8 @@ class WeightSync:
             hold: whether all replicas get this version and no newer one until `release`.
         """
         self._paths[version] = path
+        # With shared GPUs a version is passed on only after the trainer has freed them
+        # (`released`), so it ends the rest.
         self.newest, self.resting = version, False
         if hold:
             self._held.append(version)
@@ -107,6 +109,8 @@ class WeightSync:
         """
         if self.resting:
             return None
+        # The oldest held version comes first, because its evaluation has waited longest. A newer
+        # one would end it without a result.
         target = self._held[0] if self._held else self.newest
         return None if target == replica.version else target
 
@@ -123,6 +127,8 @@ class WeightSync:
                 members = set(self._pool.replicas)
                 for gone in keeping.keys() - members:
                     keeping.pop(gone).cancel()
+                # A task for each replica: a slow or hanging engine does not delay the hand-over to
+                # the others.
                 for new in members - keeping.keys():
                     keeping[new] = tasks.create_task(self._keep_up(new))
                 await self._pool.members.until(lambda: set(self._pool.replicas) != keeping.keys())
@@ -152,6 +158,8 @@ class WeightSync:
         replica.updating = True
         try:
             if replica.version is None:
+                # A replica out of rotation may hang or still be starting. A cheap request finds
+                # that out before the long timeout of a hand-over.
                 await _check_answers(replica)
             # Before the request: the engine may load the version and sample with it even if its answer is lost.
             replica.handed = max(replica.handed, version)
@@ -180,12 +188,16 @@ class WeightSync:
         finally:
             replica.updating = False
             self._signal.notify()
+        # From here on an outage is a fault that a restart can repair, and not an engine that takes
+        # long to start.
         self._ever_synced = True
         if replica.version is None:
             logger.info(f"engine {replica.url} is in rotation with version {version}")
             replica.rotation += 1
         took = time.monotonic() - began
         replica.trusted, replica.suspect, replica.foreign = True, False, False
+        # Other replicas get as much time as this one needed before it alone gets the new rollouts
+        # (`EnginePool.version`). The dispatcher is woken then, because no other event may happen.
         replica.version, replica.due = version, time.monotonic() + took
         asyncio.get_running_loop().call_later(took, self._signal.notify)
         self.seconds = took
@@ -202,6 +214,8 @@ class WeightSync:
             if self._pool.version is not None or self.newest is None or self.resting:
                 self._pool.last_available = time.monotonic()
                 continue
+            # Engines load and compile for a long time at the start; later the same silence means
+            # that they are gone.
             limit = OUTAGE_SECONDS if self._ever_synced else STARTUP_SECONDS
             if time.monotonic() - self._pool.last_available > limit:
                 raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")

@@ -194,9 +194,11 @@ class Groups:
         environment = self._config.environments[self.sampler.draw(number).environment]
         flight = Flight(number, version, environment.group_size, time.monotonic())
         before = self._unfinished.pop(number, None)
+        # Too old for the next batch: its finished members could not be part of any batch.
         if before is not None and self._is_old(before.version, self.made + 1):
             self.ledger.counters["discarded/age"] += len(before.members)
         elif before is not None:
+            # The version of the oldest member decides when the group is too old.
             flight.version, flight.members = before.version, dict(before.members)
         self.in_flight[number] = flight
         return flight
@@ -257,6 +259,8 @@ class Groups:
             RoleError: too many rollouts in a row were filtered for any batch.
         """
         if reason := reason_to_drop(group, self.rules[group.environment]):
+            # The newest version of its tokens: after a restart from an earlier checkpoint that
+            # version may be lost, and then the drop does not count either.
             newest = max(int(s.versions.max()) for rollout in group.rollouts for s in rollout.sequences)
             self._give_up(DroppedEntry(group.number, reason, group.mean_reward, self.ledger.next_group, newest))
             self._filtered[reason] += len(group.rollouts)
@@ -268,6 +272,7 @@ class Groups:
                     exit_codes.DATA,
                 )
         else:
+            # Only consecutive filtered groups indicate a run that can never make a batch.
             self._filtered.clear()
             self.finished.append(group)
 
@@ -292,6 +297,8 @@ class Groups:
 
     def _give_up(self, entry: DroppedEntry) -> None:
         if self._journal is not None:
+            # Without waiting: a lost drop is harmless, because the next attempt plays or filters
+            # the group again.
             self._journal.note(entry)
         self.drop(entry)
 
@@ -323,6 +330,7 @@ class Groups:
         self.ledger.accept(group.number for group in groups)
         tasks = tuple((group.number, self.sampler.draw(group.number).task) for group in groups)
         self.sampler.accept(step, {group.number: group.mean_reward for group in groups})
+        # The next two lines compare the groups with the step after this one (`feeds`).
         self.advance(step)
         self.cancel_surplus()
         self._expire(step + 1)

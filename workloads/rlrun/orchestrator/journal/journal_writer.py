@@ -82,6 +82,8 @@ class GroupCommit(Generic[_T]):
         if self._failure is not None:
             raise self._failure
         self._pending.append(entry)
+        # One flush at a time. Entries that arrive during it share the next one, so the number of
+        # fsyncs does not grow with the number of rollouts.
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
 
@@ -99,6 +101,8 @@ class GroupCommit(Generic[_T]):
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 while (flushing := self._flushing) is not None:
+                    # A timeout of this wait must not cancel the flush: callers of `add` wait for
+                    # its result.
                     await asyncio.shield(flushing)
                 async with self._work:
                     await in_thread(self._end)
@@ -111,12 +115,16 @@ class GroupCommit(Generic[_T]):
         try:
             while self._pending:
                 async with self._work:
+                    # Taken under the lock: `pausing` then guarantees that no entry is between the
+                    # queue and the file.
                     entries, self._pending = self._pending, []
                     waiting, self._waiting = self._waiting, []
                     failure = await self._write(entries)
                 for number, durable in enumerate(waiting, 1):
+                    # Waking thousands of rollouts in one go would block the event loop.
                     if number % _WOKEN == 0:
                         await asyncio.sleep(0)
+                    # The caller was canceled. Its entry is durable anyway, and a restart uses it.
                     if durable.done():
                         continue
                     if failure is None:
@@ -135,6 +143,8 @@ class GroupCommit(Generic[_T]):
                 self.flushes += 1
                 break
             except RefusedError as error:
+                # While the attempt runs, entries wait for the volume. At the end they fail, because
+                # the process must not wait forever.
                 if self._closing.is_set():
                     self._failure = error
                 with suppress(TimeoutError):
@@ -197,6 +207,7 @@ class SegmentWriter:
             if self._descriptor is None or self._size >= self._limit:
                 self._open()
                 self._append([self._head])
+            # A failed write or fsync is cut off here, so that the file ends with a complete record.
             durable = self._size
             try:
                 self._append_all(entries)
@@ -234,9 +245,13 @@ class SegmentWriter:
         folder = self._paths.journal
         make_folder(folder)
         own = [segment.number for segment in self._paths.journal_on_disk() if segment.attempt == self._attempt]
+        # A new number for every file: after a failed fsync the state of the old file is unknown,
+        # and nothing is appended to it.
         self._path = self._paths.journal_segment(max(own, default=0) + 1, self._attempt)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._size = 0
+        # Without it a power failure can lose the folder's entry, and with it all durable records of
+        # the file.
         fsync_path(folder)
 
     def close(self) -> None:

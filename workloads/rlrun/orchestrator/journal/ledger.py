@@ -132,6 +132,8 @@ class Ledger:
         if taken := sorted(g for g in wanted if g < self.next_group and g not in self._again):
             raise LedgerError(f"groups {taken} are already in an earlier batch")
         end = max([self.next_group, *(group + 1 for group in [*wanted, *dropped])])
+        # Groups that the earlier attempt had dispatched before this batch wait for another
+        # dispatch, unless it dropped them.
         unsettled = {*self._again, *range(self.next_group, end)} - wanted
         given_up = unsettled & set(dropped)
         self._again = unsettled - given_up

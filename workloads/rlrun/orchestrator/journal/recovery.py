@@ -102,13 +102,19 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
     writers, found, base = earlier_attempts(paths, attempt, log=logger.warning), Found(), attempt.base_attempt or 0
     for segment in paths.journal_on_disk():
         writer = writers.get(segment.attempt)
+        # Versions can be judged only with the attempt that sampled them. Files of unknown attempts
+        # are skipped.
         content = None if writer is None else _read_segment(segment)
         if writer is None or content is None:
             continue
+        # The counters of the base checkpoint already contain the records that earlier restarts have
+        # reported.
         counted = segment.attempt >= base
         for record in content.foreign:
             if record.member >= 0 and not settled(record.group):
                 found.note((record.group, record.member), "format", uncounted=counted)
+        # Rollouts of other settings (model, sampling, template, environment) do not belong to the
+        # batches of this attempt.
         foreign = content.head is None or content.head.fingerprint != fingerprint
         for entry in content.entries:
             if not settled(entry.group):
@@ -181,9 +187,7 @@ def readmit_entries(
         yield
         if isinstance(entry, DroppedEntry):
             if given_up.get(entry.group) is entry:
-                ledger.reach(entry.next_group)
-                sampler.draw_before(entry.next_group)
-                ledger.claim(entry.group)
+                _claim_dropped_group(entry, ledger, sampler)
                 drop(entry)
             continue
         member = entry.group, entry.member
@@ -193,6 +197,8 @@ def readmit_entries(
         if newest.get(member) is not entry:  # only the last fresh record of a rollout counts
             continue
         ledger.reach(entry.group + 1)
+        # The sampler decides the task of a group again. Another task than in the record means that
+        # data or settings have changed.
         draw = sampler.draw(entry.group)
         label, size = environments[draw.environment]
         if (label, draw.task) != (entry.environment, entry.task) or entry.member >= size or label in changed:
@@ -211,6 +217,15 @@ def readmit_entries(
     return made
 
 
+def _claim_dropped_group(entry: DroppedEntry, ledger: Ledger, sampler: Sampler) -> None:
+    """Mark a dropped group as dispatched, at the same point of the draws as in the attempt that dropped it."""
+    # Groups that were drawn before the drop are drawn before it now. A drop changes a curriculum's
+    # pools, and later draws depend on them.
+    ledger.reach(entry.next_group)
+    sampler.draw_before(entry.next_group)
+    ledger.claim(entry.group)
+
+
 def _latest_records(
     entries: Sequence[Entry], is_old: Callable[[int], bool]
 ) -> tuple[dict[Member, RolloutEntry], dict[int, DroppedEntry], set[Member]]:
@@ -221,6 +236,8 @@ def _latest_records(
         entries: entries in the order of writing.
         is_old: whether a dispatch version is too old.
     """
+    # A rollout can have several records: an attempt plays again what it could not use, and a failed
+    # flush is written again.
     newest: dict[Member, RolloutEntry] = {}
     given_up: dict[int, DroppedEntry] = {}
     old: set[Member] = set()

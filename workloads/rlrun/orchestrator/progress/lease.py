@@ -97,6 +97,7 @@ class ApiServer:
             raise LeaseError(str(error) or type(error).__name__) from error
 
     async def _request(self, name: str, patch: Mapping[str, object], token: str, authority: bytes) -> str:
+        # The certificates have rotated, and the open session trusts the old ones.
         if self._session is not None and authority != self._authority:
             await self.close()
         if self._session is None:
@@ -224,6 +225,8 @@ class ProgressLease:
             if self._outage is None:
                 self._outage = self._clock()
                 logger.warning(f"cannot renew the progress Lease {self._name}; the run continues: {error}")
+            # The next look finds a difference, so the renewal is repeated soon and not only at the
+            # next period.
             self._told = None
         else:
             if self._outage is not None:

@@ -66,6 +66,8 @@ class MetricsFile:
         self.tokens, self.samples = 0, 0
         """Tokens and samples of all steps with a line, of this attempt and earlier ones; in a fork only its own steps.
         """
+        # Lines above the base belong to versions that this attempt trains again. They are removed
+        # before the first new line is written.
         written, whole = self._take_over(base_step, matters)
         writer.write(path.name, lambda: keep_metrics(path, through=base_step, prefix=whole), keep=True)
         self._lines: dict[int, MetricsLine] = {}
@@ -86,6 +88,8 @@ class MetricsFile:
         self.wants_base = evaluated(base_step) and base_step not in written
         """Whether the evaluation of the base version is still missing."""
         if self.wants_base:
+            # The version of the base waits for its evaluation again, because the earlier attempt
+            # ended before it.
             self._lines.setdefault(base_step, {})
             self._parts.setdefault(base_step, {"batch", "trained"})
         self._flush()
@@ -108,6 +112,8 @@ class MetricsFile:
             if line is None:
                 damaged += 1
                 continue
+            # Read before the lines above the base are skipped: repeated steps are marked, so that
+            # users see work that is done twice.
             self._furthest = max(self._furthest, _read_count(line.get(FURTHEST, line["step"])))
             if line["step"] > base_step:
                 continue
@@ -115,6 +121,8 @@ class MetricsFile:
             self.last = line
             if line["step"] in matters:
                 written.add(int(line["step"]))
+            # Lines that a fork has copied belong to the other run, and so do their tokens and
+            # samples.
             if forked is None or line.get("attempt", 0) > forked.attempt:
                 self._count(line)
         if damaged:
@@ -149,6 +157,7 @@ class MetricsFile:
         """Return the lines up to a step that wait only for their evaluation or for the volume. The step's checkpoint
         has to contain them.
         """
+        # A copy, because the writer's thread removes lines at the same time.
         leaving = {step: line for step, line in tuple(self._leaving) if step <= through}
         waiting = {
             step: {"step": step} | line
@@ -163,6 +172,8 @@ class MetricsFile:
 
     def _flush(self) -> None:
         while self._lines:
+            # In the order of steps: a line that waits for its evaluation holds back the later
+            # lines, so that readers can follow the file.
             step = min(self._lines)
             needed = {"batch", "trained"} | ({"evaluation"} if self._evaluated(step) else set())
             if not self._parts[step] >= needed:
@@ -189,6 +200,8 @@ class MetricsFile:
         No line is written after a later attempt has started: processes on an unreachable node may still run while their
         successors train, and both write this file.
         """
+        # Read for each line, immediately before it is written: that keeps the time short in which
+        # two attempts can write.
         newest = max(RunPaths(self._path.parent).attempts_on_disk(), default=0)
         if newest > self._attempt:
             self._successor = newest
@@ -196,6 +209,8 @@ class MetricsFile:
             _, line = self._leaving[0]
             append_line(self._path, json.dumps(line))
             reach("metrics.written")
+        # Removed after the write: until then a checkpoint contains the line, and a kill between the
+        # two cannot lose it.
         self._leaving.popleft()
 
 
@@ -212,6 +227,7 @@ def append_line(path: Path, line: str) -> None:
         OSError: the volume refuses the write.
     """
     with path.open("a+b", buffering=0) as file:
+        # Only the end of the file is read; the file of a long run has many megabytes.
         before = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         tail = file.read()
         before += len(tail)
@@ -230,6 +246,7 @@ def append_line(path: Path, line: str) -> None:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
+            # Without this, the next line would continue a torn one, and readers would lose both.
             file.truncate(before)
             raise
 

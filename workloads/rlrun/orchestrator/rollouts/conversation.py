@@ -123,6 +123,8 @@ class TokenSequence:
     def fork(self, mark: Mark) -> TokenSequence:
         """Return a new sequence with the tokens up to a reply, which are not trained on again."""
         copy = TokenSequence(self.tools, text=self.text[: mark.text])
+        # Appended as tokens that are not sampled: the original sequence trains them, and a second
+        # time would double their weight.
         copy.append(self.token_ids[: mark.tokens])
         return copy
 
@@ -208,9 +210,13 @@ class Conversation:
         self.tools = tuple(tools or ()) or self.tools
         place = await self._find_place(messages, None if tools is None else list(tools))
         prompt = place.sequence.token_ids + place.added
+        # The engine must not sample tokens that the sample cannot hold: they would cost time and be
+        # cut.
         room = min(self._seq_len - len(prompt), self._max_tokens, *([] if max_tokens is None else [max_tokens]))
         if place.sequence.full or room < 1:
             self._refuse_first_prompt(len(prompt))
+            # Later turns of this sequence need at least as many tokens, so they fail without
+            # another try.
             place.sequence.full = True
             return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
         completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))
@@ -294,11 +300,14 @@ class Conversation:
         text = self._chat.prompt(messages, tools or ()) if self._branching else ""
         mark, sequence = found
         continues = mark == sequence.marks[-1]
+        # A full sequence cannot grow. A fork from an earlier reply may still fit.
         if sequence.full and (continues or not mark.tokens):
             return _Place(sequence, False, array(INTEGERS), text)
         sampled = sequence.token_ids[max(0, mark.tokens - SAMPLED_ENDS) : mark.tokens]
         if not self._branching:
             added = self._chat.continuation(messages, mark.messages - 1, sampled, tools or ())
+        # The template renders the earlier turns as they were sampled, so only the new text has to
+        # be encoded, and the sampled tokens stay as they are.
         elif text.startswith(known := sequence.text[: mark.text]):
             added = self._chat.encode_appended(text[len(known) :], sampled)
         else:
@@ -308,6 +317,8 @@ class Conversation:
     def _latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:
         """Return the latest reply that `messages` continue, in the newest sequence that contains it."""
         latest: tuple[Mark, TokenSequence] | None = None
+        # The newest first: of two sequences with the same reply, the later one is the branch that
+        # the environment continues.
         for sequence in reversed(self._sequences):
             mark = sequence.latest(messages, tools)
             if mark is not None and (latest is None or mark.messages > latest[0].messages):

@@ -138,9 +138,12 @@ class Dispatcher:
             accepted=accepted,
             surplus=config.surplus if groups.feeds(version) else 0,
         )
+        # Groups in flight whose first request is not sent yet will need room as well. Without them
+        # one free place would start many groups.
         if self._pool.limited:
             coming = sum(flight.size for flight in groups.in_flight.values() if not flight.affinity.asked)
             allowed = min(allowed, self._pool.room() - coming)
+        # Near the end only as many rollouts as the remaining steps need.
         return min(allowed, config.max_steps * config.batch_size + config.surplus - (accepted + running))
 
     def ahead(self) -> bool:
@@ -197,6 +200,8 @@ class Dispatcher:
             outcome = "unplayable"
             self._refuse_task(flight, errors.exceptions[0])
         finally:
+            # Also after a cancellation: a group that never ended stays in flight and counts against
+            # the limit of rollouts.
             self._groups.end(flight, outcome)
 
     async def _play_group(self, flight: Flight) -> FinishedGroup:
@@ -204,6 +209,7 @@ class Dispatcher:
         arena = self._arenas[draw.environment]
         if reason := self._unplayable.reason(arena.config.label, draw.task):
             raise GroupUnplayableError(reason, f"an earlier rollout of task {arena.tasks[draw.task]} was refused")
+        # Members that were durable before an engine or an attempt ended are not played again.
         missing = [member for member in range(flight.size) if member not in flight.members]
         async with asyncio.TaskGroup() as tasks:
             # Each member has its own seed, so with seeds the first turns are separate requests.
@@ -248,6 +254,8 @@ class Dispatcher:
             seed = None if sampling.seed is None else derived_seed(sampling.seed, flight.number, member, tries)
             session = Session(self._pool, sampling, stops, opening=opening, affinity=flight.affinity, seed=seed)
             tries += 1
+            # Only the first try takes part in the group's shared request; a retry gets a new
+            # continuation.
             opening = None
             try:
                 return await self._player.play(arena, task, sampling=sampling, session=session)
@@ -279,6 +287,8 @@ class Dispatcher:
             except EpisodeError as error:
                 if (reason := unplayable_reason(error)) is not None:
                     raise GroupUnplayableError(reason, str(error)) from error
+                # The process was ended by another rollout. The retries have their own limit,
+                # because one bad task would otherwise use up those of the other rollouts.
                 if error.bystander and lost < MAX_LOST:
                     lost += 1
                     self._groups.ledger.counters[f"lost/{label}"] += 1

@@ -133,6 +133,8 @@ class Session:
             replica = await self._pool.acquire(prefer, self._version, n, avoid=failed, first=first)
             began, rotation = time.monotonic(), replica.rotation
             self._replica = self._affinity.replica = replica
+            # From here on the group is load of this replica. Before, the dispatcher counts it as a
+            # future request.
             self._affinity.asked, self._affinity.since, self._sent = True, began, began
             try:
                 completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n, seed=seed, stop=stop)
@@ -140,12 +142,16 @@ class Session:
                 return completions
             except EngineError as failure:
                 if failure.status in _REFUSALS:
+                    # An engine refuses this request itself, for example a prompt that is too long.
+                    # Another replica would refuse it as well.
                     raise
                 error, self._moved = failure, True
                 failed.append(replica)
                 self._pool.count_moved_request(time.monotonic() - began)
                 self._pool.fail_request(replica, rotation, str(failure))
             finally:
+                # Also after a cancellation; otherwise the replica would look busy until the end of
+                # the attempt.
                 self._pool.release(replica, n)
         raise EngineUnavailableError(f"{MAX_TRIES} tries failed, the last one with: {error}") from error
 

@@ -148,6 +148,8 @@ class Sampler:
     def drop(self, step: int, group: int, mean: float | None) -> None:
         """Record a group dropped before the batch of `step`. A mean reward of None has no effect on the curriculum."""
         if draw := self._close(step, group, mean):
+            # Another group replaces a dropped one, so a dropped group does not advance the step of
+            # later groups.
             self._rollouts -= self.sources[draw.environment].group_size
 
     def readmit(self, batch: Batch, means: Mapping[int, float]) -> None:
@@ -156,6 +158,8 @@ class Sampler:
         If the drawn task differs from the batch's task, the rewards of the group have no effect.
         """
         for one in batch.dropped:
+            # The drop happened after these draws, and it changes the step of the groups that
+            # follow.
             self.draw_before(one.next_group)
             self.drop(batch.step, one.group, one.mean_reward)
         played = dict(batch.tasks)
@@ -195,6 +199,8 @@ class Sampler:
             Whether the pools are restored; False if the state is empty or belongs to other environments, so that the
             pools start empty.
         """
+        # Without a usable state the sampler continues as if all groups below had been drawn and
+        # trained.
         self._next, self._rollouts = next_group, step * self.batch_size
         if not self._pools or state.get("sources") != self._signature():
             return not self._pools or next_group == 0
@@ -216,6 +222,8 @@ class Sampler:
     def _assign(self, group: int) -> None:
         environment, index = share_out(group, self._ratios)
         step = max(0, self._rollouts - self.surplus) // self.batch_size + 1
+        # Only outcomes that every schedule has seen before this draw. Otherwise the drawn task
+        # would depend on which rollout was faster, and a restart would draw another one.
         self._learn(newest_seen(step, self.max_async_level))
         self._rollouts += self.sources[environment].group_size
         pools = self._pools.get(environment)

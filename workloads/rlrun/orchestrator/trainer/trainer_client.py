@@ -193,6 +193,7 @@ class TrainerClient:
         while True:
             try:
                 state = await self._request("GET", trainer_channel.STATE, TrainerState)
+                # The trainer of an earlier attempt may still answer at this address while it ends.
                 if state.attempt == self._attempt:
                     self.state = state
                     if state.phase not in ("starting", "loading"):
@@ -249,6 +250,8 @@ class TrainerClient:
             following: task that reads the trainer's events and handles them.
             seconds: timeout.
         """
+        # A trainer that has already ended never answers the request, so its silence ends the wait
+        # as well.
         asking, leaving = asyncio.ensure_future(self._ask_to_stop()), asyncio.ensure_future(self._until_silent())
         try:
             await asyncio.wait([following, leaving], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

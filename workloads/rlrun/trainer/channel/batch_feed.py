@@ -139,5 +139,6 @@ def _check_batch(batch: Batch, step: int, vocabulary: int, seq_len: int, attempt
             raise BatchError(f"sample {index} has temperature {sample.temperature}")
     if attempt is not None and batch.max_version >= step:
         raise BatchError(f"a token was sampled by version {batch.max_version}, which step {step} cannot know")
+    # The loss divides by the number of loss tokens.
     if batch.loss_tokens == 0:
         raise BatchError("its loss mask is empty")

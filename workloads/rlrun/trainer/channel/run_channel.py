@@ -178,6 +178,8 @@ class Channel:
                 self._step = step
             elif kind == "checkpoint_saved":
                 self._saved.add(step)
+            # Numbers continue after old events are dropped, so the orchestrator can always name the
+            # last one that it has read.
             seq = self._dropped + len(self._events) + 1
             self._events.append(Event(seq=seq, kind=kind, step=step, path=str(path) if path else None, metrics=finite))
         self._server.loop.call_soon_threadsafe(self._wake)
@@ -205,6 +207,7 @@ class Channel:
             return refuse_request(404, f"there is no {request.method} {route}")
         if route == TRAINER_READY:
             return await handler(request)
+        # Counted at the start too, because a long poll is open for up to a minute.
         self.last_contact = time.monotonic()
         self._open += 1
         try:
@@ -292,6 +295,8 @@ class Channel:
                 )
             if batch.step > self._next_batch:
                 return refuse_request(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
+            # A repeated announcement of an earlier batch is only confirmed: the orchestrator
+            # repeats requests whose answer was lost.
             if batch.step == self._next_batch:
                 self._next_batch += 1
                 self.batches.put(batch)
@@ -327,6 +332,8 @@ class Channel:
                 409, "this trainer publishes to the volume only; set weightSync.transport: NCCL for all roles"
             )
         try:
+            # Its own pool: each request waits for the other engines, and the default pool would be
+            # exhausted by them.
             offer = await self._server.loop.run_in_executor(self._offering, self.offer, wanted)
             return _json_answer(offer.model_dump_json())
         except NotHeldError as error:

@@ -57,6 +57,9 @@ class Saver:
             )
         )
         self._thread = ThreadPoolExecutor(1, "save") if background else None
+        # A separate group: the writer's thread meets the other ranks while training runs
+        # collectives in the main group. In one group the collectives of both threads could pair up
+        # in different orders on different ranks.
         self._peers = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._last: Future[Written | Refused] | None = None
         self._after: Future[None] | None = None
@@ -77,6 +80,8 @@ class Saver:
             self._last = Future()
             self._last.set_result(self._write(state, progress.step, path))
         else:
+            # `stage` copies in this thread, before `submit` gets its result. The next optimizer
+            # step changes the parameters in place.
             self._last = self._thread.submit(self._write, self._stager.stage(state), progress.step, path)
 
     def then(self, act: Callable[[Written], None]) -> None:
@@ -127,9 +132,11 @@ class Saver:
             return
         if wait:
             self.wait()
+        # A report that has not started is dropped. A write that runs cannot be canceled.
         for future in (self._last, self._after):
             if future is not None:
                 future.cancel()
+        # The only worker runs its jobs in order, so the group outlives the write that uses it.
         destroyed = self._thread.submit(dist.destroy_process_group, self._peers)
         self._thread.shutdown(wait=wait)
         if wait:
@@ -159,6 +166,8 @@ class Saver:
             files = write_shards(state, path, self._group, self._peers)
             reach("checkpoint.shards.durable")
         except RefusedError as error:
+            # A refusal is a result and not an exception: training continues, and a later step is
+            # saved instead.
             return Refused(step, error.trouble)
         except RoleError:
             raise

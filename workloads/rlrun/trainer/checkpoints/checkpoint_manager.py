@@ -67,10 +67,14 @@ class Checkpoints:
         self._config, self._attempt, self._paths, self._channel = config, attempt, paths, channel
         self.step = attempt.base_step
         """Step of the last checkpoint whose save this attempt has started; the base step before the first one."""
+        # Loaded before the saver and the completer exist: an attempt that cannot load its base must
+        # not write or delete a checkpoint.
         self.base = self._load(parts, leads=group.leads)
         """Progress of training at the start of this attempt."""
         self._volume, self._retry = volume, Retry(volume)
         self._saver = Saver(parts, group, background=config.checkpoint.save_async)
+        # One writer of manifests: rank 0 knows the files of all ranks and has the channel to the
+        # orchestrator.
         self._completer = self._start_completer(volume, say) if group.leads else None
 
     def _load(self, parts: Mapping[str, Part], *, leads: bool) -> Progress:
@@ -117,6 +121,8 @@ class Checkpoints:
             RoleError: see `Saver.save`.
         """
         self._saver.save(progress, self._paths.checkpoint(progress.step, self._attempt.attempt))
+        # After the call: a save that raises does not count as started, so `complete` does not wait
+        # for its manifest.
         self.step = progress.step
 
     def report_when_durable(self) -> None:
@@ -125,6 +131,8 @@ class Checkpoints:
 
     def _written(self, written: Written) -> None:
         """Report the save, and on rank 0 start its completion. Called in the saver's thread."""
+        # The orchestrator may report its part before the completer knows the shards. The completer
+        # accepts the two messages in either order.
         self._retry.written()
         if self._channel is not None:
             self._channel.emit("checkpoint_saved", written.step, path=written.path)
@@ -157,6 +165,8 @@ class Checkpoints:
             RoleError: the save failed.
         """
         taken = self.settle()
+        # Without durable shards no manifest can follow, and waiting for it would use up the grace
+        # period.
         if self._completer is not None and taken and self.step == step > self._attempt.base_step:
             return self._completer.wait_for(step, worth=self._can_complete)
         return step == self._attempt.base_step
@@ -199,6 +209,8 @@ class Checkpoints:
         """Return whether `step` is not saved and its checkpoint can be completed; always False on ranks other than 0."""
         if self._completer is None or not self._config.checkpoint.enabled or step == self._attempt.base_step:
             return False
+        # Without the orchestrator's part a checkpoint never becomes complete, and retention deletes
+        # it. Saving it would only delay the end.
         return (step > self.step or self.unsaved() is not None) and self._can_complete()
 
     def pending(self) -> bool:
@@ -214,6 +226,8 @@ class Checkpoints:
         """Wait for the last manifest of an ended run; return an error if it is missing."""
         assert self._completer is not None
         if not self._completer.close(COMPLETION_SECONDS):
+            # A fault of the volume is the likely cause. It gets its own exit code, because another
+            # attempt can succeed after the repair.
             trouble = self._volume.trouble()
             return RoleError(
                 f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s"

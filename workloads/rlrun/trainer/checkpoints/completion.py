@@ -76,6 +76,8 @@ class Completer:
         """Newest checkpoint that the volume refused. Its files are deleted, and it can be saved again."""
         self.completed = 0
         """Step of the newest checkpoint that this attempt completed."""
+        # A thread, because the fsync of a large checkpoint would block training. One thread with a
+        # queue needs no locks for the state.
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -144,6 +146,8 @@ class Completer:
                 self.refused = Refused(message.step, trouble)
         else:
             self._agreed.add(message.step)
+        # Two messages are needed for a checkpoint and arrive in any order, so each message looks at
+        # all steps. Older steps come first, because a completed newer one discards them.
         for step in sorted(self._saved):
             if step in self._agreed or not self._with_orchestrator:
                 self._complete(self._saved.pop(step))
@@ -154,6 +158,8 @@ class Completer:
         step, path, files = saved.step, saved.path, saved.files
         doing = f"complete the checkpoint of step {step}"
         part = path / ORCHESTRATOR_PART
+        # Read before the manifest is written: the manifest contains sizes and checksums of both
+        # parts, with which the next attempt detects damage.
         theirs = (
             self._volume.insist(doing, lambda: describe_part(path, part), blocks=False)
             if self._with_orchestrator
@@ -173,7 +179,11 @@ class Completer:
             lineage=attempt.lineage,
             origin=attempt.origin,
         )
+        # The last write: a checkpoint without a manifest does not exist for later attempts. A
+        # process killed before this line leaves only files that retention deletes.
         self._volume.insist(doing, lambda: write_manifest(path, manifest), blocks=False)
+        # Old checkpoints are deleted only now. With `keepLast: 1` the previous checkpoint is the
+        # only usable one until the new manifest is durable.
         self.completed = step
         self._on_complete(step, path)
         try:
@@ -181,4 +191,6 @@ class Completer:
         except OSError as error:
             if trouble_of(error, path) is None:
                 raise
+            # Deletion is repeated after the next checkpoint, so a volume that refuses it does not
+            # end the run.
             logger.warning(f"cannot delete old checkpoints yet: {error}")

@@ -65,6 +65,8 @@ class Together:
             RefusedError: the volume refused the write of at least one rank; raised on all ranks.
         """
         mine = 0 if self.refused is None else 1 + STORAGE_REASONS.index(self.refused.reason)
+        # Every rank must take the same decision about the next collective, also if only one of them
+        # saw the fault.
         worst = int(self._group.maxima({"refused": float(mine)})["refused"])
         if worst:  # all ranks use the same reason, because each measures how long the volume fails
             reason, own = STORAGE_REASONS[worst - 1], self.refused
@@ -86,6 +88,8 @@ def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path,
     """
     mine = None if error is None else trouble_of(error, folder)
     found: list[Trouble | None] = [None] * dist.get_world_size(peers)
+    # Called by all ranks in every case: a rank that raised before it would leave the others in this
+    # call.
     dist.all_gather_object(found, mine, group=peers)
     trouble = mine or next((other for other in found if other is not None), None)
     if trouble is not None:
@@ -143,6 +147,8 @@ def snapshot_shards(parts: Mapping[str, Part], progress: Progress) -> dict[str, 
     for name, part in parts.items():
         parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
         if stage_of(part.module) is not None:
+            # Each stage knows only its own parameters, but a checkpoint must load with another
+            # number of stages.
             moments = moments | {"param_groups": _whole_groups(part.module, moments["param_groups"])}
         state[name] = {"model": parameters, "optimizer": moments}
     return state
@@ -189,6 +195,8 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
         if group.leads:
             remove_trainer_part(path)  # all ranks have stopped writing; free the space
         raise
+    # Checksums were computed while the files were written, so the manifest does not need to read
+    # them again.
     ranks: list[Any] | None = [None] * dist.get_world_size(peers) if group.leads else None
     dist.gather_object(writer.entries(path), ranks, dst=0, group=peers)
     return tuple(entry for entries in ranks or () for entry in entries)
@@ -210,8 +218,12 @@ def load_parts(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], No
     """
     reader = CheckpointReader(path / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
+    # The shards of the new model are the targets of the load: tensors are read in place, without a
+    # second copy of the model.
     state = snapshot_shards(parts, Progress())
     for name in parts:
+        # A part that was added later, such as a critic, starts from its initial values instead of
+        # ending the run.
         if not any(key.startswith(f"{name}.") for key in stored):
             del state[name]
             if say is not None:
@@ -245,6 +257,8 @@ def _leave_out_moments(part: str, moments: dict[str, Any], stored: Mapping[str, 
     for key in stored:
         if key.startswith(head):
             name = key.removeprefix(head)
+            # Names of parameters and of states both contain dots, so the longest known name is
+            # searched from the right.
             while name and name not in moments:
                 name = name.rpartition(".")[0]
             kept.add(name)

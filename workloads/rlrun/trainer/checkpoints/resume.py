@@ -107,6 +107,8 @@ def choose_base(
             )
         return None
     lineage = newest_attempt(paths, log)
+    # Only checkpoints of this lineage: files of an abandoned branch may have higher steps, but the
+    # run has continued from an earlier one.
     candidates = lineage.owned(complete_checkpoints(paths)) if lineage is not None else []
     if resume.policy == "Step":
         return _choose_step(resume.step, candidates, lineage, with_orchestrator, check, beginning)
@@ -118,6 +120,8 @@ def choose_base(
             return Base(candidate, lineage)
         is_unreadable |= isinstance(problem, _Unreadable)
         log(f"cannot resume from step {candidate.step}: {problem}; trying the previous checkpoint")
+    # An unreadable checkpoint may be intact. Starting from the model would silently discard its
+    # training.
     if candidates and (is_unreadable or required):
         raise _unusable_error(paths, candidates, problem, is_unreadable=is_unreadable)
     return None
@@ -312,10 +316,14 @@ def begin_attempt(
     Raises:
         RoleError: the number is in use or not above those on the volume, because another group of this run is or was active.
     """
+    # A previous try of this process may have created the file although its fsync failed. Its number
+    # is then in use by this process and not by another group.
     before = beginning.written if beginning is not None else None
     if before is not None and paths.attempt_file(attempt).exists():
         write_attempt(paths, before)  # completes the previous try; raises if another group wrote the file
         return before
+    # Checked first for its message. The exclusive creation of the file below closes the race
+    # between two groups.
     check_number(paths, attempt)
     if base is None:
         this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt, uid=uid, origin=origin)
@@ -327,6 +335,7 @@ def begin_attempt(
         beginning.written = this
     try:
         write_attempt(paths, this)
+    # Another group has created the file since `check_number` looked.
     except FileExistsError:
         check_number(paths, attempt)
         raise
@@ -341,6 +350,7 @@ def checkpoints_to_delete(
     These are complete checkpoints beyond `keep_last` that `keep_interval` does not keep, and incomplete checkpoints older than the newest
     complete one. Files of later attempts are never deleted.
     """
+    # A later attempt may run already while this process has not ended. Its files belong to it.
     mine = [c for c in checkpoints if c.attempt <= attempt.attempt]
     usable = attempt.owned([c for c in complete if c.attempt <= attempt.attempt])
     if not usable:
@@ -348,6 +358,7 @@ def checkpoints_to_delete(
     kept = set(usable[-config.keep_last :])
     if config.keep_interval is not None:
         kept |= {c for c in usable if c.step % config.keep_interval == 0}
+    # Checkpoints of this attempt above the newest complete one are still being written.
     unfinished = {c for c in mine if c.attempt == attempt.attempt and c.step > usable[-1].step}
     return [c for c in mine if c not in kept | unfinished]
 

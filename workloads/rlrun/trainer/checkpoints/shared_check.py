@@ -73,6 +73,8 @@ class SharedCheck:
         Raises:
             ManifestError: a file is missing, has another size or checksum, or cannot be read; the message contains its name.
         """
+        # Sizes first, on rank 0 only: a missing or short file is found without reading any
+        # content.
         check_sizes(checkpoint, manifest.files)
         entries = [asdict(entry) for entry in manifest.files]
         self._group.broadcast({"checkpoint": str(checkpoint), "files": entries})
@@ -98,6 +100,8 @@ class SharedCheck:
             problem = str(error)
         except OSError as error:
             problem = f"{checkpoint.name}: rank {group.rank} cannot read {error.filename}: [Errno {error.errno}] {error.strerror}"
+        # All ranks must reject the same checkpoint; otherwise some would wait for the next check
+        # and others for the attempt.
         worst = int(group.maxima({"rank": float(group.rank) if problem else -1.0})["rank"])
         if worst >= 0:
             raise ManifestError(group.broadcast(problem, root=worst))

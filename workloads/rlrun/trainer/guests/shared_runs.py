@@ -60,6 +60,8 @@ class Isolation:
         mine = torch.tensor([error_mark(error), place])
         found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         try:
+            # The ranks compare in a separate group with a short timeout: after an error on one
+            # rank only, the other ranks are in a collective of the main group and never come here.
             dist.all_gather(found, mine, group=self._peers)
         except RuntimeError:  # a rank did not call it in time
             return False
@@ -125,6 +127,8 @@ class SharedRuns(OneRun):
         Raises:
             RoleError: `error`, if the run is the host.
         """
+        # The process belongs to the host. Its error ends the process with the exit code that
+        # decides about a restart.
         if run is self.host:
             raise error
         return DropOrder(run.name, "Failed", str(error), error.code)
@@ -132,7 +136,9 @@ class SharedRuns(OneRun):
     def next_request(self) -> Order | None:
         """Return the next order to let a run leave or join, or None."""
         assert self._requests is not None
+        # Requests are files, read once per round; all checks below see the same state.
         self._requests.look()
+        # The host never leaves by a request: its end is the end of the process.
         guests = {run.name: run for run in self.runs if run is not self.host}
         joined = {name: run.number for name, run in guests.items()}
         # First the guests that leave: replaced by a later attempt, at their request, or after their orchestrator has ended.
@@ -207,12 +213,15 @@ class SharedRuns(OneRun):
         failure = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
         if not isinstance(error, RoleError):
             logger.opt(exception=error).error(f"run {name} failed")
+        # After an error at different places the ranks have run different collectives, and no run
+        # can continue in this process.
         if not self._isolation.contained(error, self._agreement.place):
             if to_blame(error):
                 tell_all(self.host.paths, name, attempt, failure)
             raise RoleError(
                 f"run {name} failed on only some ranks, so all runs must restart: {failure}", failure.code
             ) from error
+        # The failed work may have left gathered parameters and gradients in the shared module.
         self._process.policy.reset()
         return failure
 
@@ -226,6 +235,7 @@ class SharedRuns(OneRun):
             run = Run(config, attempt, objective, self._process, link, output_dir=paths.root, label=f"{config.name}: ")
         except Exception as error:
             failure = self._contain(config.name, attempt.attempt, error)
+            # The failed constructor may have created them already.
             self._process.policy.adapters.forget(config.name)
             if link.channel is not None:
                 link.channel.close()
@@ -249,9 +259,12 @@ class SharedRuns(OneRun):
 
     def _remove_guest(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
         """Answer a guest's orchestrator and remove the guest."""
+        # The answer comes first: the guest's orchestrator otherwise takes the closed channel for a
+        # fault of the trainer.
         self._answer(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
         self.runs.remove(run)
         self._slots.pop(run.name, None)
+        # After a failure nothing waits for the guest's writes, which may never end.
         run.close(wait=state == "Left")
         if run.channel is not None:
             run.channel.close()

@@ -133,6 +133,8 @@ def _kept_bytes(device: torch.device, *, waits: bool = False) -> int:
     if waits:
         return 0
     free, total = torch.cuda.mem_get_info(device)
+    # Memory that torch's allocator holds without a tensor is available too; CUDA reports it as
+    # used.
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(int(free + unused - total // LEFT_SHARE), 0)
 
@@ -188,6 +190,8 @@ class _HeadStatistics(torch.autograd.Function):
             part = slice(start, start + chunk_tokens)
             log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], softcap)
             left -= log_p.nbytes
+            # With a soft cap the backward pass needs the derivative as well, so these chunks are
+            # recomputed.
             if slope is None and left >= 0:
                 ctx.kept[start] = log_p
             logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
@@ -208,6 +212,8 @@ class _HeadStatistics(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         for start in range(0, len(hidden), ctx.chunk_tokens):
             part = slice(start, start + ctx.chunk_tokens)
+            # Removed while it is used: `_d_logits` overwrites it, and its memory is free for the
+            # next chunk.
             log_p, slope = ctx.kept.pop(start, None), None
             if log_p is None:
                 log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], ctx.softcap)

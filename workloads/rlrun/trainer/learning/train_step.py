@@ -121,6 +121,7 @@ def _run_backward(
         for index in range(len(inputs)):
             agree()
             prepare_backward(model, last=index == len(inputs) - 1)
+            # Each row's backward pass frees its activations before the next row allocates its own.
             objective(index, None).backward()
         return
 
@@ -182,6 +183,8 @@ def _linear_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the same for a loss whose gradient on the log-probs is known in advance, in one pass over the logits."""
     start = torch.zeros_like(inputs.advantages).requires_grad_()
+    # The loss is linear in the log-probs, so its gradient at any point is its gradient everywhere;
+    # zeros avoid a forward pass.
     (coefficients,) = torch.autograd.grad(loss(start, replace(batch, entropy=start.detach())).loss, start)
     total, statistics = weighted_statistics(model, inputs, coefficients, received=received)
     finite = torch.isfinite(statistics.logprobs).all()  # after an overflow the gradient is not finite either

@@ -146,6 +146,8 @@ class Saved:
         self._layer = layer
         self._shape = (tensor.shape, torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.device)
         buffer = layer.buffers.take(tensor.numel() * tensor.element_size())
+        # The graph owns this object: its end is the only reliable sign that no later pass reads the
+        # buffer.
         weakref.finalize(self, layer.buffers.give, buffer).atexit = False
         self._host = buffer[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
         self._host = self._host.as_strided(self._shape[0], self._shape[1])
@@ -162,6 +164,8 @@ class Saved:
 
     def take(self) -> Tensor:
         """Return the tensor on the device. It stays there until each saved use has taken it."""
+        # The first tensor of a layer that the backward pass asks for starts the copies of the layer
+        # before it, so that they run in parallel with its computation.
         self._layer.need()
         if self._here is None:  # a second backward pass over the same graph
             self.fetch()
@@ -169,6 +173,7 @@ class Saved:
         tensor = self._here
         assert tensor is not None
         self._taken += 1
+        # Several operations may have saved the same tensor; only the last use may free it.
         if self._taken == self.uses:
             self._here, self._taken = None, 0
         return tensor
@@ -223,6 +228,8 @@ class SavedLayer:
     def leave(self) -> None:
         """Free the tensors on the device after they are copied."""
         if self._leaving:
+            # Freed memory is given to other tensors at once, so the copies out of it must have
+            # ended.
             self.link.wait(self._left)
             self._leaving.clear()
 
@@ -232,6 +239,7 @@ class SavedLayer:
             return
         self._asked = True
         self.leave()
+        # The backward pass uses the tensors in the reverse order.
         for reference in reversed(self._saved):
             saved = reference()
             if saved is not None:
@@ -260,10 +268,13 @@ class Offload:
 
     def run(self, forward: Forward, layer: nn.Module, *inputs: object, **keywords: object) -> Tensor:
         """Run the forward pass of a layer and offload its saved tensors, except for parameters."""
+        # Without gradients nothing is saved.
         if not torch.is_grad_enabled():
             return forward(*inputs, **keywords)
         link, buffers = self._open(layer.parameters())
         if len(self._layers) == AHEAD:
+            # Only a few layers wait for their copies at the same time, which bounds the memory on
+            # the device.
             self._layers[0].leave()
         saved = SavedLayer(link, buffers, self._layers[-1] if self._layers else None)
         self._layers.append(saved)

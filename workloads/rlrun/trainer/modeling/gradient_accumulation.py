@@ -49,9 +49,13 @@ def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module
     """
     if not isinstance(model, FSDPModule):
         return
+    # Parameters that stay gathered over a step's rows are not gathered again for each row; after
+    # the last row they are freed for the optimizer.
     if getattr(model, _GATHERED):
         model.set_reshard_after_backward(last)
     local = getattr(model, _ATTRIBUTE) == "local"
+    # Without `local` only the last row reduces over the copies of the model, but each row reduces
+    # over the shards: a complete gradient on each rank may not fit into memory.
     for module in (model,) if layers is None else (model, *layers):
         change = module.set_requires_gradient_sync if local else module.set_requires_all_reduce
         change(last, recurse=layers is None or module is not model)

@@ -199,6 +199,7 @@ class Group:
     def broadcast(self, document: object, *, root: int = 0) -> Any:
         """Return the JSON document of one rank on every rank; the arguments of other ranks are ignored."""
         content = json.dumps(document).encode() if self.rank == root else b""
+        # The size first: gloo needs a tensor of the same size on every rank.
         size = torch.tensor([len(content)])
         dist.broadcast(size, root)
         payload = torch.zeros(int(size), dtype=torch.uint8)
@@ -211,6 +212,7 @@ class Group:
         """Return the process ids of the other ranks on this machine, in order of rank. All ranks call it together."""
         mine = float(os.environ.get("GROUP_RANK", "0"))  # number of the machine in torchrun
         places = self.sums({str(r): mine if r == self.rank else 0.0 for r in range(self.world_size)})
+        # Numbers of processes are exact in float64.
         pids = self.sums({str(r): float(os.getpid()) if r == self.rank else 0.0 for r in range(self.world_size)})
         return [int(pids[r]) for r, place in places.items() if place == mine and int(r) != self.rank]
 
@@ -274,6 +276,8 @@ def process_group(gpus: int, parallelism: ParallelismConfig | None = None) -> It
     device = device_for(gpus, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # Orders and small values use gloo on the CPU, also with GPUs: a collective on the device would
+    # wait for the kernels in its queue.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
     meshes = Meshes(dims, device.type)
     yield Group(rank, world_size, device, meshes.layers, meshes)
@@ -302,7 +306,10 @@ class Agreement:
             StopAgreed: at least one rank has a request to stop; raised on all ranks.
         """
         self.place += 1
+        # One collective for both values: every rank sees the same answer at the same point.
         asked = self._group.maxima({"stop": float(self.stop.asked), "signal": float(self.stop.number or 0)})
         if asked["stop"]:
+            # A rank without a signal joins the stop, so that its own deadline runs and a signal
+            # that comes later is not its second one.
             self.stop.join(int(asked["signal"]) or None)
             raise StopAgreed

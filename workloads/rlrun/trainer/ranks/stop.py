@@ -60,6 +60,8 @@ class Stop:
 
     def listen(self) -> None:
         """Start to receive the signals; called in the main thread before other threads start."""
+        # Blocked in all threads and received by one: a Python handler runs only in the main thread,
+        # which may be inside a collective for minutes.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, _REQUEST})
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
 
@@ -121,6 +123,8 @@ class Stop:
     def _leave(self, reason: str) -> None:
         sys.stderr.flush()
         os.write(2, f"trainer: {reason}\n".encode())
+        # `os._exit`: a normal exit would wait for threads and process groups, which hang if another
+        # rank has ended.
         self._end(self.exit_code)
 
 

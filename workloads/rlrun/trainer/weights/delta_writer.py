@@ -91,6 +91,7 @@ def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None
         new: buckets by index, uint8 in host memory.
         base: buckets of the previous version; None or another layout disables the comparison.
     """
+    # Buckets of another layout cannot be compared byte by byte.
     if base is not None and _tensor_sizes(base) != _tensor_sizes(new):
         base = None
 
@@ -102,6 +103,7 @@ def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None
         delta = encode_difference(base[index].numpy(), body, most=int(WORTH * len(body)))
         return found, body if delta is None else delta
 
+    # zlib and numpy release the GIL, so threads use several cores.
     with ThreadPoolExecutor(THREADS) as pool:
         done = dict(zip(new, pool.map(compare, new), strict=True))
     checksums = {index: crc for index, (crc, _) in done.items()}
@@ -191,9 +193,12 @@ class DeltaWriter:
         last = self._last
         part = compare_buckets(kept, None if last is None else last.kept)
         about = About.from_part(part, None if last is None else last.part)
+        # All ranks get the same facts, so all of them decide alike whether a difference is written.
         parts = [About.parse(self._group.broadcast(about.dump(), root=rank)) for rank in self._roots]
         size = sum(tensor.size for tensor in self._tensors)
         found = version_difference(parts, size)
+        # Without a base, or with a difference that saves too little, engines read the complete
+        # version.
         if found is None or last is None:
             return Compared(step, kept, part, None, size)
         files = DeltaFiles(
@@ -241,6 +246,8 @@ class DeltaWriter:
 
     def written(self, version: Compared, *, whole: bool) -> None:
         """Set a version on the volume as the base of the next one."""
+        # Only a version that is on the volume becomes a base: an engine cannot apply a difference
+        # from a version that it could not read.
         self._last = replace(version, part=replace(version.part, travels={}))  # free the written bytes
         if whole:
             self._last_whole = version.step

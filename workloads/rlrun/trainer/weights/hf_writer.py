@@ -132,6 +132,8 @@ def publish_version(
         shards = file_shards(model, sizes, shard_bytes=shard_bytes, least=ranks)
         files_of_all = _files_of_all(shards, sum(sizes.values()), model)
         for index, members in enumerate(shards):
+            # All ranks take part in gathering each tensor, but only one keeps it and writes the
+            # file. The files are written in parallel, and no rank holds the whole model.
             mine = index % ranks == group.rank % ranks
             kept: dict[str, Tensor] = {}
             for part in members:
@@ -139,10 +141,14 @@ def publish_version(
                 if mine:
                     found = file_tensors(model, part, whole)
                     kept |= {name: values.cpu().contiguous() for name, values in found.items()}
+            # After a refusal the rank still gathers the remaining tensors, for which the other
+            # ranks wait; it only stops writing.
             if mine and together.refused is None:
                 with together.part():
                     save_file(kept, unfinished / files_of_all.mine[index], metadata={"format": "pt"})
                     fsync_path(unfinished / files_of_all.mine[index])
+        # Rank 0 knows the files of all ranks. A refused write of its own shard has made the version
+        # useless already.
         if group.leads and together.refused is None:
             with together.part():
                 _write_index(unfinished, files_of_all.weight_map, files_of_all.size)
@@ -168,6 +174,7 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
         kept = {}
         for name, tensor in lora.adapter_tensors(model).items():
             whole = gather_tensor(tensor, number_format)
+            # One rank of each stage keeps its layers; the gathering below needs only those.
             if group.rank % group.dims.stage_size == 0:
                 kept[name] = lora.cut_to_rank(name, whole, config["r"]).cpu().contiguous()
         kept = {name: tensor for one in of_all_stages(model, kept) for name, tensor in one.items()}
@@ -189,6 +196,7 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
                 make_folder(unfinished.parent)
                 unfinished.mkdir()
         together.agree()
+        # Agreed before the block: no rank writes into a folder that rank 0 could not create.
         yield unfinished, together
         together.agree()
         with together.part():
@@ -226,6 +234,8 @@ def _whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def _finish_folder(unfinished: Path, path: Path) -> None:
+    # The files first, then `COMPLETE`, then the name: a reader that sees the final name always
+    # finds complete and durable files.
     fsync_tree(unfinished)
     reach("weights.before_complete")
     (unfinished / COMPLETE).touch()

@@ -80,6 +80,7 @@ class Publisher:
                 group=policy.group,
                 bucket_bytes=BUCKET_BYTES,
             )
+        # Last: from here on engines can send requests, which need all objects above.
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer
 
@@ -183,6 +184,7 @@ class Publisher:
             self._outbox = Outbox(
                 group.device, self._config.host, roots=len(roots), bucket_bytes=BUCKET_BYTES, differs=differs
             )
+        # The followers can connect only after rank 0's store listens.
         port = group.broadcast(None if self._outbox is None else self._outbox.port)
         if self._root is not None and not group.leads:
             self._follower = Follower(self._root, group.device, port, differs=differs)

@@ -61,10 +61,13 @@ class Rounds:
         """Add an engine to the round of a version. An engine that must be alone gets a new closed round."""
         if alone:
             self._alone.add(engine)
+        # A transfer to this engine has failed. Alone it cannot make the other engines of a round
+        # fail again; a success ends that.
         if engine in self._alone:
             return Round(version, now, {engine: session}, {engine: base}, closed=True)
         found = self._open.setdefault(version, Round(version, now))
         found.members[engine], found.bases[engine] = session, base
+        # All engines that are known to be behind have asked, so the window need not end.
         if not self._missing(found):
             self._close(found)
         return found
@@ -93,6 +96,7 @@ class Rounds:
     def _close(self, one: Round) -> None:
         one.closed = True
         del self._open[one.version]
+        # Forgotten, so that the next rounds do not wait for it.
         for engine in self._missing(one):  # the engine has ended or is late; it is added again at its next request
             del self._latest[engine]
         self._latest |= dict.fromkeys(one.members, one.version)
@@ -165,6 +169,8 @@ class RootSender:
             buckets: buckets by index, uint8 in host memory.
         """
         with self._lock:
+            # Read before the new version is added: the difference refers to the newest version that
+            # engines can have.
             before = max(self._held, default=version) if self._differs else version
             base = self._held[before] if before < version else None
             self._held[version] = buckets
@@ -186,6 +192,8 @@ class RootSender:
                 if order.last:
                     return
                 orders = self._sessions[order.session] = queue.Queue()
+                # A thread per session: joining the groups and sending block until every engine
+                # takes part, and a hanging engine must not delay the other sessions.
                 threading.Thread(
                     target=self._run, args=(order, orders), name=f"transfer-{order.session}", daemon=True
                 ).start()
@@ -251,6 +259,7 @@ class RootSender:
             buckets, part = self._held.get(order.version), self._parts.get(order.version)
         if buckets is None or (order.differs and part is None):
             raise RuntimeError(f"version {order.version} is no longer in the memory of root {self._root}")
+        # In the order of indices, in which the engines expect the buckets of each root.
         for index in sorted(buckets):
             sent = buckets[index]
             if order.differs and part is not None and len(part.travels[index]) != sent.numel():

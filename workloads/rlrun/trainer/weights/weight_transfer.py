@@ -172,6 +172,7 @@ class Outbox:
             self._closed = True
             self._layouts.clear()
             self._orders += 1
+            # The empty order ends the followers, which otherwise wait for the next one.
             self._store.set(order_key(self._orders), "")
         self._sender.close()
 
@@ -205,6 +206,8 @@ class Outbox:
         """Return the transfer of a closed round; the first call for a round starts it."""
         if one in self._of_round:
             return self._of_round[one]
+        # The groups of a session are reused only if every engine of the round names it: a restarted
+        # engine has lost its side of the groups, and a broadcast without it would hang.
         known = self._sessions.get(next(iter(one.members.values())) or "")
         same = known is not None and known.alive and set(one.members) == set(known.members)
         if known is None or not same or set(one.members.values()) != {known.name}:
@@ -213,6 +216,8 @@ class Outbox:
                     self._end(old)
             known, same = _Session(sorted(one.members)), False
             self._sessions[known.name] = known
+        # A broadcast sends the same bytes to all engines, so one engine with another base gets all
+        # of them the complete version.
         differs = found is not None and set(one.bases.values()) == {found.base}
         begun = self._of_round[one] = _Begun(known, not same, differs)
         known.latest = one.version
@@ -227,6 +232,8 @@ class Outbox:
     def _tell(self, order: Order) -> None:
         if self._closed:
             return
+        # Orders are numbered keys: a root that is late reads all of them in order. All roots must
+        # send the same versions in the same order, because an engine receives from every root.
         self._sender.carry_out(order)
         self._orders += 1
         self._store.set(order_key(self._orders), json.dumps(asdict(order)))
@@ -239,6 +246,8 @@ class Outbox:
             if sent:
                 self._rounds.succeeded(version, session.members)
             else:
+                # A group with a failed member cannot be used again. The engines ask again and get a
+                # new session.
                 session.alive = False
                 self._rounds.failed(session.members)
             self._changed.notify_all()

@@ -50,6 +50,8 @@ class EagerKernel:
         """Replace the logits with `softmax - 1[target]` and return them with the log-probabilities; the entropy is None, because it
         follows from the product.
         """
+        # With known log-probs only the probabilities are missing, which saves two reductions over
+        # the vocabulary.
         if logprobs is None:
             logprobs = _softmax_in_place(logits, targets)
         else:
@@ -251,6 +253,7 @@ class FusedHead(torch.autograd.Function):
         of_weight, rates, memory = _sum_like(weight), rates * gradient, _Memory(plan, hidden, weight)
         for part in _vocabulary_parts(len(hidden), plan.chunk_tokens):
             own, y, t = hidden[part], targets[part], temperatures[part]
+            # Removed while it is used, so that each chunk frees its memory for the next one.
             r = ctx.kept.pop(part.start, None)
             if r is None:
                 z = kernel.logits(own, weight, t, memory.take(len(own)))

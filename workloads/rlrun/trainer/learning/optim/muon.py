@@ -100,6 +100,8 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
             gradients = [local_part(parameter.grad) for parameter in part]
             torch._foreach_lerp_(buffers, gradients, 1 - momentum)
             directions += torch._foreach_lerp(gradients, buffers, momentum)
+        # For all matrices at once: exchanges and batches are larger, and each rank has the same
+        # order of collectives.
         updates = orthogonalized_parts(parameters, directions)
         weights = [local_part(parameter.detach()) for parameter in parameters]
         torch._foreach_mul_(updates, [-lr * 0.2 * math.sqrt(max(parameter.shape[-2:])) for parameter in parameters])
@@ -166,6 +168,8 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     """
     a, b, c = NEWTON_SCHULZ
     x = _turn_matrix(matrix).reshape(-1, *sorted(matrix.shape[-2:]))
+    # The Frobenius norm is at least the largest singular value, so the iteration starts in its
+    # range of convergence.
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_NORM_EPS)
     x = x.bfloat16() if x.is_cuda else x
     for _ in range(NEWTON_SCHULZ_STEPS):
@@ -181,6 +185,7 @@ class _Round:
     def __init__(self, group: dist.ProcessGroup, shape: tuple[int, ...], parts: Sequence[Tensor]) -> None:
         self._group, self._shape, self._parts = group, shape, parts
         self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        # The division of FSDP (`torch.chunk`): the last ranks may have fewer rows or none.
         run = -(-shape[0] // self._ranks)
         self._rows = [max(min(shape[0] - r * run, run), 0) for r in range(self._ranks)]
         """Number of rows of each rank, divided like `torch.chunk`."""
@@ -259,6 +264,7 @@ def _gather_part(parameter: DTensor, direction: Tensor) -> Tensor:
     shape, stride = parameter.shape, parameter.stride()
     divided = DTensor.from_local(direction, mesh, placements, run_check=False, shape=shape, stride=stride)
     whole = orthogonalize(divided.full_tensor())
+    # Every rank has computed the same matrix, so each takes its part without communication.
     return local_part(distribute_tensor(whole, mesh, placements, src_data_rank=None))
 
 

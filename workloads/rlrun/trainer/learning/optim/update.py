@@ -85,6 +85,8 @@ def apply_gradient(
         parameters["lr"] = lr
     asked = {"": square, **(values or {})}
     decides = optimizer.inner if isinstance(optimizer, HostMoments) else optimizer
+    # A fused optimizer reads clip factor and skip flag on the device: the next kernels are queued
+    # before the host knows the norm.
     if _decides_on_device(decides):
         _update_if_finite(optimizer, decides, square, max_grad_norm)
         found = read_scalars(asked)
@@ -95,6 +97,7 @@ def apply_gradient(
             if max_grad_norm is not None and norm > max_grad_norm:
                 _scale_gradients(model, max_grad_norm / (norm + _CLIP_EPS))
             optimizer.step()
+    # Also after a skipped update: a gradient that is not finite must not be added to the next one.
     optimizer.zero_grad(set_to_none=True)
     norm = _square_root(found.pop(""))
     return Applied(norm, math.isfinite(norm), found)
@@ -129,6 +132,7 @@ def squared_norm(model: nn.Module) -> Tensor:
     ]
     total = _sum_of_squares(gradients, next(model.parameters()))
     if dist.is_initialized():
+        # The sum of squares and not of norms: shards of one gradient are on different ranks.
         dist.all_reduce(total)
     return total
 
@@ -164,6 +168,7 @@ def _update_if_finite(
     try:
         optimizer.step()
     finally:
+        # Removed, because a later step without these values would use the old ones.
         for name in handed:
             delattr(fused, name)
 

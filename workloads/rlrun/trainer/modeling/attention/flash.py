@@ -345,6 +345,8 @@ def _fake_backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, 
 
 def _operation_pair(name: str, forward: Forward, backward: Backward) -> OperationPair:
     """Register the operations of a kernel and return the kernel that calls them."""
+    # Compiled code and activation checkpointing see only operations, so the calls go through torch
+    # and not directly to the package's functions.
     run_forward, run_backward = register_operations(name, forward, backward)
     return OperationPair(
         lambda query, key, value, packed: run_forward(query, key, value, *packed),

@@ -189,6 +189,8 @@ def schedule_actions(
     folded = schedule == "ZBVZeroBubble"
     stages = {rank: stages_of_rank(rank, ranks, per_rank, folded=folded) for rank in range(ranks)}
     places = {stage: rank for rank, own in stages.items() for stage in own}
+    # torch's schedules interleave forward with backward passes. Without gradients all rows can go
+    # through each stage in order.
     if not backward:
         forward = torch_schedules.FORWARD
         passes = {
@@ -199,6 +201,8 @@ def schedule_actions(
             {rank: list(own) for rank, own in passes.items()}, lambda stage: places[stage], ranks * per_rank
         )
         return Order(passes, sent, places)
+    # torch's classes create the order of actions from these four attributes only, so no stage with
+    # tensors is needed.
     stand_ins = [
         SimpleNamespace(num_stages=ranks * per_rank, group_size=ranks, group_rank=0, submod=None)
         for _ in range(per_rank)
@@ -208,6 +212,8 @@ def schedule_actions(
         rank: [action for action in actions if action is not None and action.microbatch_index < rows]
         for rank, actions in whole.pipeline_order.items()
     }
+    # Set after the order was made for the multiple of the ranks: sends and receives are added only
+    # for the rows that exist.
     whole._n_microbatches = rows
     whole._prepare_schedule_with_comms({rank: list(actions) for rank, actions in computed.items()})
     return Order(computed, whole.pipeline_order_with_comms, places)
@@ -233,12 +239,15 @@ def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Com
     own = [_torch_stage(model, stage, number, tokens, compute, backward=backward) for number in stage.layers]
     options: dict[str, Any] = {"loss_fn": _stage_loss if backward else None, "scale_grads": False}
     if len(own) == 1:
+        # torch's 1F1B refuses fewer rows than stages.
         kind = Schedule1F1B if backward and len(tokens) >= stage.count else ScheduleGPipe
         schedule = kind(own[0], len(tokens), **options)
     else:
         actions = schedule_actions(stage.schedule, stage.count, len(own), len(tokens), backward=backward)
         schedule = _Several(own, len(tokens), actions, **options)
     later = later_weights_of(model) if backward else None
+    # Products are delayed past torch's last backward call, so FSDP must not reduce the gradients
+    # before them.
     if later is not None:
         hold_gradients(model)
     schedule.step(target=torch.zeros(len(tokens)) if backward and stage.last else None, return_outputs=False)
@@ -278,6 +287,8 @@ class _Several(_PipelineScheduleRuntime):  # type: ignore[misc]  # torch is not 
 
     def __init__(self, stages: Sequence[_Stage], rows: int, actions: Order, **options: Any) -> None:
         super().__init__(list(stages), rows, **options)
+        # torch assumes that stage i is on rank i modulo the ranks; folded schedules place stages in
+        # a V.
         self.stage_index_to_group_rank = dict(actions.places)
         for stage in stages:
             stage.stage_index_to_group_rank = self.stage_index_to_group_rank
@@ -311,6 +322,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """Override of torch's method."""
+        # With delayed products the reduction is switched for the whole step (`hold_gradients`).
         if self.dw_builder is None:
             layers = [self._own.stack[index] for index in self._own.layers[self.stage_index]]
             prepare_backward(self._model, last=last_backward, layers=layers if len(self._own.layers) > 1 else None)
