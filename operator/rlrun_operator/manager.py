@@ -17,13 +17,11 @@ from rlrun_operator.kube.connection import Connection, api_server_rules
 from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
 from rlrun_operator.reconcile.cache_feed import Feed, Sync
-from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queue_objects import Cluster
 from rlrun_operator.reconcile.queues import queue_of
 from rlrun_operator.reconcile.reconciler import Decide, Dependencies, Queue, Reconciler
 from rlrun_operator.reconcile.run_memory import request_refused
-from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
 from rlrun_operator.runtime import preflight, watch_health
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
@@ -158,7 +156,7 @@ class Operator:
                 asyncio.create_task(self._follow_defaults(), name="defaults"),
                 asyncio.create_task(self._territory.run(), name="territory"),
             ]
-            if isinstance(self._queue, KueueQueue | VolcanoQueue):
+            if self._queue is not None:
                 tasks.append(asyncio.create_task(self._queue.run(), name="queue"))
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -89,7 +89,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Admission:
-    """Answer of the queue for one run: of the operator's own queue, or of Kueue or Volcano."""
+    """Answer of the queue for one run: of the operator's own queue, or of an external one."""
 
     admitted: bool
     """Whether the run's pods may be created."""

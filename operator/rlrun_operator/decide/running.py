@@ -21,6 +21,7 @@ from rlrun_operator.decide.reading import is_refused
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.failures import failure_policy, node_failures
+from rlrun_operator.providers import ignored_field
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Write
 from rlrun_operator.status import claim_messages, diagnose, reasons, run_progress
 from rlrun_operator.status.conditions import (
@@ -198,12 +199,7 @@ def _ignored_fields(run: RunSnapshot) -> str:
     """Return the fields of a valid specification that have no effect."""
     if run.judgement.ignored:
         return f"ignored, because this operator does not know them: {run.judgement.ignored}; upgrade the operator"
-    spec, provider = run.spec, run.settings.provider
-    if spec is not None and spec.queue_name and provider not in ("kueue", "volcano"):
-        return f"ignored: queueName {spec.queue_name}, because neither Kueue nor Volcano is this operator's queue (queue.provider)"
-    if spec is not None and spec.priority and provider == "volcano":
-        return f"ignored: priority {spec.priority}, because Volcano ranks runs only by trainer.priorityClassName"
-    return ""
+    return ignored_field(run.settings.provider, run.spec) if run.spec is not None else ""
 
 
 def engine_report(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:

@@ -15,11 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from rlrun.api.resource import RLRunSpec
 from rlrun_operator.names import ROLES, SPOT_SET
 from rlrun_operator.providers import kueue_workload
 from rlrun_operator.providers import kueue_workload as objects
 from rlrun_operator.providers.kueue_workload import KUEUE
-from rlrun_operator.providers.queue_answers import Create, Edit, Flavor, PutStatus, Remove, Step, Subject
+from rlrun_operator.providers.queue_answers import (
+    SHAPE_ANNOTATION,
+    Create,
+    Edit,
+    Flavor,
+    PutStatus,
+    Remove,
+    Step,
+    Subject,
+    is_of,
+    refused_answer,
+)
 from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
 
@@ -126,7 +138,7 @@ class _QueuedRun:
     @property
     def fits(self) -> bool:
         """Whether the Workload was built for the current needs of the run."""
-        return not self.run.pod_sets or self._annotations.get(objects.SHAPE_ANNOTATION) == objects.shape_of(self.run)
+        return not self.run.pod_sets or self._annotations.get(SHAPE_ANNOTATION) == objects.shape_of(self.run)
 
     @property
     def outgrown(self) -> bool:
@@ -140,11 +152,16 @@ class _QueuedRun:
             {**one, "count": counts.get(one["name"], 0)} if one["name"] in has else one for one in self.run.pod_sets
         )
         mark = objects.shape_of(replace(self.run, pod_sets=own))
-        return self.run.begins and bool(own) and self._annotations.get(objects.SHAPE_ANNOTATION) != mark
+        return self.run.begins and bool(own) and self._annotations.get(SHAPE_ANNOTATION) != mark
 
     @property
     def _annotations(self) -> Mapping[str, str]:
         return self.workload["metadata"].get("annotations") or {}
+
+
+def ignored_field(spec: RLRunSpec) -> str:
+    """Return an empty string: Kueue uses the queue name and the priority."""
+    return ""
 
 
 def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
@@ -158,10 +175,10 @@ def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, 
     """
     if workload is None:
         return _without_workload(run)
-    if not objects.is_of(run, workload):
+    if not is_of(run, workload):
         name = workload["metadata"]["name"]
         message = f"Workload {name} exists and belongs to another owner; delete it"
-        return Step(kueue_workload.refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
+        return Step(refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
     queued = _QueuedRun(run, workload, flavors, now)
     for rule in _RULES:
         if (found := rule(queued)) is not None:
@@ -199,7 +216,7 @@ def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
         lost = (
             kueue_workload.lost_answer()
             if queued.ending
-            else kueue_workload.refused_answer(
+            else refused_answer(
                 reasons.EVICTED, f"the run's Workload was finished{why}, which ends its admission", stops=True
             )
         )
@@ -245,14 +262,14 @@ def _replace_reshaped(queued: _QueuedRun) -> Step | None:
     run = queued.run
     if run.holds and queued.outgrown:
         message = "the run needs other pods than Kueue admitted: it stops, and requests resources for them"
-        return Step(kueue_workload.refused_answer(reasons.EVICTED, message, stops=True))
+        return Step(refused_answer(reasons.EVICTED, message, stops=True))
     if run.holds or queued.fits:
         return None
     if objects.has_quota(queued.workload):
         return Step(kueue_workload.not_judged(run), Remove())
     return Step(
         kueue_workload.not_judged(run),
-        _edit_workload(objects.workload_spec(run), {objects.SHAPE_ANNOTATION: objects.shape_of(run)}),
+        _edit_workload(objects.workload_spec(run), {SHAPE_ANNOTATION: objects.shape_of(run)}),
     )
 
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlrun_operator.names import GROUP, KIND, SPOT_LABEL, SPOT_SET, VERSION, Role, child_labels
-from rlrun_operator.providers.queue_answers import Subject
+from rlrun_operator.names import GROUP, SPOT_LABEL, SPOT_SET, Role
+from rlrun_operator.providers.queue_answers import Subject, queue_object, refused_answer
 from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339
@@ -23,22 +23,13 @@ QUEUE_LABEL = f"{KUEUE}/queue-name"
 PRIORITY_LABEL = f"{KUEUE}/priority-class"
 """On an RLRun: its WorkloadPriorityClass."""
 UID_LABEL = f"{KUEUE}/job-uid"
-SHAPE_ANNOTATION = f"{GROUP}/shape"
-"""On a Workload: hash of the pod sets and the queue for which it was built."""
 SUSPENDED_ANNOTATION = f"{GROUP}/suspended"
 """On a Workload: its user suspended the run, and only the user's resumption activates the Workload again."""
-NAME_MAX = 63
 ROLES: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
 _POD_FIELDS = ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName", "overhead", "resources")
 _DEACTIVATED = "Deactivated"
 _PASSES = ("Preempted", "NodeFailures")
 """Evictions after which the run may be retried at once; after other evictions Kueue sets the time."""
-
-
-def name_of(run: str, uid: str) -> str:
-    """Return the name of a run's Workload, which is the same after a restart of the operator, so that a run never has two."""
-    mark = hashlib.sha256(uid.encode()).hexdigest()[:8]
-    return f"rlrun-{run[: NAME_MAX - len('rlrun--') - len(mark)].rstrip('-')}-{mark}"
 
 
 def pod_sets(workloads: Iterable[Manifest]) -> tuple[Json, ...]:
@@ -93,25 +84,6 @@ def made_for(run: Subject) -> Json:
     )
 
 
-def queue_object(
-    run: Subject, api_version: str, kind: str, spec: Json, *, shape: str, more_labels: Mapping[str, str] | None = None
-) -> Json:
-    """Return a run's object in an external queue: owned by the run, with the hash of its needs."""
-    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": run.name, "uid": run.uid, "controller": True}
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": {
-            "name": name_of(run.name, run.uid),
-            "namespace": run.namespace,
-            "labels": {**child_labels(run.name), **(more_labels or {})},
-            "annotations": {SHAPE_ANNOTATION: shape},
-            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
-        },
-        "spec": spec,
-    }
-
-
 def workload_spec(run: Subject) -> Json:
     """Return the fields of a Workload's spec that its shape covers."""
     return {"queueName": run.queue, "podSets": [dict(one) for one in run.pod_sets]}
@@ -121,12 +93,6 @@ def rank_fields(run: Subject) -> Json:
     """Return the fields of a Workload's spec that rank it."""
     reference = run.priority.reference
     return {"priority": run.priority.value} | ({} if reference is None else {"priorityClassRef": reference})
-
-
-def is_of(run: Subject, workload: Manifest) -> bool:
-    """Return whether the run is the Workload's controller."""
-    owners = workload["metadata"].get("ownerReferences") or ()
-    return any(owner.get("controller") is True and owner.get("uid") == run.uid for owner in owners)
 
 
 def kueue_condition(workload: Manifest, kind: str) -> Mapping[str, Any]:
@@ -225,11 +191,6 @@ _PENDING = "Pending"
 _NEVER = ("> maximum capacity", "unavailable in ClusterQueue")
 _LATER = "insufficient unused quota"
 """Texts of releases before 0.19, which have one reason for all waits: Kueue 0.17, flavorassigner.go."""
-
-
-def refused_answer(reason: str, message: str, *, stops: bool = False) -> Admission:
-    """Return the answer that a run may have no pods."""
-    return Admission(False, reason, message, stops=stops)
 
 
 def waiting_answer(run: Subject, workload: Manifest) -> Admission:

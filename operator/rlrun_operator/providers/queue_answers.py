@@ -1,12 +1,18 @@
-"""Inputs and outputs of a decision for an external queue."""
+"""Inputs and outputs of a decision for an external queue, and the object of a run in it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlrun_operator.names import GROUP, KIND, VERSION, child_labels
 from rlrun_operator.state import Admission, Json, Manifest
+
+SHAPE_ANNOTATION = f"{GROUP}/shape"
+"""On a run's object: hash of the needs and the queue for which it was built."""
+NAME_MAX = 63
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,9 @@ class Subject:
     namespace: str
     uid: str
     queue: str
-    """LocalQueue of Kueue, or Queue of Volcano."""
+    """Name of its queue."""
     pod_sets: tuple[Json, ...]
-    """Needs of the next attempt, by role (`kueue_workload.pod_sets`, `volcano_queue.members_of`); empty: the specification is invalid."""
+    """Needs of the next attempt, by role (`QueueAdapter.render_needs`); empty: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
     """Whether its admission is recorded, it is being suspended, or any of its pods (also terminating ones) or pod controllers exist."""
@@ -101,3 +107,39 @@ class Step:
 
     answer: Admission
     write: Write | None = None
+
+
+def name_of(run: str, uid: str) -> str:
+    """Return the name of a run's object in its queue, which is the same after a restart of the operator, so that a run never has two."""
+    mark = hashlib.sha256(uid.encode()).hexdigest()[:8]
+    return f"rlrun-{run[: NAME_MAX - len('rlrun--') - len(mark)].rstrip('-')}-{mark}"
+
+
+def queue_object(
+    run: Subject, api_version: str, kind: str, spec: Json, *, shape: str, more_labels: Mapping[str, str] | None = None
+) -> Json:
+    """Return a run's object in an external queue: owned by the run, with the hash of its needs."""
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": run.name, "uid": run.uid, "controller": True}
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name_of(run.name, run.uid),
+            "namespace": run.namespace,
+            "labels": {**child_labels(run.name), **(more_labels or {})},
+            "annotations": {SHAPE_ANNOTATION: shape},
+            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
+        },
+        "spec": spec,
+    }
+
+
+def is_of(run: Subject, held: Manifest) -> bool:
+    """Return whether the run is the controller of an object."""
+    owners = held["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") is True and owner.get("uid") == run.uid for owner in owners)
+
+
+def refused_answer(reason: str, message: str, *, stops: bool = False) -> Admission:
+    """Return the answer that a run may have no pods."""
+    return Admission(False, reason, message, stops=stops)

@@ -15,9 +15,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlrun.api.resource import RLRunSpec
 from rlrun_operator.names import ROLES, SPOT_SET
-from rlrun_operator.providers.kueue_workload import SHAPE_ANNOTATION, is_of, name_of, queue_object
-from rlrun_operator.providers.queue_answers import Create, Edit, Remove, Step, Subject
+from rlrun_operator.providers.queue_answers import (
+    SHAPE_ANNOTATION,
+    Create,
+    Edit,
+    Remove,
+    Step,
+    Subject,
+    is_of,
+    name_of,
+    queue_object,
+)
 from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
 
@@ -41,6 +51,13 @@ class QueueState:
     """Whether it exists; None: the operator may not read Queues."""
     state: str = ""
     """Open, Closed, Closing or Unknown; empty: no state yet."""
+
+
+def ignored_field(spec: RLRunSpec) -> str:
+    """Return the message about a priority, which a PodGroup does not have, or an empty string."""
+    if not spec.priority:
+        return ""
+    return f"ignored: priority {spec.priority}, because Volcano ranks runs only by trainer.priorityClassName"
 
 
 def next_step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), event_text: str = "") -> Step:

@@ -90,6 +90,10 @@ class Admissions:
         """PriorityClasses that the settings do not contain: their values, or the reasons why they are unreadable."""
         self._gangs: dict[str, tuple[object, tuple[PodSet, ...]]] = {}
 
+    async def run(self) -> None:
+        """Wait until it is canceled: this queue has no background work, because the passes over runs make its plans."""
+        await asyncio.Event().wait()
+
     async def answer(self, run: Manifest) -> Admission:
         """Return the answer for one run from a recent plan."""
         if host_name(run) is not None:

@@ -17,8 +17,17 @@ from rlrun.backoff import backoff
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import Resource
 from rlrun_operator.names import Ref
-from rlrun_operator.providers import Create, Edit, PutStatus, Remove, Step, Subject, Write
-from rlrun_operator.providers.kueue_workload import name_of, refused_answer
+from rlrun_operator.providers.queue_answers import (
+    Create,
+    Edit,
+    PutStatus,
+    Remove,
+    Step,
+    Subject,
+    Write,
+    name_of,
+    refused_answer,
+)
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.runtime.cache import Key, Store
@@ -64,7 +73,7 @@ log = logging.getLogger(__name__)
 
 
 class QueueObjects:
-    """Workloads of Kueue, or PodGroups of Volcano, for the runs of an operator.
+    """Objects of an external queue for the runs of an operator.
 
     Args:
         cluster: clients and caches.
@@ -124,21 +133,21 @@ class QueueObjects:
         if not self._absent.get(place) and place not in self._listed_at:
             raise UnavailableError(f"{self._resource.plural}.{self._resource.group} cannot be listed")
 
-    async def write_until_current(self, run: Subject, step: Callable[[Subject], Awaitable[Step]]) -> Admission:
+    async def write_until_current(self, run: Subject, step: Callable[[Manifest | None], Awaitable[Step]]) -> Admission:
         """Write the run's object until it is up to date, and return the answer of its last state.
 
         Args:
             run: the run.
-            step: reads the cached object; returns the answer and the next write.
+            step: returns the answer and the next write for the cached object, or for None.
         """
-        key = (run.namespace, run.name)
+        key, name = (run.namespace, run.name), name_of(run.name, run.uid)
         for _ in range(WRITES):
-            made = await step(run)
+            made = await step(self.get(run.namespace, name))
             if made.write is None:
                 self._tries.pop(run.uid, None)
                 return made.answer
             try:
-                await self._write(run.namespace, name_of(run.name, run.uid), made.write)
+                await self._write(run.namespace, name, made.write)
             except (ApiError, UnavailableError) as error:
                 tries = self._tries[run.uid] = self._tries.get(run.uid, 0) + 1
                 wait = backoff(tries, first=RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)

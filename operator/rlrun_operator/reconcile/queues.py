@@ -1,21 +1,28 @@
-"""Choice of the queue in which the runs of an operator wait. All other modules only see its answers."""
+"""Choice of the queue in which the runs of an operator wait. All other modules only see a `Queue`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from rlrun_operator.reconcile.admissions import Admissions
-from rlrun_operator.reconcile.kueue_queue import KueueQueue
+from rlrun_operator.reconcile.external_queue import ExternalQueue, QueueAdapter
+from rlrun_operator.reconcile.kueue_queue import KueueAdapter
 from rlrun_operator.reconcile.queue_objects import Cluster
 from rlrun_operator.reconcile.reconciler import Queue
-from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
-from rlrun_operator.settings import QueueSettings, RenderSettings
+from rlrun_operator.reconcile.volcano_queue import VolcanoAdapter
+from rlrun_operator.settings import Provider, QueueSettings, RenderSettings
+
+_ADAPTERS: Mapping[Provider, Callable[[Cluster, QueueSettings], QueueAdapter]] = {
+    "kueue": KueueAdapter,
+    "volcano": VolcanoAdapter,
+}
+"""Adapters of the external queues."""
 
 
 def queue_of(cluster: Cluster, settings: QueueSettings, render: RenderSettings) -> Queue | None:
     """Return the configured queue, or None if runs do not wait in a queue."""
-    if settings.kind == "kueue":
-        return KueueQueue(cluster, settings, render)
-    if settings.kind == "volcano":
-        return VolcanoQueue(cluster, settings, render)
+    if (adapter := _ADAPTERS.get(settings.kind)) is not None:
+        return ExternalQueue(cluster, render, adapter(cluster, settings))
     if settings.kind == "none":
         return None
     return Admissions(

@@ -63,7 +63,10 @@ class Decide(Protocol):
 
 
 class Queue(Protocol):
-    """Queue of runs: the operator's own, Kueue or Volcano."""
+    """Queue of runs: the operator's own, or an external one."""
+
+    async def run(self) -> None:
+        """Do the queue's background work until it is canceled."""
 
     async def answer(self, run: Manifest) -> Admission | None:
         """Return the answer for one run; None if it is in no queue, so that its attempts may start."""

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rlrun_operator.decide.snapshot import RunSnapshot
-from rlrun_operator.providers import Create, Edit, Flavor, PutStatus, Step, Subject, next_step
-from rlrun_operator.reconcile.kueue_queue import sets_of, subject_of
+from rlrun_operator.providers.kueue import next_step
+from rlrun_operator.providers.queue_answers import Create, Edit, Flavor, PutStatus, Step, Subject
+from rlrun_operator.reconcile.external_queue import subject_of
+from rlrun_operator.reconcile.kueue_queue import sets_of
 from tests.sim.cluster.api import merged
 from tests.support.kueue import StandIn, judge, may_have_pods
 from tests.unit.operator.decide.kube import Kube

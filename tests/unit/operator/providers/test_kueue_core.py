@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.providers import Create, Edit, Flavor, Priority, PutStatus, Remove, Step, Subject, next_step
 from rlrun_operator.providers import kueue_workload as objects
+from rlrun_operator.providers.kueue import next_step
 from rlrun_operator.providers.kueue_workload import REASONS
+from rlrun_operator.providers.queue_answers import (
+    SHAPE_ANNOTATION,
+    Create,
+    Edit,
+    Flavor,
+    Priority,
+    PutStatus,
+    Remove,
+    Step,
+    Subject,
+    name_of,
+)
 from tests.support.kueue import RefusedError, StandIn, condition, is_true, judge
 
 Json = dict[str, Any]
@@ -69,8 +81,8 @@ def test_waiting_run_creates_a_valid_workload() -> None:
 
 
 def test_workload_name_is_stable_and_fits_into_a_label() -> None:
-    assert objects.name_of("math", "uid-1") == objects.name_of("math", "uid-1") != objects.name_of("math", "uid-2")
-    name = objects.name_of("m" * 60, "uid-1")
+    assert name_of("math", "uid-1") == name_of("math", "uid-1") != name_of("math", "uid-2")
+    name = name_of("m" * 60, "uid-1")
     assert len(name) <= 63, "mistake 12: two Workloads of one owner"
 
 
@@ -129,7 +141,7 @@ def test_admission_adds_flavors_and_labels_to_pods() -> None:
         "kueue.x-k8s.io/cluster-queue-name": "gpus",
     }
     assert "kueue.x-k8s.io/queue-name" not in placed.labels, "mistake 7"
-    assert dict(placed.annotations) == {"kueue.x-k8s.io/workload": objects.name_of("math", "uid-1")}
+    assert dict(placed.annotations) == {"kueue.x-k8s.io/workload": name_of("math", "uid-1")}
     assert answer.message == "admitted by ClusterQueue gpus, flavor h100"
 
 
@@ -327,9 +339,7 @@ def test_changed_shape_is_updated_before_quota_is_reserved() -> None:
     write = decide_step(change_engines(WAITS, 4), one).write
     assert isinstance(write, Edit)
     assert write.patch["spec"]["podSets"][1]["count"] == 4
-    assert write.patch["metadata"]["annotations"][objects.SHAPE_ANNOTATION] == objects.shape_of(
-        change_engines(WAITS, 4)
-    )
+    assert write.patch["metadata"]["annotations"][SHAPE_ANNOTATION] == objects.shape_of(change_engines(WAITS, 4))
 
 
 def test_run_larger_than_its_admission_stops_and_reapplies() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from rlrun_operator.kube.client import Client, UnavailableError
 from rlrun_operator.names import Ref
-from rlrun_operator.providers.kueue_workload import name_of
+from rlrun_operator.providers.queue_answers import name_of
 from rlrun_operator.reconcile.cache_feed import Feed
-from rlrun_operator.reconcile.kueue_queue import KueueQueue
+from rlrun_operator.reconcile.external_queue import ExternalQueue
+from rlrun_operator.reconcile.kueue_queue import KueueAdapter
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queue_objects import STALE_SECONDS, Cluster
 from rlrun_operator.reconcile.queues import queue_of
@@ -47,8 +48,9 @@ class Bench:
             clock=lambda: self.time,
         )
         found = queue_of(cluster, QueueSettings(provider="kueue", **{"flavors": FLAVORS} | settings), RenderSettings())
-        assert isinstance(found, KueueQueue)
-        self.queue = found
+        assert isinstance(found, ExternalQueue)
+        assert isinstance(found.adapter, KueueAdapter)
+        self.queue, self.adapter = found, found.adapter
 
     def run(self, *, labels: Json | None = None, spec: Json | None = None, **status: Any) -> Json:
         metadata = {"name": "a", "namespace": "team-a", "uid": "uid-a", "generation": 1, "labels": labels or {}}
@@ -145,7 +147,7 @@ async def test_missing_kueue_blocks_only_new_runs(bench: Bench) -> None:
     kept = await bench.ask(bench.run(**make_recorded_status()))
     assert kept is not None
     assert (kept.admitted, kept.placed["trainer"].node_selector) == (True, {"gpu": "h100"})
-    bench.queue._placed.clear()
+    bench.adapter._placed.clear()
     with pytest.raises(UnavailableError):
         await bench.ask(bench.run(**make_recorded_status()))
 

@@ -9,12 +9,13 @@ import pytest
 
 from rlrun_operator.kube.client import Client
 from rlrun_operator.names import ROLES, SPOT_SET, Ref
-from rlrun_operator.providers.kueue_workload import name_of
+from rlrun_operator.providers.queue_answers import name_of
 from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.external_queue import ExternalQueue
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queue_objects import STALE_SECONDS, Cluster
 from rlrun_operator.reconcile.queues import queue_of
-from rlrun_operator.reconcile.volcano_queue import READ_SECONDS, VolcanoQueue
+from rlrun_operator.reconcile.volcano_queue import READ_SECONDS, VolcanoAdapter
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, from_environment
 from rlrun_operator.state import Admission, Refusal
@@ -47,7 +48,8 @@ class Bench:
             clock=lambda: self.time,
         )
         found = queue_of(cluster, QueueSettings(provider="volcano", **settings), RenderSettings(provider="volcano"))
-        assert isinstance(found, VolcanoQueue)
+        assert isinstance(found, ExternalQueue)
+        assert isinstance(found.adapter, VolcanoAdapter)
         self.queue = found
         api.objects[f"{VOLCANO}/queues/team-a"] = {"status": {"state": "Open"}}
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rlrun_operator.decide.snapshot import RunSnapshot
-from rlrun_operator.providers import Create, Edit, Step, Subject, volcano
-from rlrun_operator.reconcile.kueue_queue import subject_of
+from rlrun_operator.providers import volcano
+from rlrun_operator.providers.queue_answers import Create, Edit, Step, Subject
+from rlrun_operator.reconcile.external_queue import subject_of
 from rlrun_operator.reconcile.volcano_queue import members_of
 from tests.sim.cluster.api import merged
 from tests.support.volcano import GROUP, OVERUSED, StandIn
