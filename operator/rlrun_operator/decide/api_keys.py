@@ -50,6 +50,7 @@ def renew_key(run: RunSnapshot, attempt: int) -> Renewal | None:
     """Return the renewal of the key for `attempt`, which has no objects yet, if a user requests it or the Secret is gone, or None."""
     if not run.attempt or run.attempt >= attempt or is_made_now(run):
         return None
+    # Only before the first object of the attempt: all of its pods must have the same key.
     request, made = rotation_request(run), f"attempt {attempt} starts with another API key"
     if seconds_of(request) is not None:
         message = f"{made}, as the annotation {ROTATE_ANNOTATION} requests ({request})"

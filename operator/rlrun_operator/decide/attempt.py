@@ -51,20 +51,30 @@ def next_attempt(run: RunSnapshot) -> int:
 
 def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
     """Create the objects that `attempt` needs and that do not exist yet."""
+    # What no wait can repair fails the run first, so that it does not wait for a name or a turn in vain.
     if run.forbidden:
         return fail_run(run, reasons.FORBIDDEN, run.forbidden)
     if conflict := queueing.explain_conflict(run, spec, attempt):
         return fail_run(run, reasons.FAILED_TO_START, conflict)
+    # Names, the claim and the host come before the queue: from its recorded admission on the run holds
+    # resources, which must not be idle while it waits for something else.
     waits = _wait_for_others(run, attempt) or _wait_for_admission(run, attempt)
     if waits is not None:
         return waits
+    # A new key is recorded in a pass of its own, before an object uses it: after a crash the next pass must
+    # know which key the existing objects have.
     if (renewal := api_keys.renew_key(run, attempt)) is not None:
         return report_restart(run, renewal.message, renewal.reason, renewal.change, AT_ONCE)
+    # An interrupted start is completed only with what its existing objects were made of: workloads of two
+    # specifications, keys or releases do not work together (decision 52). Otherwise the next attempt replaces
+    # it.
     start = _read_start(run, spec, attempt)
     if (broken := _explain_unrepairable(run, start)) is not None:
         return _begin_again(run, attempt, broken)
     applies = _create_missing_workloads(run, start)
     launched = StatusChange(launched_attempt=attempt) if start.is_complete else NO_CHANGE
+    # From here on the snapshot describes the attempt that starts: an edited specification determines its
+    # numbers of pods. Before, these are the numbers of the attempt that ended.
     run = run.for_new_attempt()
     if start.recorded:
         # The first pass of this attempt is complete; missing objects are on their way into the cache. The existing ones were not
@@ -147,14 +157,20 @@ def _begin_attempt(
     run: RunSnapshot, spec: RLRunSpec, start: _Start, change: StatusChange, applies: Sequence[Apply]
 ) -> Decision:
     """Create all missing objects of the attempt, and record it in the status."""
+    # Objects that pods mount or read are created first. Existing ones are left alone: the claim and the Lease
+    # contain data of earlier attempts.
     needs = render.render_prerequisites(start.context)
     create = [Create(child) for child in needs.create if not _workload_exists(run, child)]
     makes_key = api_keys.is_made_now(run)
     if makes_key and not start.existing:  # existing workloads have read the key that was created before them
         create.append(Create(render.api_key_secret(start.context, run.fresh_key)))
+    # A specification that no attempt has used is tried by dry runs, because only the API server can judge pod
+    # templates. Its refusal then precedes the first object.
     untried = not start.existing and run.past.spec_hash != run.spec_hash
     checks = [api_keys.check_secret(run, spec)] if not makes_key and run.attempt < start.attempt else []
     dry_runs = _untried_workloads(spec, start.rendered) if untried else []
+    # Checks change nothing, so they come first: a refused one leaves nothing behind. Workloads come last, so
+    # that no GPU waits for a missing object.
     writes: list[Write] = [*checks, *dry_runs, *create, *repairs.apply_parts(run, needs.apply), *applies]
     return follow_attempt(run, start.attempt, change, Actions(writes=writes))
 
@@ -185,6 +201,8 @@ def _record_beginning(run: RunSnapshot, spec: RLRunSpec, attempt: int, *, config
 
 def _wait_for_others(run: RunSnapshot, attempt: int) -> Decision | None:
     """Return the decision while a name, the claim or the host is not free for `attempt`; None if nothing has to be waited for."""
+    # An attempt whose workloads all exist works already. A foreign object or an ending claim does not stop
+    # it.
     if not _is_whole(run, attempt):
         if run.taken is not None:
             return _wait_for_name(run, run.taken)
@@ -281,6 +299,8 @@ def _wait_for_host(run: RunSnapshot, attempt: int) -> Decision | None:
     update = run.host_available
     if update is None or update.status == "True" or (run.orchestrator(attempt) is not None and run.host is not None):
         return None
+    # A guest between two attempts reports a restart. Its attempt is recorded as launched, so that an
+    # incomplete one is not completed without its host.
     if run.attempt:
         on_record = run.past.attempt == attempt
         message = f"the next attempt waits for the host: {update.message}"
@@ -315,11 +335,15 @@ def _existing_workloads(
     same rendering as now. `made`: rendered workloads of a starting attempt; None: the attempt has started, and other releases do not change
     it.
     """
+    # A StatefulSet belongs to one attempt, by its label. The one of the attempt before may still be in the
+    # cache.
     result: dict[str, Manifest] = {}
     if run.statefulset is not None and attempt_of(run.statefulset["metadata"]) == attempt:
         result["StatefulSet"] = run.statefulset
     deployment = run.deployment
     if deployment is not None:
+        # Engines that fit stay for the next attempt, because they hold loaded weights. A recorded start is
+        # not compared with the rendering of this release: another release keeps its pods.
         now = [child for child in made or () if child["kind"] == "Deployment"]
         kept = run.hash_of(deployment) == meant and (
             made is None or any(_is_as_made(deployment, child) for child in now)

@@ -41,19 +41,23 @@ FAILURES_KEPT = 5
 
 def record_end(run: RunSnapshot, cause: Cause) -> Decision:
     """Record why the current attempt ends and what follows; the next pass acts on the record."""
+    # Without a valid specification there are no failure policy and no next attempt.
     if run.spec is None:
         told = f"attempt {run.past.attempt} ended ({detect.describe_cause(cause)}), and the specification is invalid: {run.problems}"
         return fail_run(run, reasons.INVALID_CONFIGURATION, told, failure_record(run, cause, counted=False))
     past, policy_spec = run.past, run.spec.failure_policy
     report = run_progress.read_lease(run.observed.lease, past.attempt)
+    # New steps reset the budget. The steps of the last report count before this failure is judged.
     reached = run_progress.progress_after(past, report, run.total_steps, run.now)
     budget = failure_policy.budget_of(past, reached, policy_spec)
     what = failure_policy.apply_policy(cause, budget=budget, policy=policy_spec, random=run.random)
     if what.rule is not None:
         cause = replace(cause, message=f"{what.rule}: {cause.message}")
+    # The record is written even if the run fails: it names the pod, its node and its exit code.
     failure = failure_record(run, cause, counted=what.counted)
     if what.fails is not None:
         return fail_run(run, *what.fails, failure)
+    # The field has whole seconds. Rounded down, the attempt would start before its backoff is over.
     retry = rfc3339(math.ceil(run.now + what.wait_seconds)) if what.wait_seconds else None
     return report_restart(
         run,
@@ -115,6 +119,7 @@ def fail_run(
     change = StatusChange(completion_time=rfc3339(run.now), next_retry_time=None)
     change |= run_progress.measured_fields(past, report, run.total_steps, run.now)
     if failure is not None:
+        # A correction replaces the entry of the same end, so that one failure is not listed twice.
         before = past.failures[:-1] if corrects else past.failures
         change |= StatusChange(last_failure=failure, failures=[*before, failure][-FAILURES_KEPT:])
     return finish_decision(run, updates, change, AT_ONCE)
@@ -167,6 +172,7 @@ def status_before_attempt(run: RunSnapshot) -> RLRunStatus:
 
 def failure_record(run: RunSnapshot, cause: Cause, *, counted: bool) -> FailureRecord:
     """Return the record of the end of the current attempt."""
+    # The Lease may report a later step than the status, whose progress is written at intervals.
     report = run_progress.read_lease(run.observed.lease, run.past.attempt)
     step = report.step if report is not None and report.step is not None else run.past.progress.step
     return FailureRecord(
@@ -201,6 +207,8 @@ def correct_record(run: RunSnapshot, silent: Sequence[Pod]) -> StatusChange:
     known = run.past.last_failure
     if known is None or known.attempt != run.past.attempt or known.reason not in AFTERMATH:
         return NO_CHANGE
+    # A node that does not answer comes first, because only it takes the count back. The peer that reported an
+    # error stays in the message.
     lost = next((pod for pod in silent if pod.name != known.pod_name and pod.attempt == known.attempt), None)
     if lost is not None and known.counted:
         told = f"the node does not answer, so that {known.role} pod {known.pod_name} failed: {known.message}"
@@ -226,6 +234,8 @@ def ends_for_good(run: RunSnapshot) -> Cause | None:
 def _first_failure(run: RunSnapshot, known: FailureRecord) -> Cause | None:
     """Return the end of another pod of the attempt that explains the recorded one, or None."""
     at = seconds_of(known.time) or run.now
+    # Both sides are compared by the order of this module's docstring, so that any order of the reports leads
+    # to the same record.
     recorded = (detect.echo_of(known.reason), at, ROLES.index(known.role), known.pod_name)
     ends = [
         _own_failure(pod)
@@ -237,6 +247,7 @@ def _first_failure(run: RunSnapshot, known: FailureRecord) -> Cause | None:
         for end in ends
         if end is not None and end.at is not None and end.at <= at + (AFTERMATH_SECONDS if end.kind == "failure" else 0)
     }
+    # Only a strictly earlier end replaces the record: the correction is made again in every pass.
     first = min(found, default=recorded)
     return found[first] if first < recorded else None
 

@@ -30,6 +30,8 @@ def disown_claim(run: RunSnapshot) -> Disown | None:
     claim, spec = run.claim, run.spec
     if claim is None or spec is None or not run.wanted.own_claim or is_ending(claim):
         return None
+    # Until it is bound, the claim is deleted with the run, because it contains nothing. After that it
+    # outlives the run, so that no checkpoint is lost with an object.
     owners = claim["metadata"].get("ownerReferences") or ()
     others = tuple(owner for owner in owners if owner.get("uid") != run.metadata["uid"])
     is_bound = (claim.get("status") or {}).get("phase") == "Bound"
@@ -64,6 +66,7 @@ def with_growth_condition(
         if past is not None
         else None
     )
+    # The growth is an addition to StorageReady, not a state of its own: the run continues during it.
     if claim is None or now is None:
         return updates
     told = _growth_update(run, claim)
@@ -203,6 +206,8 @@ def checkpoint_condition(report: Report) -> ConditionUpdate | None:
 def ending_claim_cause(run: RunSnapshot) -> Cause | None:
     """Return the cause that ends an attempt on a claim that is being deleted: scheduled pods keep the claim, and others never get it."""
     pods = run.needed_pods(run.past.attempt)
+    # Engines that run keep the old claim alive. Only a pod that waits for a node shows that the attempt
+    # cannot be complete.
     serves = any(pod.role == "inference" and pod.node is not None for pod in pods)
     waiting = [pod for pod in pods if pod.node is None and not (serves and pod.role == "inference")]
     if not waiting or not run.claim_is_ending:

@@ -30,6 +30,8 @@ def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
     """Return the cause that ends the current attempt, or None. A guest's attempt ends with its host's, and such an end does not count."""
     attempt = run.past.attempt
     guest = run.host_name is not None
+    # The end of the host comes first: the failures of the guest's own pods follow from it, and must not
+    # count.
     lost = host_run.explain_lost_host(run.observed.run, run.observed.host, run.host_mark(attempt)) if guest else None
     if lost is not None:
         return lost
@@ -43,6 +45,8 @@ def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
         settled_at=settled_at,
         now=run.now,
     )
+    # A guest's orchestrator fails without its trainer. Until the trainer is ready again, this is not a
+    # failure of the guest.
     if guest and cause is not None and cause.kind == "failure" and not host_run.trainer_ready(run.observed.host):
         return replace(cause, kind="disruption")
     return (
@@ -56,6 +60,7 @@ def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
 
 def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
     """Return the pods that may end an attempt. A StatefulSet adopts and deletes foreign pods with its labels: these do not count."""
+    # The larger number counts: during a change of the size, pods of both sizes may fail.
     most = max(run.wanted.trainers, desired_replicas(run.statefulset))
 
     def is_wanted(pod: Pod) -> bool:
@@ -86,8 +91,11 @@ def complete_run(run: RunSnapshot) -> Decision:
     """Free the GPUs, then report Complete; the orchestrator's pod stays for its log."""
     completing = find_condition(run.past.conditions, reasons.COMPLETE)
     freeing_began = completing is not None and completing.reason == reasons.COMPLETING
+    # Guests keep trainer and engines. A removal that has started is not undone, because its pods are ending
+    # already.
     if run.joined_guests and not freeing_began and (decision := _stay_for_guests(run)) is not None:
         return decision
+    # The orchestrator's pod does not delay the end: it has no GPU, and it stays for its log.
     left = [pod for pod in run.pods if pod.role != "orchestrator"]
     keeps = lifetime.effective_cleanup(run) == "None"
     over = keeps or (run.statefulset is None and not run.engine_deployments and not left)
@@ -134,6 +142,8 @@ def _describe_held_gpus(run: RunSnapshot) -> str:
 
 def _stay_for_guests(run: RunSnapshot) -> Decision | None:
     """Keep trainer and engines for the guests after the run has trained its own steps; None if they cannot be kept."""
+    # The run itself has finished, so a failed trainer restarts only for the guests, and not if that would
+    # fail the finished run.
     cause = cause_of(run, true_since(run.past.conditions, reasons.COMPLETE, true=False))
     if cause is not None and cause.role != "orchestrator" and run.spec is not None:
         return record_end(run, cause) if not ends_run(run, cause, run.spec) else None
@@ -151,6 +161,8 @@ def _stay_for_guests(run: RunSnapshot) -> Decision | None:
 def clean_ended_run(run: RunSnapshot) -> Decision:
     """Keep the terminal state, and delete the objects that `cleanupPolicy` does not keep. Training pods get time to save."""
     policy = lifetime.effective_cleanup(run)
+    # The StatefulSet deletes its own pods. Pods without a controller are deleted one by one, and get their
+    # grace period to save.
     orphans = [p for p in run.group if p.works and (p.role == "orchestrator" or run.statefulset is None)]
     if policy == "All":
         orphans = [p for p in run.group if p.deleted_at is None and (p in orphans or p.role == "orchestrator")]

@@ -84,11 +84,14 @@ class Choice:
 
 def choose_size(look: Look, rules: Rules) -> Choice:
     """Return the new size of the trainer; a size other than `look.size` ends the attempt."""
+    # Missing nodes are judged first: without all of its pods the trainer does not train.
     largest = max(rules.sizes.allowed, default=look.size)
     if look.placed < look.size:
         return _smaller_size(look, rules)
     if look.size >= largest:
         return Choice(look.size)
+    # The conditions of a growth: the delay, the room, a checkpoint. The first missing one is reported as the
+    # cause of the wait.
     if look.grows_in > 0:
         return Choice(
             look.size, waiting_on=f"it does not grow before growTime; then to {_count_pods(largest)} if there is room"
@@ -98,8 +101,11 @@ def choose_size(look: Look, rules: Rules) -> Choice:
             look.size,
             waiting_on=f"there is room for {_count_pods(max(look.room, look.size))} and not for {_next_size(look, rules)}",
         )
+    # The restart loses the steps after the last checkpoint.
     if not look.at_checkpoint:
         return Choice(look.size, waiting_on="the next complete checkpoint")
+    # An operator without rights to read nodes tries the largest size. A growth without nodes is undone, and
+    # doubles the delay.
     if look.room is None:
         told = "the free capacity is unknown, and the operator tries it"
         return Choice(largest, f"{look.size} to {_count_pods(largest)}: {told}")
@@ -114,6 +120,7 @@ def grow_delay(rules: Rules, growths: int) -> float:
 
 def _smaller_size(look: Look, rules: Rules) -> Choice:
     lacks = f"{look.size - look.placed} of {_count_pods(look.size)}"
+    # Not every number of pods divides the batch and the layout (decision 86).
     size = rules.sizes.at_most(min(look.placed, look.size - 1))
     if size is None or look.waited < rules.wait_seconds:
         goes_on = (
@@ -149,6 +156,7 @@ _TRIED = 16
 def trainer_room(run: RunSnapshot, size: int) -> int | None:
     """Return the number of trainer pods that fit, `size` or a larger allowed one; None if unknown. `size`: current number of pods."""
     answer, nodes, spec = run.observed.admission, run.observed.nodes, run.spec
+    # Only a queue observes foreign pods, so its answer precedes the capacity of the nodes.
     if answer is not None and answer.room is not None:
         return max(size, answer.room)
     if nodes is None or spec is None:
@@ -156,6 +164,7 @@ def trainer_room(run: RunSnapshot, size: int) -> int | None:
     made = render.render_workloads(run.context(spec, run.past.attempt)).trainer
     if made is None:
         return None
+    # The trainer pods of this run are left out: the next attempt uses their resources.
     others = [pod for pod in run.observed.pods if (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) != "trainer"]
     rooms = Rooms(Capacity(rooms_of(nodes, others)))
     (pods,) = gang_of((made,))
@@ -217,6 +226,7 @@ def look_at(run: RunSnapshot, *, asks_room: bool = True) -> Look | None:
     past, spec = run.past, run.spec
     if spec is None or spec.trainer.elastic is None or run.statefulset is None:
         return None
+    # Before all workloads are observed, pods are missing because they are being created.
     if not past.launched_attempt == past.attempt == run.attempt > 0:
         return None
     size = run.wanted.trainers
@@ -228,6 +238,7 @@ def look_at(run: RunSnapshot, *, asks_room: bool = True) -> Look | None:
         )
     if past.trainer.size is None:  # it has all of its pods, although a pending edit may request more
         return None
+    # The packing of pods onto nodes takes as long as a pass, so it is computed only when the delay is over.
     waits = _grows_in(run, known=True)
     if waits or not asks_room:
         return Look(size, placed, grows_in=waits)

@@ -84,16 +84,22 @@ def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice
         load: measured load; None if the run is silent, or has no measurement yet.
         rules: settings of the run.
     """
+    # New bounds apply at once: they are the user's, and need no measurement.
     within = min(max(wanted, rules.least), rules.most)
     if within != wanted:
         return Choice(within, f"autoscale is from {rules.least} to {rules.most}")
+    # A window that is too short is not judged. Each change starts a new window, so no measurement causes two
+    # changes.
     if load is None or load.steps < LEAST_STEPS or load.seconds < rules.stabilization_seconds:
         return Choice(wanted)
     if load.engines > wanted:
         return Choice(wanted)  # drained engines still exist
+    # While engines of the last change are missing, `load.engines` is below `wanted`: these are not requested
+    # a second time.
     if load.waited > rules.target_wait:
         more = min(_engines_to_add(load, rules.target_wait), rules.most) if load.engines == wanted else wanted
         return Choice(more, _describe_waiting_trainer(load, rules)) if more > wanted else Choice(wanted)
+    # Half of the target: between both limits the number stays, so that it does not oscillate.
     if load.waited <= rules.target_wait / 2:
         fewer = max(_engines_to_keep(load), rules.least)
         return Choice(fewer, _describe_idle_engines(load)) if fewer < load.engines else Choice(wanted)
@@ -103,7 +109,10 @@ def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice
 def _engines_to_add(load: EngineLoad, target: float) -> int:
     """Return the number of engines with which the trainer waits for the target share; at most twice as many, and none without requests."""
     n = load.engines
+    # Formula of the module's docstring. `_CLOSE` keeps a quotient like 3.0000000001 from requesting a fourth
+    # engine.
     needed = math.ceil(n * load.busy * (1 - target) / (1 - min(load.waited, _MOST_WAITED)) - _CLOSE)
+    # An engine without a request adds nothing, so there are at most as many engines as requests at a time.
     useful = math.floor(n * (load.requests + load.waiting) + _CLOSE)
     return min(needed, 2 * n, useful)
 
@@ -111,6 +120,7 @@ def _engines_to_add(load: EngineLoad, target: float) -> int:
 def _engines_to_keep(load: EngineLoad) -> int:
     """Return the number of engines that can do the same work with room in their KV caches; at least half as many."""
     n = load.engines
+    # Waiting requests show that the engines are the limit, even if some were idle.
     if load.waiting > QUEUED * load.requests:
         return n
     busy = math.ceil(n * (1 - load.idle) / FULL - _CLOSE)
@@ -164,6 +174,8 @@ def announce_engines(run: RunSnapshot, report: run_progress.Report | None) -> li
     lease, told = run.observed.lease, report.engines_wanted if report is not None else None
     if lease is None or report is None or report.drained is None or run.spec is None or not run.serves:
         return []
+    # A run with a fixed number of engines needs no annotation, and its Lease no write, until engines are
+    # removed.
     pools, block = _engine_pools(run), run.spec.inference.autoscale
     if block is None and told is None and all(desired_replicas(pool.deployment) <= pool.engines for pool in pools):
         return []
@@ -204,6 +216,7 @@ def _engine_pools(run: RunSnapshot) -> list[_Pool]:
     wanted, spot = run.wanted.engines, run.wanted.spot
     result = []
     if run.deployment is not None:
+        # Spot engines that are not ready yet do not replace an ordinary one.
         there = min(spot, sum(1 for pod in _live_engines(run) if pod.spot and pod.ready))
         number = max(wanted - spot, min(desired_replicas(run.deployment), wanted - there))
         result.append(_Pool(run.inference_ref, run.deployment, number, spot=False))
@@ -223,6 +236,8 @@ def scale_pools(run: RunSnapshot, report: run_progress.Report | None) -> tuple[l
         now, number = desired_replicas(pool.deployment), pool.engines
         if now == number:
             continue
+        # A removed engine aborts its answers. Therefore the number falls only to the engines that the
+        # orchestrator still uses; the next report may allow fewer.
         drained: list[Pod] = []
         if now > number and _must_drain(run, report):
             assert report is not None
@@ -231,6 +246,8 @@ def scale_pools(run: RunSnapshot, report: run_progress.Report | None) -> tuple[l
             in_use = [pod for pod in live if pod.ready and pod not in drained]
             number = min(now, max(number, len(in_use)))
         if number != now:
+            # The marks precede the new size, because the controller chooses pods when it observes the size.
+            # Without them it may remove an engine in use.
             marks += [Annotate(pod.ref, pod.uid, {DELETION_COST: DRAINED_COST}) for pod in drained]
             scales.append(Scale(pool.ref, uid_of(pool.deployment), number))
     return marks, scales

@@ -86,10 +86,13 @@ def read_ledger(run: RunSnapshot) -> Ledger:
     recorded = seconds_of(past.counted_to) if past is not None else None
     now = math.floor(run.now)
     to = int(recorded) if recorded is not None else now
+    # A clock that was set back a little must not count time twice. After a large step it is believed, because
+    # counting would stop for as long.
     upto = now if now >= to or to - now > SKEW_SECONDS else to
     known = _recorded_pods(past.pods) if past is not None and recorded is not None else {}
     held = list(_gpu_holders(run))
     there = {pod.uid for pod, _ in held}
+    # A pod may end and disappear between two passes. Its recorded entry closes the gap.
     gone = {uid: pod for uid, pod in known.items() if uid not in there}
     spans = [_held_span(pod, gpus, known.get(pod.uid), to, upto) for pod, gpus in held]
     spans += [_vanished_span(pod, to, upto) for pod in gone.values()]

@@ -42,6 +42,8 @@ def host_condition(
         guests: RLRuns of all guests of this host.
     """
     name, field = host_name(guest), f"trainer.sharedWith ({host_name(guest)})"
+    # The order is that of repairs by the user: the host exists, is not a guest, is valid, is shared, names
+    # this guest, fits. Its state comes last, because it changes by itself.
     if host is None or is_ending(host):
         state = "there is no RLRun of this name in the namespace" if host is None else "that run is being deleted"
         return _host_unavailable(
@@ -112,6 +114,7 @@ def explain_lost_host(guest: Manifest, host: Manifest | None, mark: str | None) 
     phase = _host_status(host).get("phase")
     if phase in ("Complete", "Failed") or _is_freeing_trainer(host):
         return cause(failure_reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
+    # The mark shows a restart that began and ended between two passes.
     now = host_mark(str(host["metadata"]["uid"]), _host_attempt(host))
     if phase in ("Suspending", "Suspended", "Queued"):  # the last: its queue has taken its room back
         return cause(reasons.HOST_SUSPENDED, f"run {name}, whose trainer this run uses, was suspended")

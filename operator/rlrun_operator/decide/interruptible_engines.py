@@ -60,6 +60,7 @@ def _is_as(run: RunSnapshot, there: Manifest, made: Manifest) -> bool:
 def remove_spot_engines(run: RunSnapshot) -> list[Delete]:
     """Delete the Deployment after `inference.spot` was removed and its engines are drained."""
     there = run.spot_deployment
+    # The Deployment is deleted only at size 0, which it reaches after its engines are drained.
     unwanted = run.spec is not None and run.spec.inference.spot is None
     if there is None or is_ending(there) or not unwanted or desired_replicas(there):
         return []
@@ -80,6 +81,8 @@ def with_spot_status(run: RunSnapshot, change: StatusChange, *, renewed: bool) -
     spot, live = found.spot, {pod.name: pod for pod in run.pods if pod.spot}
     past = run.past.inference.spot or SpotStatus()
     known = past.pods or []
+    # The recorded names of ready pods are the memory of losses: a pod that disappears between two passes
+    # leaves no other trace.
     kept = [name for name in known if name in live and _stays_in_use(live[name])]
     lost = _interrupted_pods(
         [name for name in known if name not in kept], live, wanted_gone=max(0, len(known) - spot.desired)

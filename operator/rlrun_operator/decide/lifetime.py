@@ -19,6 +19,8 @@ Cleanup = Literal["GPU", "All", "None"]
 def count_active_time(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now: float) -> StatusChange:
     """Return `activeSince` and `activeSeconds`: the clock starts with the first attempt and stops while the run is suspended or over."""
     stopped = any(is_true(conditions, kind) for kind in (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED))
+    # The time is added when the clock stops. While it runs, only its start is recorded, so that the status
+    # does not change with each second.
     since = seconds_of(past.active_since)
     if stopped or not attempt:
         spent = max(0, int(now - since)) if since is not None else 0
@@ -43,6 +45,7 @@ def deadline_message(run: RunSnapshot) -> str:
 
 def effective_cleanup(run: RunSnapshot) -> Cleanup:
     """Return the cleanup policy of an ended run: its own until `ttlSecondsAfterFinished`, then only the volume stays."""
+    # The time to live overrides the policy, also the policy None.
     left = seconds_to_live(run)
     if left is not None and left <= 0:
         return "All"

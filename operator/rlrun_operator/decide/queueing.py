@@ -134,6 +134,8 @@ def with_admitted_size(run: RunSnapshot, new: RLRunStatus) -> RLRunStatus:
     block = spec.trainer.elastic if spec is not None else None
     if answer is None or answer.room is None or block is None or spec is None:
         return new
+    # Only a new admission sets the size. Later offers of room are growths, which wait for a checkpoint
+    # (`elastic_trainer`).
     whole, is_new = spec.trainer.replicas, not is_true(run.past.conditions, reasons.ADMITTED)
     if not (is_new and answer.admitted and is_true(new.conditions, reasons.ADMITTED) and answer.room < whole):
         return new

@@ -39,6 +39,7 @@ def with_refused_writes(
     run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
 ) -> Mapping[str, ConditionUpdate | None]:
     """Return `updates` with the refused writes; after the last refusal, ChildrenIntact reports the end."""
+    # A refusal is reported once: by the condition that waits for the object, or else by ChildrenIntact.
     undone = _unreported_refusals(run, updates)
     if not undone:
         return _let_in(run, updates)
@@ -125,6 +126,7 @@ def compare_parts(run: RunSnapshot, attempt: int) -> Seen:
     if run.spec is None or run.past.launched_attempt != attempt:
         return Seen({})
     context = run.context(run.spec, attempt)
+    # Parts and workloads are compared together, so that one message and one pause cover all damage.
     workloads = workload_edits.find_edits(run, context, as_begun=_as_begun(run))
     damaged = _find_damaged(run, context) | workloads.damage
     if not damaged:
@@ -135,9 +137,13 @@ def compare_parts(run: RunSnapshot, attempt: int) -> Seen:
     now = [ref for ref in damaged if ref in at_once or _can_be_made(run, ref)]
     refused = _explain_refused_repair(run, damaged)
     updates = _report_drift(damaged, _NOW if now else _LATER, refused)
+    # One repair in REPAIR_SECONDS: the operator must not send requests as fast as another controller deletes.
+    # A refused repair has its own pause (`Reconciler`).
     left = REPAIR_SECONDS - run.observed.repaired_ago
     if not now or (left > 0 and not refused):
         return Seen(updates, wake_in=left if now else None)
+    # The compared version is a precondition of each repair, because the cache may lag behind an object that
+    # is intact.
     made = [part for part in render.render_prerequisites(context).apply if _ref_of_part(part) in now]
     repair = [_over_what_was_seen(run, part) for part in made]
     repair += [Apply(made, replaces=_seen_version(run, ref), repairs=True) for ref, made in workloads.restored.items()]
@@ -206,6 +212,7 @@ def missing_configuration_cause(run: RunSnapshot) -> Cause | None:
     if Ref("ConfigMap", name) in run.observed.parts or (_as_begun(run) and _same_file(run)):
         return None
     pods = run.pods_of_attempt(attempt)
+    # A pod that has mounted its configuration no longer needs it.
     waiting = next((p for p in pods if p.phase == "Pending" and p.node is not None and not p.mounted), None)
     if waiting is None:
         return None
@@ -333,6 +340,8 @@ def _moved_access(run: RunSnapshot, attempt: int, begins: bool) -> list[Apply]:
     spec, network = run.spec, run.settings.network
     if begins or not network.discovered or spec is None or spec.network_policy.mode == "None":
         return []
+    # A pod has the mark of the addresses with which it was made. No write is needed if this pass, or an
+    # earlier one, applied the current addresses.
     asking = [pod for pod in run.group if pod.role == "orchestrator" and pod.attempt == attempt]
     known = {(pod.manifest["metadata"].get("annotations") or {}).get(ACCESS_ANNOTATION) for pod in asking}
     if not asking or network.mark in (*known, run.observed.access):

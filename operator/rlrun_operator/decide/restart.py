@@ -44,9 +44,12 @@ before may still be on their way into the cache. Usually another wait takes long
 
 def continue_restart(run: RunSnapshot) -> Decision:
     """Remove the pods of the ended attempt; after that and after the backoff, start the next attempt."""
+    # The first failure may be reported after its consequences. If it is permanent, the run fails even now.
     if (late := _ended_for_good(run)) is not None:
         return late
     past, because = run.past, _restart_reason(run)
+    # The next attempt needs the GPUs of this one. A StatefulSet counts as a pod until its controller has
+    # observed the size 0, because it may create one more.
     if run.group or not has_let_go(run.statefulset):
         return _remove_pods(run, because)
     ended = past.last_failure
@@ -54,9 +57,12 @@ def continue_restart(run: RunSnapshot) -> Decision:
     if failed and (settles := settles_in(run, reasons.RESTARTING)) > 0:
         message = f"{because}; no pod is seen any more"
         return report_restart(run, message, reasons.PODS_ENDING, actions=Actions(wake_in=settles))
+    # The backoff started at the failure, so it overlaps with the removal of the pods.
     if (waits := _backoff_left(run)) is not None:
         message = f"{because}; the next attempt starts at {past.next_retry_time}"
         return report_restart(run, message, reasons.BACK_OFF, actions=Actions(wake_in=waits))
+    # An invalid specification fails the run only here: an edit may correct it during the removal and the
+    # backoff.
     if run.spec is None:
         return fail_run(run, reasons.INVALID_CONFIGURATION, run.problems)
     return launch_attempt(run, run.spec, next_attempt(run))
@@ -69,6 +75,7 @@ def _restart_reason(run: RunSnapshot) -> str:
     if ended is not None and ended.attempt == past.attempt:
         code = "" if ended.exit_code is None else f" (exit code {ended.exit_code})"
         return f"{because}: {ended.role} pod {ended.pod_name}{code}: {ended.message}"
+    # A restart without a failure (a request, an edit, another size) has its reason only in the condition.
     updates = find_condition(past.conditions, reasons.RESTARTING)
     if (
         updates is not None and updates.status == "True"
@@ -79,6 +86,8 @@ def _restart_reason(run: RunSnapshot) -> str:
 
 def _remove_pods(run: RunSnapshot, because: str) -> Decision:
     """Delete the remaining pods, and correct the failure record by their reports."""
+    # The writes follow from the objects that still exist, so neither a crash between two of them nor a late
+    # pod needs a memory.
     scale, delete = delete_pods(run)
     stuck = overdue_pods(run)
     told = f": {stuck.told}" if stuck.told else list_names(sorted(pod.name for pod in run.group))
@@ -148,6 +157,8 @@ def overdue_pods(run: RunSnapshot, *, suspending: bool = False) -> node_failures
 
 def delete_pods(run: RunSnapshot) -> tuple[list[Scale], list[Delete]]:
     """Return the deletes of all pods of the attempt: they save together, and end."""
+    # The StatefulSet is scaled to 0, because it would recreate deleted pods. Without it, or while it is being
+    # deleted, nothing else removes the trainer pods.
     scale, statefulset = [], run.statefulset
     if statefulset is not None and not is_ending(statefulset) and desired_replicas(statefulset) != 0:
         scale.append(Scale(run.trainer_ref, uid_of(statefulset), 0))
@@ -205,6 +216,8 @@ def restart_by_request(run: RunSnapshot, *, is_restarting: bool) -> Decision | N
 
     A request for another key also restarts the attempt. During a restart, the next attempt gets the new key.
     """
+    # A new key does not end the backoff of a restart that is in progress: the attempt after it gets the key
+    # anyway.
     request, rotation = restart_request(run), rotation_request(run)
     restarts = seconds_of(request) is not None
     rotates = seconds_of(rotation) is not None and not is_restarting
@@ -233,6 +246,7 @@ def restart_after_edit(run: RunSnapshot) -> Decision | None:
     attempt = run.past.attempt
     if run.spec is None or run.spec_hash == run.past.spec_hash or not workload_edits.unstarted_roles(run, attempt):
         return None
+    # `launched_attempt` is set, so that the incomplete attempt is not completed while its pods end.
     message = f"attempt {attempt} is replaced: the specification was edited before all of its roles had started"
     change = StatusChange(launched_attempt=attempt, next_retry_time=None)
     return report_restart(run, message, reasons.PODS_ENDING, change, AT_ONCE)
@@ -277,6 +291,8 @@ def resize_trainer(run: RunSnapshot) -> Decision | None:
 def _record_size(run: RunSnapshot, rules: Rules, look: Look, choice: Choice) -> TrainerStatus:
     """Return `status.trainer` with the chosen size."""
     assert run.spec is not None
+    # `grown_from` stays until the trainer trains. A shrink before that shows that the growth found no nodes,
+    # which doubles the delay until the next one.
     past, grows = run.past.trainer, choice.size > look.size
     in_vain = past.grown_from is not None and not grows
     growths = (past.growths or 0) + in_vain

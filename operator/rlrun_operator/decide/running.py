@@ -63,12 +63,15 @@ def follow_attempt(
     report = stall.read_report(run, attempt)
     scene, waits = _read_scene(run, attempt, report), _Waits(run)
     updates = _attempt_conditions(run, scene, report, waits, begins=begins)
+    # The objects of a starting attempt are rendered with the current numbers. Scaling and comparisons are for
+    # objects that exist.
     engine_marks, engine_scales = ([], []) if begins else engine_count.scale_pools(run, report)
     spot_engines = interruptible_engines.apply_spot_engines(run, attempt, begins=begins)
     beside = repairs.Seen({reasons.CHILDREN_INTACT: None}) if begins else repairs.compare_parts(run, attempt)
     again = _look_again(run, scene, report, waits, updates)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
     in_hand = any(isinstance(write, Apply) for write in actions.writes)
+    # An attempt whose workloads are being applied has no lost Deployment: the cache does not contain it yet.
     corrected = repairs.correct_objects(run, attempt, begins, in_hand)
     adjusted: list[Write] = [*engine_count.announce_engines(run, report), *engine_marks, *engine_scales]
     todo = Actions(
@@ -86,6 +89,8 @@ def follow_attempt(
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
+    # Each step reads the fields of the one before: the numbers of engines and trainers start from the counted
+    # pods, and the writes that start the attempt have the last word.
     fields = _attempt_progress(run, attempt, report)
     fields |= combine_changes(
         engine_count.with_chosen_engines(run, report, fields), elastic_trainer.with_trainer_size(run, report, fields)
@@ -105,6 +110,8 @@ def _attempt_conditions(
     """Return the conditions of an existing attempt; `begins`: it starts in this pass."""
     updates = diagnose.scene_conditions(scene, waits.patient)
     updates[reasons.SCHEDULED] = node_failures.with_excluded_nodes(updates[reasons.SCHEDULED], run.past, run.now)
+    # The first that applies is reported: a foreign object with a needed name explains a stall, and a stall is
+    # more urgent than a lost Lease.
     updates[reasons.PROGRESSING] = (
         _report_name_conflict(run)
         or stall.stall_condition(run, report)
@@ -134,6 +141,8 @@ def _look_again(
     updates: Mapping[str, ConditionUpdate],
 ) -> Actions:
     """Time of the next pass over an attempt, and the facts that would explain its wait."""
+    # Events and nodes are read only for a wait that no observed object explains, and less often the longer it
+    # lasts: they are requests to the API server, not cached objects.
     patient = [kind for kind in waits.kinds(updates) if waits.patient(kind)]
     unexplained = [kind for kind in waits.kinds(updates) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, updates)
@@ -238,6 +247,7 @@ class _Waits:
         self._started_at = kept_out if began is None else began
 
     def seconds(self, kind: str) -> float:
+        # A condition may be older than the attempt. Only the time within the attempt counts.
         waiting = true_since(self._run.past.conditions, kind, true=False)
         if waiting is None or self._started_at is None:
             return 0.0
@@ -318,6 +328,7 @@ def _report_checkpoints(run: RunSnapshot, report: run_progress.Report | None) ->
         return {}
     if (refused := claims.checkpoint_condition(report)) is not None:
         return {kind: refused}
+    # A checkpoint that could not be used is reported until this attempt has completed its own.
     if (lost := _lost_checkpoints(run, run.spec, report)) is not None:
         return {kind: lost}
     newest = report.checkpoint_step

@@ -256,6 +256,8 @@ class RunSnapshot(JudgedRun):
         if spec is not None:
             engines = self._engines(spec) if self.serves else 0
             own = spec.storage.claim_name is None
+            # An edited number of trainers applies to the next attempt. The number of engines applies at once,
+            # because engines may come and go in an attempt.
             running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(

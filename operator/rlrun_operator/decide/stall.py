@@ -107,6 +107,8 @@ def wake_in(run: RunSnapshot, report: run_progress.Report | None) -> float | Non
 
 def stall_cause(run: RunSnapshot) -> Cause | None:
     """Return the cause to end a recorded attempt that hangs, or None."""
+    # Only a recorded stall ends an attempt: users and tools see the reason before the action, and a stall
+    # that has ended since then is not acted on.
     known = find_condition(run.past.conditions, reasons.PROGRESSING)
     if known is None or known.reason != reasons.NO_PROGRESS or _stall_action(run) not in ("Restart", "Fail"):
         return None
@@ -123,6 +125,7 @@ def stall_cause(run: RunSnapshot) -> Cause | None:
         folder = run.context(run.spec, run.past.attempt).folder if run.spec is not None else "."
         logs = RunPaths(Path(folder)).logs(run.past.attempt, role)
         message += f"; if it does not end on request, the stacks of its processes are in {logs}/*.stacks.txt"
+    # The end of a guest without its host's trainer does not count.
     blameless = run.host_name is not None and not host_run.trainer_ready(run.observed.host)
     node = pod.node if pod is not None else None
     kind: Kind = "disruption" if blameless else "failure"
@@ -168,8 +171,11 @@ def _start_of_wait(run: RunSnapshot, report: run_progress.Report | None) -> _Clo
         storage is not None and storage.reason in reasons.VOLUME
     ):
         return None  # the run waits for its volume, or did until now: it continues by itself without a restart
+    # The clock starts only when progress was possible and observed: with a usable volume, and a watching
+    # operator. After an outage of the operator or the API server no run is ended for a step that nobody saw.
     usable = true_since(past.conditions, reasons.STORAGE_READY, true=True) or 0.0
     least = max(run.observed.watching_since, usable)
+    # The host decides first. Its restart ends the guest's attempt without a count.
     margin = GUEST_MARGIN_SECONDS if run.host_name is not None else 0.0
     limits = run.spec.progress
     if run_progress.is_training(report):
@@ -181,6 +187,8 @@ def _first_step_clock(
     run: RunSnapshot, report: run_progress.Report | None, least: float, limit: float
 ) -> _Clock | None:
     """Return the clock of an attempt without an own step; the clock starts at `least` at the earliest."""
+    # The wait for nodes has no deadline. The wait for a missing object that the pods refer to has one,
+    # although it keeps them from being scheduled too.
     scheduled = true_since(run.past.conditions, reasons.SCHEDULED, true=True)
     never = _never_starts(run)
     if scheduled is None and never is not None and never[1].reason == reasons.REFERENCE_NOT_FOUND:
@@ -199,8 +207,12 @@ def _next_step_clock(run: RunSnapshot, report: run_progress.Report | None, least
     """Return the clock of a training attempt; the clock starts at `least` at the earliest."""
     moved, renewed = run.observed.lease_moved_at, run.observed.lease_changed_at
     silent, hangs = run_progress.silent_for(renewed, run.now), orchestrator_hangs(run, report)
+    # A silent Lease proves nothing: training continues without the API server. Only with the kubelet as a
+    # second witness is the silence a hang.
     if moved is None or (silent >= run_progress.HEARTBEAT_SECONDS and not hangs):
         return None
+    # While the Lease is renewed on time, the missing step is known until now; otherwise only until the last
+    # renewal.
     judged = run.now if renewed is None or hangs or silent < _silence_limit(run) else renewed
     what = f"no {run.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
     began = max(moved, least, _unready_since(run, report) if hangs else 0.0)

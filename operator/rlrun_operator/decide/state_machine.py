@@ -52,11 +52,16 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     run = RunSnapshot(observed, now, settings, fresh_key, random)
     if "deletionTimestamp" in run.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
+    # One rule decides about the attempt. An annotation with an invalid value is reported next to any
+    # decision.
     decision = restart.warn_invalid_annotation(run, _apply_first_rule(run))
+    # The claim and the key are independent of the rule, so their writes are added to every decision. A
+    # decision that starts an attempt checks the Secret already.
     checks = any(isinstance(write, CheckSecret) for write in decision.writes)
     more = (claims.wanted_growth(run), claims.disown_claim(run), None if checks else api_keys.in_doubt(run))
     writes = in_order((*decision.writes, *(write for write in more if write is not None)))
     decision = replace(decision, writes=writes, look_up=decision.look_up | elastic_trainer.request_facts(run))
+    # A pass at each deadline: no event reports that time has passed.
     clocks = [
         decision.wake_in,
         lifetime.seconds_left(run),
@@ -189,19 +194,30 @@ def _resize_trainer(it: Situation) -> Decision | None:
 
 
 RULES: tuple[Rule, ...] = (
+    # Terminal states come first: no later rule may change the record of an ended run.
     _stay_over,
+    # A finished run is judged before everything that stops or fails a run: a deadline or an invalid edit must
+    # not turn its work into a failure.
     _train_more_steps,
     _complete_or_suspend,
+    # Suspension precedes failures: pods that end because of it have not failed.
     _suspend_run,
+    # Reasons to end precede all rules that could start another attempt.
     _end_late,
     _end_invalid,
+    # A request for a restart ends the backoff, so it is read before the restart that waits for it.
     _restart_as_asked,
     _restart_run,
+    # Before `_launch_run`, which creates the missing objects again as long as the attempt is incomplete.
     _end_unstartable,
     _launch_run,
+    # From here on all workloads exist. An edit comes before failures, because it may correct the cause of the
+    # failure.
     _renew_unstarted,
     _end_attempt,
+    # A failed pod explains missing progress, so hangs are judged after failures.
     _end_hanging,
+    # Only a healthy attempt is ended for another size.
     _resize_trainer,
 )
 """Rules in order of precedence: the first one that applies decides."""

@@ -83,6 +83,8 @@ def build_status(
             **updates,
             reasons.SUSPENDED: ConditionUpdate("False", reasons.NOT_SUSPENDED, "the run is not suspended"),
         }
+    # Inner functions first: the refusals of writes come last, because they are reported only if no other
+    # message contains them.
     updates = repairs.with_refused_writes(
         run,
         gpu_time.with_budget_condition(
@@ -90,6 +92,7 @@ def build_status(
         ),
     )
     born = max((pod.created_at for pod in run.group), default=0.0)
+    # Reconciling and Stalled summarize the other conditions, so these are written first.
     conditions = write_conditions(past.conditions, updates, generation=run.generation, now=run.now, born=born)
     kstatus = _kstatus_conditions(conditions, training)
     conditions = write_conditions(conditions, kstatus, generation=run.generation, now=run.now, born=born)
@@ -108,6 +111,8 @@ def build_status(
     new = combine_changes(follows, lifetime.count_active_time(past, conditions, attempt, run.now), change).applied_to(
         past
     )
+    # The rest reads the new status: the admitted size, the columns of kubectl, and last the cost, which
+    # depends on the final state of the run.
     new = queueing.with_admitted_size(run, new)
     columns = StatusChange(
         last_restart=_restart_status(run, conditions, attempt),
@@ -267,6 +272,8 @@ def shared_with(run: RunSnapshot) -> SharedWithStatus | None:
 
 def write_urgency(old: Manifest, new: Manifest) -> Urgency:
     """Return the maximum delay of the write."""
+    # The first status, a change of the life of the run and every fact that another pass acts on are written
+    # at once. Progress alone may wait, because every training run reports it all the time.
     changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
     if not old or changed & set(_AT_ONCE) or _urgent_truths(old) != _urgent_truths(new):
         return "now"

@@ -33,6 +33,8 @@ def is_wanted(run: RunSnapshot) -> bool:
 def continue_suspension(run: RunSnapshot) -> Decision | None:
     """Return the next step into suspension, during it, or out of it; None if the run is not affected."""
     updates = find_condition(run.past.conditions, reasons.SUSPENDED)
+    # From its record on, a suspension completes even if the request is withdrawn: pods that were asked to end
+    # cannot be kept.
     under_way = updates is not None and updates.reason in reasons.SUSPENSION
     if not under_way:
         return _begin_suspension(run) if is_wanted(run) or queueing.is_evicted(run) else None
@@ -57,6 +59,8 @@ def _suspension_reason(run: RunSnapshot) -> str:
 
 def _remove_remaining(run: RunSnapshot) -> Decision:
     """Remove the remaining objects in order; the run is Suspended when no pod is left."""
+    # Three stages, each after the end of the one before: trainer and orchestrator, which save; the engines;
+    # the time in which the cache may still miss a pod.
     scale, delete = delete_pods(run)
     names = sorted(pod.name for pod in run.group)
     stuck = overdue_pods(run, suspending=True)
@@ -107,12 +111,16 @@ def _awaited_condition(run: RunSnapshot) -> str:
 
 def _resume_run(run: RunSnapshot) -> Decision:
     """Start the next attempt, or adopt one whose children were created before its start was recorded."""
+    # A crash between the children and the status leaves children of an attempt that is not recorded. That
+    # attempt is adopted, not started a second time.
     is_begun = run.attempt > run.past.attempt
     if any(pod.attempt <= run.past.attempt for pod in run.group) or not (is_begun or has_let_go(run.statefulset)):
         return _remove_remaining(run)  # late pods of an older attempt
     if queueing.is_evicted(run):
         return _remove_remaining(run)  # the queue has evicted the run during its start
     host = run.host_available
+    # A suspended run does not fail because of its specification: the user may be correcting it. Children that
+    # exist already are removed again.
     if run.spec is None:
         fix = "set spec.suspend to true, correct it, and set it to false"
         return (
@@ -170,6 +178,8 @@ def _suspension_decision(
     }
     if find_condition(run.past.conditions, reasons.SCHEDULED) is not None:
         updates[reasons.SCHEDULED] = away
+    # `launched_attempt` stops the completion of an interrupted start, and a retry time of the time before the
+    # suspension does not apply after it.
     change = StatusChange(
         attempt=run.attempt,
         launched_attempt=run.attempt,

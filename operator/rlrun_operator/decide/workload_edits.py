@@ -58,6 +58,8 @@ def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) 
         as_begun: whether the specification has not changed since the start of the attempt. Otherwise nothing is rendered to compare
             with, and the next attempt renders all workloads anyway.
     """
+    # Rendering takes as long as the rest of a pass, so nothing is rendered unless the managed fields show a
+    # change by another client.
     found = [child for child in _list_workloads(run) if as_begun and _may_be_edited(child)]
     made = _render_workloads(context) if found else {}
     damage, restored = _edited_pod(run, context.attempt), dict[Ref, Manifest]()
@@ -66,6 +68,8 @@ def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) 
         if ref in made and (lost := lost_fields(child, made[ref])):
             damage[ref] = f"was edited ({_describe_edits(child, lost)})"
             restored[ref] = _with_replicas(made[ref], desired_replicas(child))
+    # The number of pods is restored elsewhere, because engines must be drained before it falls. Here it is
+    # only reported.
     scaled = _scaled_workloads(run)
     for ref, words in scaled.items():
         damage[ref] = f"{damage[ref]} and {words}" if ref in damage else words
@@ -109,6 +113,7 @@ def lost_fields(child: Manifest, made: Manifest) -> list[str]:
     lost = [
         path for path in unheld_fields(str(child["held"]), made) if path != _SCALED and not path.startswith(_PER_TIME)
     ]
+    # An intact object is remembered until its managed fields change, because each comparison renders it.
     if not lost:
         _remember_edit(child)
     return lost
@@ -189,6 +194,8 @@ def unstarted_roles(run: RunSnapshot, attempt: int) -> list[Role]:
 def find_stuck_role(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
     """Return a role that has not started, and the reason, if only a person can remove it; None if all roles may still start."""
     unstarted = unstarted_roles(run, run.past.attempt)
+    # The condition's message starts with the role. A role that has started once may wait for a restart, and
+    # is not stuck.
     for kind in _KINDS if unstarted else ():
         known = find_condition(run.past.conditions, kind)
         if known is None or known.status == "True" or known.reason not in reasons.NEVER_STARTS:
