@@ -100,6 +100,8 @@ class _Pass:
     def _remember(self, known: Collection[str], waiting: Collection[str]) -> None:
         """Copy from the previous pass: unrecorded admissions, releases and pauses of reservations."""
         state, now = self.state, self.now
+        # An admission that its run does not record is void after GRANT_SECONDS: its resources would be held
+        # for nobody.
         void = {uid for uid, at in state.granted.items() if now - at >= GRANT_SECONDS}
         self.granted = {uid: at for uid, at in state.granted.items() if uid in waiting and uid not in void}
         self.sized = {uid: size for uid, size in state.sized.items() if uid in self.granted}
@@ -124,6 +126,7 @@ class _Pass:
         for run in self.holding:
             self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD, room=self.sized.get(run.uid))
             self.quotas.charge(run.namespace, missing_pods(run))
+            # All pods have nodes, so the number of releases starts again.
             if run.uid not in self.held.lacking and run.uid not in self.granted:
                 self.tries.pop(run.uid, None)
         for uid, (reason, message) in self.stopping.items():
@@ -138,10 +141,12 @@ class _Pass:
         self.tries[late.uid] = holds.backed_off(self.tries, late.uid, self.now)
         message = f"not all of its pods got a node within {seconds:.0f} s; it releases its resources"
         self._stop(late, "Released", message)
+        # The others get the time again: the released resources may be what they lack.
         self.held.lacking = {uid: self.now for uid in self.held.lacking if uid != late.uid}
 
     def admit(self) -> None:
         """Try the waiting runs in order, and help the first one that does not fit."""
+        # A reservation for a run that its quota keeps out would only block others.
         kept = self.reservation
         if kept is not None and any(run.uid == kept.uid and self.quotas.lack(run.smallest) for run in self.waiting):
             self.reservation = None
@@ -168,6 +173,8 @@ class _Pass:
     def grow(self) -> None:
         """Offer more trainer pods to elastic runs, one after the other, while no other run waits."""
         rooms = self.rooms.copy() if self.rooms is not None else None
+        # Free resources belong to waiting runs and to admitted runs without room. Only what is left is
+        # offered for growth.
         waits = (
             any(run.uid not in self.granted for run in self.waiting) or bool(self.held.homeless) or bool(self.leaving)
         )
@@ -305,11 +312,14 @@ class _Pass:
         if self.rooms is None:
             return
         kept = self.reservation
+        # Victims of an earlier pass are still ending. More victims for the same run would be suspended for
+        # nothing.
         if kept is not None and kept.uid == head.uid and kept.victims:
             return
         rooms = self.rooms.copy()
         for run in self.leaving:
             rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
+        # Resources that are being released are enough: they are kept for the head, and nothing is preempted.
         if (placed := soon or place_gang(rooms, head.gang)) is not None:
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
             return
@@ -319,6 +329,7 @@ class _Pass:
             for run in chosen:
                 self._stop(run, "Preempted", self._why(run, head))
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in chosen))
+        # Without victims the head gets a reservation, but only after others could pass it for `pass_seconds`.
         elif (kept is None or kept.uid != head.uid) and self._has_waited(head):
             self._keep(head, self._soonest(rooms, head), self.rules.reserve_seconds, ())
 
@@ -348,6 +359,8 @@ class _Pass:
         if kept is None or all(run.uid != kept.uid for run in self.waiting):
             return None
         if self.now >= kept.until:
+            # An expired reservation pauses for as long as it lasted, so that one large run does not block
+            # smaller ones forever.
             if not kept.victims:
                 self.rests[kept.uid] = self.now + self.rules.reserve_seconds
             return None

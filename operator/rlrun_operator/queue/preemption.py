@@ -75,6 +75,8 @@ def charge_holdings(
             held.lacking[run.uid] = now if ends else state.lacking.get(run.uid, now)
     if rooms is None:
         return held
+    # Two rounds: first the pods that have nodes, which nothing can take away, then the missing pods of all
+    # runs by rank. In one round a missing pod could be charged to room that another run occupies.
     for run in (*leaving, *runs):  # pods with a node occupy it, even against a reservation
         held.charges[run.uid] = add_amounts(
             bound_requests(rooms, run, ending=False), bound_requests(rooms, run, ending=True)
@@ -88,6 +90,7 @@ def charge_holdings(
 
 def _charge_missing_pods(rooms: Rooms, run: Applicant, held: Held) -> None:
     """Charge room for the missing pods of a run, or record that there is none."""
+    # The run's own terminating pods make room for its next pods, so they are not in the way of these.
     ending = bound_requests(rooms, run, ending=True)
     rooms.charge_all(ending, -1.0)
     placed = place_gang(rooms, pods_without_node(run))
@@ -106,6 +109,7 @@ def run_to_release(held: Held, runs: Sequence[Applicant], rules: QueueRules, now
     """
     late = []
     for run in runs:
+        # A run without any room for its pods is released earlier than one whose pods are only late.
         limit = min(rules.displaced_seconds, rules.start_seconds) if run.uid in held.homeless else rules.start_seconds
         if run.uid in held.lacking and now - held.lacking[run.uid] >= limit:
             late.append(run)
@@ -148,7 +152,10 @@ def choose_victims(
     chosen: list[Applicant] = []
     trial = rooms.copy()
     left = dict(shares.now)
+    # Cheapest victims first, until the head fits. Nothing is preempted if even all of them are not enough.
     for run in sorted(holding, key=lambda run: _victim_key(run, shares)):
+        # Each victim lowers the share of its namespace in `left`, so that several victims together do not
+        # take more than what is above its entitlement.
         if not _may_preempt(run, head, shares, left, now):
             continue
         trial.charge_all(charges.get(run.uid, {}), -1.0)
@@ -164,6 +171,7 @@ def _spare_unneeded(
 ) -> tuple[list[Applicant], dict[str, dict[str, float]]]:
     """Return the chosen runs without unneeded ones; the most valuable run is spared first."""
     kept = list(chosen)
+    # A later victim may have made an earlier one unnecessary: large gangs fit only on certain nodes.
     for run in reversed(chosen):
         spared = trial.copy()
         spared.charge_all(charges.get(run.uid, {}))
@@ -185,6 +193,8 @@ def _may_preempt(run: Applicant, head: Applicant, shares: Shares, left: Mapping[
         return run.priority < head.priority
     if rules.preemption != "PriorityAndShare" or run.namespace == head.namespace:
         return False
+    # Two namespaces near their shares could otherwise preempt each other as fast as runs start. Priorities
+    # are not protected: they never change sides.
     if now - run.started < rules.protect_seconds:
         return False
     keeps = left.get(run.namespace, 0.0) - shares.share_of(run) >= shares.entitled(run.namespace) - _CLOSE

@@ -98,6 +98,7 @@ class Admissions:
         """Return the answer for one run from a recent plan."""
         if host_name(run) is not None:
             return FREE
+        # One plan for all runs: passes that wait for the lock use the plan that the first of them makes.
         async with self._lock:
             if self._clock() >= self._next_at:
                 await self._plan()
@@ -131,6 +132,8 @@ class Admissions:
         self._next_at = began + max(PLAN_SECONDS, (self._clock() - began) / PLAN_SHARE)
         for uid, answer in self._answers.items():
             known = before.get(uid, OUT)
+            # Only answers that change a decision start a pass. Positions change with every plan, and are
+            # reported in the next regular pass.
             if (answer.admitted, answer.stops, answer.room) != (known.admitted, known.stops, known.room):
                 self._again(by_uid[uid], 0.0)
 

@@ -111,6 +111,8 @@ class Applier:
         until = self._clock() + ACT_SECONDS
         failed, refused, late = list[Write](), list[Refusal](), False
         for write in decision.writes:
+            # Only the writes that depend on a refused one are left out: with a stop at the first refusal, one
+            # object blocked all repairs and the report of progress (decision 104).
             if _depends_on_failed(write, failed):
                 continue
             # Each write may wait for a webhook; no webhook may block this operator for long.
@@ -119,6 +121,8 @@ class Applier:
             try:
                 await self._make_write(namespace, write)
             except _StopError as error:
+                # Every other outcome needs another decision first: the later writes may depend on a fact that
+                # has turned out to be wrong.
                 if error.outcome.kind != "not-admitted":
                     return error.outcome
                 failed.append(write)
@@ -126,6 +130,8 @@ class Applier:
         if late and not refused:
             raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass continues")
         if refused:
+            # A pod is created last, and nothing depends on it. Without any other object the attempt must not
+            # be recorded.
             created = not late and not any(_is_creation(write) and _kind_of(write) != POD.kind for write in failed)
             return Outcome("not-admitted", refused[0].text, refused=tuple(refused), created=created)
         return DONE
@@ -161,6 +167,7 @@ class Applier:
 
     async def _grow(self, namespace: str, grow: Grow) -> None:
         """Enlarge a claim; not-grown if the API server refuses, stale if the claim has changed since the observation."""
+        # The version is a precondition: a user may have changed the claim since the observation.
         preconditions = {"uid": grow.uid} | ({} if grow.version is None else {"resourceVersion": grow.version})
         patch = {"metadata": preconditions, "spec": {"resources": {"requests": {"storage": grow.size}}}}
         try:
@@ -190,6 +197,7 @@ class Applier:
         """Check by a dry-run create whether a Secret exists; key-lost if it could be created. If the dry run is refused, it is unknown."""
         ref = Ref(secret["kind"], secret["metadata"]["name"])
         try:
+            # The operator may not read Secrets. A dry-run create shows whether the name is free.
             lost = await self._client.create(secret, dry_run=True) is not None
         except ApiError as error:
             if error.withheld or error.refused:
@@ -200,6 +208,7 @@ class Applier:
             raise _StopError(Outcome("key-lost", refused=(Refusal(ref, "", kind="key-lost"),)))
 
     async def _create(self, manifest: Manifest) -> None:
+        # An existing object is read, because the cache may not contain it yet, and because it may be foreign.
         made = await self._classify_refusal(manifest, self._client.create(manifest))
         self._store_response(made)
         if (
@@ -212,6 +221,8 @@ class Applier:
         expected = item.replaces or (ABSENT if item.expect_absent else None)
         if await self._applied_over(item.manifest, expected or item.known or ABSENT):
             return
+        # The precondition failed: the object is unknown, foreign, changed, or was deleted meanwhile. One read
+        # distinguishes these.
         found = await self._find_own(item.manifest)
         if found is None:
             if not await self._applied_over(item.manifest, ABSENT):
@@ -270,9 +281,13 @@ class Applier:
                 raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
             if error.status not in (404, 422):  # 422: the UID of a living object cannot be changed
                 raise
+            # The API server reports a wrong UID like an invalid field, so the object is read to distinguish a
+            # successor from a refusal.
             found = await self._client.get(resource, namespace, name) if error.status == 422 else None
             if found is not None and found["metadata"]["uid"] == scale.uid:
                 raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
+            # The watch may report the deletion late. Until then each decision would scale the same deleted
+            # object.
             self._store.remove(resource.kind, namespace, name, scale.uid)
             if found is not None:
                 self._store_response({**found, "apiVersion": resource.api_version, "kind": resource.kind})
@@ -303,6 +318,7 @@ class Applier:
             if error.withheld:
                 raise _kept_out(delete.ref, error, "be deleted") from error
             raise
+        # With a grace period or a finalizer the object still exists; without them the answer is a Status.
         if answer is not None and answer.get("kind") == delete.ref.kind:
             self._store_response(answer)  # the object is being deleted: it has a deletionTimestamp now
         else:

@@ -79,6 +79,8 @@ class Feed:
             run = self._store.get(RLRUN.kind, *key)
             if run is None or (run.get("status") or {}).get("phase") != "Running":
                 self._add(key, SETTLE_SECONDS)
+            # Every run renews its Lease several times a minute, and most renewals only move the progress.
+            # These wait until the status would be written anyway (decision 50).
             elif before is not None and _is_mere_renewal(before, found) and _is_progressing(run):
                 self._add(key, max(PROGRESS_SETTLE_SECONDS, self._status_interval(run) - lease_keys.RENEW_SECONDS))
             else:
@@ -94,6 +96,8 @@ class Feed:
         has lost."""
         kind, namespace = stream.resource.kind, stream.namespace
         selector = "" if stream.resource in (RLRUN, CLAIM) else SELECTOR
+        # Both are taken before the request: the list says nothing about objects that are created while it
+        # runs.
         before, memory = self._store.idents(kind, namespace), self._store.memory(kind, namespace)
         listed, rewound = set(), 0
         metadata_only = stream.resource in PARTS
@@ -111,6 +115,7 @@ class Feed:
             listed.add((kind, metadata["namespace"], metadata["name"]))
             rewound += self._store.forget_rewound(found, memory)
             self.on_object(None, found)
+        # Objects that the list lacks were deleted while no watch was open. No event reports them any more.
         self._queue(kind, self._store.prune(kind, namespace, before, listed))
         if rewound:
             log.warning(

@@ -65,9 +65,11 @@ def observe_run(
     host = store.get(RLRUN.kind, namespace, shares) if shares is not None else None
     parts = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in PART_KINDS}
     defaults = defaults_of(store, namespace)
+    # A guest uses the volume of its host, so it observes the claim of the host.
     if host is not None:
         host = apply_defaults(host, defaults).run
     claim = claim_of(host) if host is not None else claim_name(run)
+    # A claim of the user has no label of the run, so it is not among the children.
     brought = store.get(CLAIM.kind, namespace, claim) if claim else None
     if brought is not None:
         children[Ref(CLAIM.kind, brought["metadata"]["name"])] = brought
@@ -245,6 +247,7 @@ class _Shared(Generic[T]):
         """Return the cached result, or read it."""
         async with self._lock:
             if self._kept is None or self._clock() >= self._kept[1]:
+                # A slow answer is kept for longer, so that reads take at most a fixed share of the time.
                 began = self._clock()
                 answer, least = await self._ask()
                 self._kept = answer, began + max(least, (self._clock() - began) / LOOK_UP_SHARE)

@@ -155,6 +155,8 @@ class QueueObjects:
                 what = f"its {self._resource.kind} could not be written; retry in {wait:g} s"
                 log.warning("run %s/%s: %s: %s", *key, what, error)
                 return self._answer_after_failure(run, made, made.write, error)
+        # The external queue changes the object as fast as it is written. The last answer holds, and the rest
+        # follows in a later pass.
         self._cluster.again(key, LOOK_SECONDS)
         return made.answer
 
@@ -166,6 +168,7 @@ class QueueObjects:
         if isinstance(write, Create) and not made.answer.admitted:
             helps = f"; {refusal_fix(error.message)}" if isinstance(error, ApiError) else ""
             return refused_answer(reasons.QUEUE_UNAVAILABLE, f"the run's {kind} is not taken: {error}{helps}")
+        # The answer was made from a state before the write, and stays valid if the write is late.
         if isinstance(error, UnavailableError):
             return made.answer
         doing = {Create: "be made again", Remove: "be deleted"}.get(type(write), "be changed")
@@ -175,11 +178,14 @@ class QueueObjects:
     async def _write(self, namespace: str, name: str, write: Write) -> None:
         """Make a write. If the object differs from the cached one, update the cache instead, so that the next step decides again."""
         client = self._cluster.client
+        # A name that is taken is no error: the object is read, and the next step decides on it.
         if isinstance(write, Create):
             made = await client.create(write.manifest)
             self._store_object(made if made is not None else await client.get(self._resource, namespace, name))
             return
         known = self.get(namespace, name)
+        # The decision is based on the cached object, and the list may be two seconds old. If the object has
+        # changed since, it is decided again instead of written.
         live = await client.get(self._resource, namespace, name)
         if live is None:
             self._remove_object(namespace, name, known)
@@ -238,6 +244,7 @@ class QueueObjects:
         runs = self._cluster.store.runs()
         uids = {str(run["metadata"]["uid"]) for run in runs}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in uids}
+        # Answers, needs and tries are kept by UID, so that a run of the same name does not inherit them.
         self._on_look(uids)
         if self._absent[namespace] != before:
             for run in runs:

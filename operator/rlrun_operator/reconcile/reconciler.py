@@ -202,6 +202,8 @@ class Reconciler:
         Returns:
             the decision to report, or None if a new fact requires another decision first.
         """
+        # The time of a repair is recorded before its writes: an error in the middle must not allow another
+        # one at once.
         mark, repaired_before = self._settings.network.mark, memory.repaired_at
         if any(isinstance(write, Apply) and write.repairs for write in decision.writes):
             memory.repaired_at = self._clock()
@@ -247,12 +249,15 @@ class Reconciler:
 
         `last`: a new refusal causes no other decision in this pass, because some webhooks change their message each time.
         """
+        # A new refusal is decided on once more, so that its message is in the status of this pass. A known
+        # one only has to be retried.
         known = memory.refusals.get("not-admitted", Remembered(()))
         if known.refusals != outcome.refused and not last:
             memory.refusals["not-admitted"] = replace(known, refusals=outcome.refused)
             for each in set(outcome.refused) - set(known.refusals):
                 log.warning("run %s/%s: %s %s cannot %s: %s", *key, each.ref.kind, each.ref.name, each.doing, each.text)
             return None
+        # A quota is released by the end of other runs, at any time, so its pause does not grow.
         tries = 0 if all(each.quota for each in outcome.refused) else known.tries + 1
         memory.refusals["not-admitted"] = Remembered(outcome.refused, tries=tries)
         wait = backoff(tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
@@ -263,6 +268,8 @@ class Reconciler:
         run = self._store.get(RLRUN.kind, *key)
         if run is None:
             return None
+        # Refusals that an edit has made obsolete are not part of the observation, so that the decision tries
+        # again.
         refusals = tuple(memory.valid_refusals(run, defaults_of(self._store, key[0]), self._clock()))
         repaired_ago = self._clock() - memory.repaired_at
         return observe_run(self._store, key, refusals=refusals, access=memory.access, repaired_ago=repaired_ago)
@@ -285,6 +292,8 @@ class Reconciler:
         run, name = self._store.get(RLRUN.kind, *key), Names(key[1]).progress
         if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running", "Completing"):
             return
+        # A live read before a run counts as silent: a broken watch would otherwise end runs that report on
+        # time.
         silent = silent_for(self._store.lease_changed_at(key[0], name), self._now())
         if silent < HEARTBEAT_SECONDS or self._clock() - memory.asked_at < HEARTBEAT_SECONDS:
             return
@@ -298,6 +307,7 @@ class Reconciler:
         """Keep a refused growth of the claim in memory with the time of the next try."""
         known, (refused,) = memory.refusals.get("not-grown"), outcome.refused
         before = known.refusals[0].grow if known is not None else None
+        # The pause grows only for the same size: an edited size may be accepted.
         same = before is not None and refused.grow is not None and before.target == refused.grow.target
         tries = known.tries + 1 if known is not None and same else 1
         wait = backoff(tries, first=claims.RETRY_SECONDS, longest=claims.LONGEST_RETRY_SECONDS)
@@ -305,6 +315,8 @@ class Reconciler:
 
     async def _decide_with_facts(self, observed: Observed, memory: RunMemory) -> Decision:
         """Decide; if the decision requests facts that can be read, read them and decide again."""
+        # Both decisions of this pass have the same time, random number and key: the second differs only by
+        # the facts that were read.
         random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
 
         def decide_on(given: Observed) -> Decision:
@@ -325,9 +337,12 @@ class Reconciler:
         shown = printable_document(decision.status)  # messages quote pods, events and environments
         assert isinstance(shown, dict)
         decision = replace(decision, status=shown)
+        # A CRD of another version drops fields, so that the stored status never equals the decided one.
+        # Without the pair of both in memory, each pass would write it again.
         if old == decision.status or memory.sent == (decision.status, old):
             await self._post_events(run, decision.events)
             return
+        # A status that may wait is dropped, not queued: the pass at its time decides again, from newer facts.
         wait = memory.written_at + self._seconds_between_writes(run, decision) - self._clock()
         if wait > 0:
             self._again(key, wait)
@@ -338,6 +353,8 @@ class Reconciler:
             "status": merge_patch(old or UNSERVED, decision.status),
         }
         try:
+            # A conflict shows a newer version of the run: it is read at once, and the next pass decides on
+            # it. A deleted run is removed from the cache, because its watch event may come late.
             written = await self._client.merge(RLRUN, *key, patch, subresource="status")
         except ApiError as error:
             if error.kept_out:  # webhooks refuse with any HTTP status
@@ -350,6 +367,8 @@ class Reconciler:
                 raise
             self._again(key, 0.0)
             return
+        # The answer goes into the cache before the next pass, which must not decide on the status before this
+        # write. Events follow the write that they explain.
         memory.written_at = self._clock()
         memory.sent = (decision.status, written.get("status") or {})
         self._wake_others(key, self._store.put({**written, "kind": RLRUN.kind}, self._now()))

@@ -70,6 +70,8 @@ class Store:
             return set()
         slim = self._select_fields(manifest, known, applied=applied)
         replaced = known is not None and known["metadata"]["uid"] != metadata["uid"]
+        # The time of a renewal is the time of its observation, by the clock of this process: clocks of other
+        # machines are not compared.
         if ident[0] == LEASE.kind:
             self._pulses[ident] = record_beat(self._pulses.get(ident), known, slim, now)
         self._objects[ident] = slim
@@ -112,11 +114,13 @@ class Store:
             runs for which something changed.
         """
         ident = (kind, namespace, name)
+        # The UID is remembered, because an event from before the deletion may arrive after it.
         if uid is not None:
             self._dead[uid] = None
             while len(self._dead) > TOMBSTONES:
                 del self._dead[next(iter(self._dead))]
         known = self._objects.get(ident)
+        # The UID decides: a late deletion must not remove a successor of the same name.
         if known is None or (uid is not None and known["metadata"]["uid"] != uid):
             return set()
         del self._objects[ident]
@@ -181,6 +185,8 @@ class Store:
             del self._dead[metadata["uid"]]
             self._unremember_gone(metadata["uid"])
             return True
+        # Only an object that has not changed since before the list can be compared: a later write of the
+        # operator is newer than the list.
         ident = (found["kind"], metadata.get("namespace", ""), metadata["name"])
         known = self._objects.get(ident)
         if known is None or not _version_number(found) < _version_number(known) == versions.get(ident):

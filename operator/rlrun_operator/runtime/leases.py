@@ -130,6 +130,7 @@ class Leader:
             log.info("standing by: %s leads (%s)", self._lock.holder, self._what)
         if holds is not None:
             self._other_leader = None if holds else self._lock.holder
+        # `_acting` is set before the callback, which opens the workers only if this process acts.
         if holds:
             self._renewed_at = asked_at  # time before the request: never later than the API server's record
             if not self._acting:
@@ -137,9 +138,13 @@ class Leader:
                 self._acting = self._led_before = True
                 await self._on_start()
             return
+        # A former leader does not become a standby: its cache and its memory are of a time in which another
+        # process has acted.
         if holds is False and self._led_before:
             self._acting = False
             raise LeadershipLostError(f"{self._lock.holder} leads now; this process ends and restarts as its standby")
+        # The pause comes one retry before the limit, so that the work in progress ends before another process
+        # may take over.
         if self._acting and not self._still_fresh():
             log.warning("cannot renew the leader Lease for %g s; not acting until it is renewed", LEADER_RENEW_SECONDS)
             self._acting = False
@@ -224,6 +229,8 @@ class Territory:
         Raises:
             ApiError, UnavailableError: the Lease cannot be read or written.
         """
+        # A place is requested at its first run. Only one request is sent, although several workers may ask
+        # for the same place.
         claim = self._claims.get(place)
         if claim is None:
             claim = self._claims[place] = _Claim(self._lock(place))
@@ -243,6 +250,8 @@ class Territory:
         """Renew all Leases of places with runs once; only the leader does."""
         for place in self._claims.keys() - self._with_runs():
             del self._claims[place]
+        # The leadership is checked before each Lease, because a list of many places may take longer than it
+        # lasts.
         for place, claim in list(self._claims.items()):
             if not self._is_leading():
                 return
@@ -263,6 +272,8 @@ class Territory:
 
     async def _renew_claim(self, place: Place, claim: _Claim) -> None:
         asked_at, other = self._clock(), claim.other
+        # The time before the request counts: this process then stops before its record at the API server
+        # expires.
         if await claim.lock.acquire_or_renew():
             claim.renewed_at, claim.other = asked_at, ""
         else:
