@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlrun import Run
 from rlrun.inspect.snapshot import Progress, Snapshot
@@ -32,7 +32,7 @@ def python_page() -> str:
 
 def _class(one: type, name: str) -> Iterator[str]:
     yield f"## {name}\n"
-    yield f"`{name}{_signature(one.__init__, bound=True)}`\n"  # type: ignore[misc]
+    yield f"`{name}{_signature(vars(one)['__init__'], bound=True)}`\n"
     yield _text(one) + "\n"
     for method, value in vars(one).items():
         if method.startswith("_"):
@@ -46,8 +46,8 @@ def _class(one: type, name: str) -> Iterator[str]:
         yield _text(call) + "\n"
 
 
-def _signature(call: object, *, bound: bool) -> str:
-    found = inspect.signature(call)  # type: ignore[arg-type]
+def _signature(call: Callable[..., object], *, bound: bool) -> str:
+    found = inspect.signature(call)
     kept = list(found.parameters.values())[bound:]
     return re.sub(r" -> None$", "", str(found.replace(parameters=kept)).replace("'", ""))
 

@@ -167,7 +167,8 @@ def read_revision(revision: str, root: Path = ROOT) -> dict[str, str]:
     archive = subprocess.run(command, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         wanted = [member for member in members if member.isfile() and member.name.endswith(".py")]
-        return {member.name: members.extractfile(member).read().decode() for member in wanted}  # type: ignore[union-attr]
+        contents = {member.name: members.extractfile(member) for member in wanted}
+        return {name: content.read().decode() for name, content in contents.items() if content is not None}
 
 
 def _short(revision: str, root: Path = ROOT) -> str:

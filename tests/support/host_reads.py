@@ -58,7 +58,7 @@ class NoHostReads:
             raise HostReadError(f"{name}: the host waits for the device here")
 
 
-class _Functions(TorchFunctionMode):  # type: ignore[misc]
+class _Functions(TorchFunctionMode):
     def __init__(self, owner: NoHostReads) -> None:
         super().__init__()
         self._owner = owner
@@ -69,7 +69,7 @@ class _Functions(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
+class _Operations(TorchDispatchMode):
     def __init__(self, owner: NoHostReads) -> None:
         super().__init__()
         self._owner = owner

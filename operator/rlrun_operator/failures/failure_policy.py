@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rlrun.api.lifecycle import BackoffSpec, FailurePolicySpec, FailureRule
 from rlrun.api.run_status import ProgressStatus, RLRunStatus
 from rlrun.backoff import backoff, jittered
-from rlrun_operator.failures.detect import Cause, describe_cause
+from rlrun_operator.failures.detect import Cause, Kind, describe_cause
 from rlrun_operator.status import failure_reasons, reasons
 
 JITTER = 0.2
@@ -127,13 +128,19 @@ def budget_of(past: RLRunStatus, progress: ProgressStatus, policy: FailurePolicy
     return Budget(counted, 0 if moved else past.restarts_without_step)
 
 
+_BUILT_IN: Mapping[Kind, Action] = {
+    "failure": "Restart",
+    "permanent": "FailRun",
+    "disruption": "RestartUncounted",
+    "taken": "RestartUncounted",
+}
+
+
 def _built_in(cause: Cause) -> Action:
     """Return the built-in action. A volume that refuses writes is not a fault of the run, and it may take long to recover."""
     if cause.reason == failure_reasons.STORAGE_ERROR and cause.kind == "failure":
         return "RestartUncounted"
-    return {"permanent": "FailRun", "disruption": "RestartUncounted", "taken": "RestartUncounted"}.get(  # type: ignore[return-value]
-        cause.kind, "Restart"
-    )
+    return _BUILT_IN[cause.kind]
 
 
 def _rule_fits(rule: FailureRule, cause: Cause) -> bool:

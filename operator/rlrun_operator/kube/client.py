@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 
 import aiohttp
 from pydantic_core import to_json
@@ -104,6 +105,19 @@ class UnavailableError(Exception):
     """Error for an API server that does not answer, or answers that it is temporarily unavailable."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """Method, address and names of a request."""
+
+    method: str
+    """HTTP method."""
+    verb: str
+    """Verb in metrics and messages."""
+    resource: str
+    """Resource in the metrics."""
+    path: str
+
+
 class Client:
     """Requests to one API server.
 
@@ -137,7 +151,7 @@ class Client:
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
         """Return one object, or None if it does not exist."""
         try:
-            return await self.request("GET", "get", resource.plural, resource.path(namespace, name))
+            return await self.request(Call("GET", "get", resource.plural, resource.path(namespace, name)))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -160,10 +174,7 @@ class Client:
             query["fieldSelector"] = fields
         while True:
             page = await self.request(
-                "GET",
-                "list",
-                resource.plural,
-                resource.path(namespace),
+                Call("GET", "list", resource.plural, resource.path(namespace)),
                 query=query,
                 accept=_METADATA_LIST if metadata_only else _JSON,
             )
@@ -183,10 +194,7 @@ class Client:
         resource, namespace, name = address_of(manifest)
         query = {"fieldManager": MANAGER, "force": "true", **({"dryRun": "All"} if dry_run else _UNCHECKED)}
         return await self.request(
-            "PATCH",
-            "dry-run" if dry_run else "apply",
-            resource.plural,
-            resource.path(namespace, name),
+            Call("PATCH", "dry-run" if dry_run else "apply", resource.plural, resource.path(namespace, name)),
             query=query,
             body=manifest,
             content=_APPLY,
@@ -215,10 +223,7 @@ class Client:
         resource, namespace, _ = address_of(manifest)
         try:
             return await self.request(
-                "POST",
-                "dry-run" if dry_run else "create",
-                resource.plural,
-                resource.path(namespace),
+                Call("POST", "dry-run" if dry_run else "create", resource.plural, resource.path(namespace)),
                 query={"fieldManager": MANAGER, **({"dryRun": "All"} if dry_run else _UNCHECKED)},
                 body=manifest,
                 write=not dry_run,
@@ -239,11 +244,9 @@ class Client:
         seconds: float | None = None,
     ) -> Json:
         """Apply a JSON merge patch; `metadata.resourceVersion` (409) and `metadata.uid` (422) in it are preconditions."""
+        kind = resource.plural + (f"/{subresource}" if subresource else "")
         return await self.request(
-            "PATCH",
-            "patch",
-            resource.plural + (f"/{subresource}" if subresource else ""),
-            resource.path(namespace, name, subresource),
+            Call("PATCH", "patch", kind, resource.path(namespace, name, subresource)),
             query={"fieldManager": MANAGER, **_UNCHECKED},
             body=patch,
             content=_MERGE,
@@ -254,10 +257,7 @@ class Client:
     async def put_status(self, resource: Resource, namespace: str, name: str, document: Mapping[str, object]) -> Json:
         """PUT a complete status; `metadata.resourceVersion` in the document is a precondition (409)."""
         return await self.request(
-            "PUT",
-            "update",
-            f"{resource.plural}/status",
-            resource.path(namespace, name, "status"),
+            Call("PUT", "update", f"{resource.plural}/status", resource.path(namespace, name, "status")),
             query={"fieldManager": MANAGER, **_UNCHECKED},
             body=document,
             write=True,
@@ -279,9 +279,9 @@ class Client:
         }
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        path = resource.path(namespace, name)
+        call = Call("DELETE", "delete", resource.plural, resource.path(namespace, name))
         try:
-            return await self.request("DELETE", "delete", resource.plural, path, body=options, write=True)
+            return await self.request(call, body=options, write=True)
         except ApiError as error:
             if error.status in (404, 409) and not error.kept_out:
                 return None
@@ -289,10 +289,7 @@ class Client:
 
     async def request(
         self,
-        method: str,
-        verb: str,
-        resource: str,
-        path: str,
+        call: Call,
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
@@ -304,8 +301,11 @@ class Client:
         """Send one request.
 
         Args:
-            verb: verb in metrics and messages.
-            resource: resource in the metrics.
+            call: method, address and names.
+            query: parameters of the URL.
+            body: document to send.
+            content: media type of the body.
+            accept: requested media type of the answer.
             write: whether to call `may_write` first.
             seconds: deadline; None: that of admission for writes and dry runs, a short one for reads.
 
@@ -315,13 +315,13 @@ class Client:
         """
         if write:
             self.may_write()
-        what = f"{verb} {path}"
+        what = f"{call.verb} {call.path}"
         code, answering = "error", False
         seconds = seconds or (WRITE_SECONDS if write or "dryRun" in (query or {}) else REQUEST_SECONDS)
         try:
             async with self._session.request(
-                method,
-                self._server + path,
+                call.method,
+                self._server + call.path,
                 params=query,
                 data=None if body is None else to_json(body),
                 headers={"Accept": accept} | ({"Content-Type": content} if body is not None else {}),
@@ -330,7 +330,7 @@ class Client:
                 code = str(response.status)
                 raw = await response.read()
             answering = response.status < 500
-            return _read_answer(response.status, raw, what, reads=method == "GET")
+            return _read_answer(response.status, raw, what, reads=call.method == "GET")
         except ApiError:
             answering = True  # regardless of the status: a webhook may refuse with any
             raise
@@ -340,7 +340,7 @@ class Client:
         except aiohttp.ClientError as error:
             raise UnavailableError(f"{what}: {error}") from error
         finally:
-            self._count(verb, resource, code)
+            self._count(call.verb, call.resource, code)
             if not answering:
                 self._answering_since = None
             elif self._answering_since is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -26,6 +26,9 @@ from rlrun_operator.state import Json
 
 CONNECT_SECONDS = 5.0
 USER_AGENT = "rlrun-operator"
+_load_kube_config: Callable[..., None] = load_kube_config
+_load_incluster_config: Callable[..., None] = load_incluster_config
+"""Functions of the client library, which has no types."""
 
 
 class ConnectionSetupError(Exception):
@@ -67,17 +70,17 @@ def load_credentials() -> Connection:
     configuration = Configuration()
     try:
         if os.environ.get("KUBECONFIG"):
-            load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            _load_kube_config(client_configuration=configuration)
         else:
             try:
-                load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                _load_incluster_config(client_configuration=configuration)
             except ConfigException:
                 if not Path("~/.kube/config").expanduser().exists():
                     raise ConnectionSetupError(
                         "cannot find a cluster: not in a pod with a service account, KUBECONFIG is not set, and "
                         "~/.kube/config does not exist; set KUBECONFIG to a kubeconfig file"
                     ) from None
-                load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                _load_kube_config(client_configuration=configuration)
         return Connection(configuration)
     except (ConfigException, OSError, ssl.SSLError, ValueError, KeyError) as error:
         where = os.environ.get("KUBECONFIG") or "~/.kube/config"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.client import ApiError, Call, Client
 from rlrun_operator.kube.resources import LEASE
 from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Manifest
@@ -89,7 +89,7 @@ class LeaseLock:
         if record is None:
             self._is_rewound |= self._seen is not None
             created = await self._client.request(
-                "POST", "create", LEASE.plural, LEASE.path(self._namespace), body=self._manifest()
+                Call("POST", "create", LEASE.plural, LEASE.path(self._namespace)), body=self._manifest()
             )
             self._observe(created)
             return True
@@ -123,10 +123,7 @@ class LeaseLock:
     async def _patch(self, version: str, spec: Mapping[str, object]) -> dict[str, object]:
         # Not `Client.merge`, which requires that this process leads.
         return await self._client.request(
-            "PATCH",
-            "patch",
-            LEASE.plural,
-            LEASE.path(self._namespace, self._name),
+            Call("PATCH", "patch", LEASE.plural, LEASE.path(self._namespace, self._name)),
             body={"metadata": {"resourceVersion": version}, "spec": spec},
             content="application/merge-patch+json",
         )

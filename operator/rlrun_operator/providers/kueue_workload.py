@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from rlrun_operator.names import GROUP, SPOT_LABEL, SPOT_SET, Role
 from rlrun_operator.providers.queue_answers import Subject, queue_object, refused_answer
@@ -95,7 +94,7 @@ def rank_fields(run: Subject) -> Json:
     return {"priority": run.priority.value} | ({} if reference is None else {"priorityClassRef": reference})
 
 
-def kueue_condition(workload: Manifest, kind: str) -> Mapping[str, Any]:
+def kueue_condition(workload: Manifest, kind: str) -> Mapping[str, object]:
     """Return one condition, or an empty map."""
     found = (workload.get("status") or {}).get("conditions") or ()
     return next((one for one in found if isinstance(one, Mapping) and one.get("type") == kind), {})

@@ -22,6 +22,7 @@ from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.pod_placement import role_block
 from rlrun_operator.render.render_context import RunContext, child_metadata
 from rlrun_operator.restrictions import ANY_ADDRESS
+from rlrun_operator.restrictions.run_policy import Network, contains_network
 from rlrun_operator.state import Json, Manifest
 
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
@@ -169,11 +170,9 @@ def _split_block(cidr: str) -> tuple[str, tuple[str, ...]]:
     return str(network), tuple(inner for inner in METADATA if _is_within(ipaddress.ip_network(inner), network))
 
 
-def _is_within(
-    inner: ipaddress.IPv4Network | ipaddress.IPv6Network, outer: ipaddress.IPv4Network | ipaddress.IPv6Network
-) -> bool:
+def _is_within(inner: Network, outer: Network) -> bool:
     """Return whether a network is a proper part of another one. An administrator who lists exactly the metadata addresses allows them."""
-    return inner.version == outer.version and inner != outer and outer.supernet_of(inner)  # type: ignore[arg-type]
+    return inner != outer and contains_network(outer, inner)
 
 
 HUB_PORT = 443

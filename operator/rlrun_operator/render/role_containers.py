@@ -142,15 +142,15 @@ def model_container(ctx: RunContext, role: Role) -> dict[str, object]:
     """
     container = _build_container(ctx, role, name=MODEL_CONTAINER, command="model")
     if environments.has_demonstrations(ctx):
-        container["env"] = [*container["env"], environments.FILE]  # type: ignore[misc]
-        container["volumeMounts"] = [*container["volumeMounts"], environments.READ]  # type: ignore[misc]
+        container["env"] = [*container["env"], environments.FILE]
+        container["volumeMounts"] = [*container["volumeMounts"], environments.READ]
     resources = _container_resources(ctx, role, with_gpus=False)
     return container | ({"resources": resources} if resources else {})
 
 
-def _build_container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, object]:
+def _build_container(ctx: RunContext, role: Role, *, name: str, command: str) -> Json:
     own = role_block(ctx.spec, role)
-    container: dict[str, object] = {
+    container: Json = {
         "name": name,
         **_image_fields(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],

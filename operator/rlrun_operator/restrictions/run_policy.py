@@ -79,8 +79,7 @@ class RunPolicy(Config):
             inner = ipaddress.ip_network(cidr, strict=False)
         except ValueError:
             return False
-        outer = [ipaddress.ip_network(block) for block in self.egress]
-        return any(one.version == inner.version and one.supernet_of(inner) for one in outer)  # type: ignore[arg-type]
+        return any(contains_network(ipaddress.ip_network(block), inner) for block in self.egress)
 
     @model_validator(mode="after")
     def _image_parts(self) -> Self:
@@ -108,6 +107,16 @@ class RunPolicy(Config):
         if name == "secrets" and re.fullmatch(RUN_KEY, value):
             return False
         return any(_matches_pattern(pattern, value) for pattern in self.patterns(name))
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def contains_network(outer: Network, inner: Network) -> bool:
+    """Return whether `inner` is `outer` or a part of it; never for networks of two versions of IP."""
+    if isinstance(outer, ipaddress.IPv4Network):
+        return isinstance(inner, ipaddress.IPv4Network) and outer.supernet_of(inner)
+    return isinstance(inner, ipaddress.IPv6Network) and outer.supernet_of(inner)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.client import ApiError, Call, Client
 from rlrun_operator.kube.resources import LEASE, PARTS, WATCHED
 from rlrun_operator.names import GROUP, PLURAL, VERSION
 from rlrun_operator.runtime.leases import LEADER_RENEW_SECONDS
@@ -40,7 +40,7 @@ async def find_problems(client: Client, namespaces: Sequence[str], own_namespace
         UnavailableError: the API server does not answer.
     """
     try:
-        served = await client.request("GET", "get", "apis", f"/apis/{GROUP}/{VERSION}")
+        served = await client.request(Call("GET", "get", "apis", f"/apis/{GROUP}/{VERSION}"))
     except ApiError as error:
         if error.status != 404:
             return [str(error)]
@@ -53,10 +53,12 @@ async def find_problems(client: Client, namespaces: Sequence[str], own_namespace
     found: list[str] = []
     for namespace in namespaces or (own_namespace,):
         review = await client.request(
-            "POST",
-            "create",
-            "selfsubjectrulesreviews",
-            "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+            Call(
+                "POST",
+                "create",
+                "selfsubjectrulesreviews",
+                "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+            ),
             body={
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectRulesReview",

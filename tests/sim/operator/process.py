@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.kube import client as transport
-from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.kube.client import ApiError, Call, Client, UnavailableError
 from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, WATCHED
 from rlrun_operator.names import ROLES
 from rlrun_operator.reconcile.cache_feed import Feed
@@ -74,11 +74,9 @@ class Wire(Client):
     def __init__(self) -> None:
         super().__init__(session=None, server="")  # type: ignore[arg-type]
 
-    async def request(  # type: ignore[override]
-        self, method: str, verb: str, resource: str, path: str, **how: Any
-    ) -> Json:
+    async def request(self, call: Call, **how: Any) -> Json:
         query, body, content = how.get("query") or {}, how.get("body"), how.get("content", "application/json")
-        return await Request(method, path, query, body, content, f"{verb} {path}")
+        return await Request(call.method, call.path, query, body, content, f"{call.verb} {call.path}")
 
 
 class Process:

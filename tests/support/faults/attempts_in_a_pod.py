@@ -24,6 +24,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,11 @@ def read_start(path: str) -> str:
         return f"read {len(file.read(4096))} bytes of {path}"
 
 
+def read_of_each(file: str) -> str:
+    """Read a file in the folder of each other process in `/proc`."""
+    return of_each(lambda pid: read_start(f"/proc/{pid}/{file}"))
+
+
 def ask(url: str, method: str = "GET", body: bytes | None = None) -> str:
     """Return the status of an HTTP answer; refusals of the server raise."""
     request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": "application/json"})
@@ -138,7 +144,7 @@ for _name, _folder, _file in (
     ("configuration of the run", "/etc/rlrun", "run.json"),
     ("file in /etc", "/etc", "ld.so.preload"),
 ):
-    attempt(f"write: {_name}")(lambda folder=_folder, file=_file: plant(folder, file))  # type: ignore[misc]
+    attempt(f"write: {_name}")(partial(plant, _folder, _file))
 
 
 @attempt("write: file in the run's folder")
@@ -309,9 +315,7 @@ for _name, _file in (
     ("map of the memory", "maps"),
     ("auxiliary vector", "auxv"),
 ):
-    attempt(f"process: {_name} of another one")(
-        lambda file=_file: of_each(lambda pid: read_start(f"/proc/{pid}/{file}"))  # type: ignore[misc]
-    )
+    attempt(f"process: {_name} of another one")(partial(read_of_each, _file))
 
 
 @attempt("process: root folder of another one")
@@ -510,6 +514,16 @@ def address(role: str) -> str:
     return str(PLACES[role])
 
 
+def ask_role(role: str, port: int, path: str, method: str) -> str:
+    """Return the status of a role's answer."""
+    return ask(f"http://{address(role)}:{port}{path}", method, b"{}" if method == "POST" else None)
+
+
+def connect_to_role(role: str, port: int) -> str:
+    """Open and close a connection to a role."""
+    return connect(address(role), port)
+
+
 for _name, _role, _port, _path, _method in (
     ("engine: a reply without the key", "inference", 8000, "/v1/completions", "POST"),
     ("engine: its models without the key", "inference", 8000, "/v1/models", "GET"),
@@ -522,11 +536,7 @@ for _name, _role, _port, _path, _method in (
     ("trainer: a batch without the key", "trainer", 29600, "/batch", "POST"),
     ("trainer: its events without the key", "trainer", 29600, "/events", "GET"),
 ):
-    attempt(f"network: {_name}")(
-        lambda role=_role, port=_port, path=_path, method=_method: ask(  # type: ignore[misc]
-            f"http://{address(role)}:{port}{path}", method, b"{}" if method == "POST" else None
-        )
-    )
+    attempt(f"network: {_name}")(partial(ask_role, _role, _port, _path, _method))
 
 
 for _name, _role, _port in (
@@ -540,7 +550,7 @@ for _name, _role, _port in (
     ("trainer of another run", "other_trainer", 29600),
     ("metadata of a cloud", "metadata", 80),
 ):
-    attempt(f"network: {_name}")(lambda role=_role, port=_port: connect(address(role), port))  # type: ignore[misc]
+    attempt(f"network: {_name}")(partial(connect_to_role, _role, _port))
 
 
 @attempt("network: API server without a token")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from orch_simulation import FakeEngine
 
 from rlrun.inference.client.engine_client import EngineError
@@ -66,7 +67,7 @@ class Door:
             await runner.cleanup()
 
     @web.middleware
-    async def _fail(self, request: web.Request, handler: web.RequestHandler) -> web.StreamResponse:  # type: ignore[type-arg]
+    async def _fail(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == endpoints.ENGINE_GENERATE:
             self.asked += 1
         self.ignored += self.mode == "hangs" and request.path == endpoints.ENGINE_STATUS
@@ -75,7 +76,7 @@ class Door:
             return web.json_response({"error": {"message": "CUDA error"}}, status=500)
         if self.mode == "answers_nonsense" and request.path == endpoints.ENGINE_GENERATE:
             return web.json_response({"choices": [{"index": "?"}] * 2})
-        response: web.StreamResponse = await handler(request)  # type: ignore[operator]
+        response = await handler(request)
         await self._going()  # it may have been suspended while it worked
         return response
 

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rlrun_operator.kube.client import REQUEST_SECONDS, WRITE_SECONDS, ApiError, UnavailableError
+from rlrun_operator.kube.client import REQUEST_SECONDS, WRITE_SECONDS, ApiError, Call, UnavailableError
 from rlrun_operator.kube.resources import POD, RLRUN, STATEFUL_SET
 from rlrun_operator.runtime.leases import NotLeadingError
 from tests.unit.operator.edge.fake_api import FakeApi, serve_api
@@ -146,7 +146,7 @@ async def test_timeout_and_refused_connection_are_unavailable() -> None:
     api = FakeApi()
     async with serve_api(api) as client:
         with pytest.raises(UnavailableError, match="no answer within"):
-            await client.request("GET", "get", "pods", PODS, seconds=1e-6)
+            await client.request(Call("GET", "get", "pods", PODS), seconds=1e-6)
         client._server = "http://127.0.0.1:1"
         with pytest.raises(UnavailableError):
             await client.get(POD, "ns", "p")
