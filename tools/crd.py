@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
 
 from rlrun import __version__
 from rlrun.api.crd.admission_policy import as_yaml, validating_policy
@@ -45,7 +44,7 @@ def compact_size() -> int:
     return len(json.dumps(build_crd(), separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def _chart() -> dict[str, Any]:
+def _chart() -> dict[str, object]:
     return {
         "apiVersion": "v2",
         "name": "rlrun-crds",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 WIDTH = 24
 HEIGHT = 8
@@ -466,11 +465,11 @@ def dashboard_json(dashboard: Dashboard) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _datasource() -> dict[str, Any]:
+def _datasource() -> dict[str, object]:
     return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
 
 
-def _variable(name: str, query: str, *, many: bool) -> dict[str, Any]:
+def _variable(name: str, query: str, *, many: bool) -> dict[str, object]:
     return {
         "name": name,
         "type": "query",
@@ -484,7 +483,7 @@ def _variable(name: str, query: str, *, many: bool) -> dict[str, Any]:
     }
 
 
-def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+def _panels(panels: Sequence[Panel]) -> list[dict[str, object]]:
     """Return panels with their places, from left to right."""
     placed, x, y = [], 0, 0
     for number, panel in enumerate(panels, 1):
@@ -495,7 +494,7 @@ def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     return placed
 
 
-def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
+def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, object]:
     source = {"type": "prometheus", "uid": "${datasource}"}
     now = {"instant": True} if panel.kind != "timeseries" else {}
     return {

@@ -46,9 +46,9 @@ class Part:
     """Pairs of SPDX algorithm and hexadecimal value; for a lock file, one for each accepted file."""
     comment: str = ""
 
-    def as_spdx(self, identifier: str) -> dict[str, Any]:
+    def as_spdx(self, identifier: str) -> dict[str, object]:
         """Return the package as SPDX 2.3 JSON."""
-        written: dict[str, Any] = {
+        written: dict[str, object] = {
             "SPDXID": identifier,
             "name": self.name,
             "downloadLocation": "NOASSERTION",
@@ -205,7 +205,7 @@ def wheel_parts(wheel: Path) -> tuple[Part, list[Part]]:
 
 
 def documents(
-    accelerator: str, created: datetime, *, values: str = "", bases: Mapping[str, Any] | None = None
+    accelerator: str, created: datetime, *, values: str = "", bases: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the document of each image, by the image's name.
 

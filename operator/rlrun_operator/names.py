@@ -66,11 +66,6 @@ GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 FOLDER_CONTAINER, DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER = "folder", "demonstrations", "model"
 """Init containers without which no role can start: they create the run's folder, the data of a tiny model's warm-up, and that model."""
 
-TRAINER_CHANNEL_PORT = 29600
-RENDEZVOUS_PORT = 29500
-INFERENCE_PORT = 8000
-METRICS_PORT = 9100
-
 
 @dataclass(frozen=True, order=True)
 class Ref:

@@ -25,11 +25,6 @@ from rlrun_operator.status.conditions import ConditionUpdate, StatusChange, find
 from rlrun_operator.validate_spec import count_noun
 
 
-def is_wanted(run: RunSnapshot) -> bool:
-    """Return whether the user suspends the run or its budget is spent; the rest of the specification may be invalid."""
-    return queueing.shall_rest(run)
-
-
 def continue_suspension(run: RunSnapshot) -> Decision | None:
     """Return the next step into suspension, during it, or out of it; None if the run is not affected."""
     updates = find_condition(run.past.conditions, reasons.SUSPENDED)
@@ -37,8 +32,8 @@ def continue_suspension(run: RunSnapshot) -> Decision | None:
     # cannot be kept.
     under_way = updates is not None and updates.reason in reasons.SUSPENSION
     if not under_way:
-        return _begin_suspension(run) if is_wanted(run) or queueing.is_evicted(run) else None
-    if not is_wanted(run) and is_true(run.past.conditions, reasons.SUSPENDED):
+        return _begin_suspension(run) if queueing.shall_rest(run) or queueing.is_evicted(run) else None
+    if not queueing.shall_rest(run) and is_true(run.past.conditions, reasons.SUSPENDED):
         return _resume_run(run)
     return _remove_remaining(run)
 
@@ -92,7 +87,7 @@ def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
             run, ConditionUpdate("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True
         )
     message = f"no pod is left; {where_it_goes_on(run)}, {_awaited_condition(run)}"
-    actions = NO_ACTIONS if is_wanted(run) else AT_ONCE
+    actions = NO_ACTIONS if queueing.shall_rest(run) else AT_ONCE
     if queueing.is_evicted(run):
         actions = Actions(wake_in=queueing.LOOK_SECONDS)  # usually the next plan of the queue starts a pass earlier
     return _suspension_decision(run, ConditionUpdate("True", reasons.SUSPENDED, message), actions, over=True)

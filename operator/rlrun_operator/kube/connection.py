@@ -24,7 +24,6 @@ from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import Resource
 from rlrun_operator.state import Json
 
-CONNECT_SECONDS = 5.0
 USER_AGENT = "rlrun-operator"
 _load_kube_config: Callable[..., None] = load_kube_config
 _load_incluster_config: Callable[..., None] = load_incluster_config

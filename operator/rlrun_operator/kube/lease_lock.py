@@ -54,11 +54,6 @@ class LeaseLock:
         self._is_rewound = False
 
     @property
-    def seen(self) -> bool:
-        """Whether the Lease has been read."""
-        return self._seen is not None
-
-    @property
     def holder(self) -> str:
         """Last observed holder of the Lease; empty if there is none."""
         return str((self._seen.record.get("spec") or {}).get("holderIdentity") or "") if self._seen else ""

@@ -120,8 +120,6 @@ def larger_amounts(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> 
     return result
 
 
-Placement = Mapping[str, Amounts]
-"""Requests of a gang's pods by room."""
 _DOMAINS_MAX = 512
 """Maximum number of topology domains that are tried."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,7 +35,6 @@ _HAVE_ROOM = ("Running", "Complete", "Failed")
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
 OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no capacity now")
 SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
