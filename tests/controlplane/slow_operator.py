@@ -17,15 +17,15 @@ ORDERED_SECONDS = 1e-4
 
 def slow_down(least: float, most: float) -> None:
     """Delay every write and every watch event of this process by `least` to `most` seconds."""
-    from rlrun_operator.kube.client import Client
+    from rlrun_operator.kube.client import Call, Client
     from rlrun_operator.reconcile.cache_feed import Feed
 
     send = Client.request
 
-    async def late(self: Client, method: str, verb: str, resource: str, path: str, **more: Any) -> Any:
-        if more.get("write") and not _of_leadership(resource, path, more.get("body") or {}):
+    async def late(self: Client, call: Call, **more: Any) -> Any:
+        if more.get("write") and not _of_leadership(call.resource, call.path, more.get("body") or {}):
             await asyncio.sleep(random.uniform(least, most))
-        return await send(self, method, verb, resource, path, **more)
+        return await send(self, call, **more)
 
     Client.request = late  # type: ignore[method-assign]
     take, due = Feed.on_object, dict[str, float]()
