@@ -28,7 +28,7 @@ from loguru import logger
 
 from benchmarks.instant_engine import InstantEngine
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
@@ -127,7 +127,7 @@ class Fleet:
                 self._end(host)
 
 
-async def operate(fleet: Fleet, wishes: Wishes, url: str, rules: Rules) -> None:
+async def operate(fleet: Fleet, engine_requests: EngineRequests, url: str, rules: Rules) -> None:
     """Decide and scale until cancelled, as the operator does by Lease and Deployment."""
     wanted, drained = rules.least, ()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {API_KEY}"}) as session:
@@ -143,8 +143,8 @@ async def operate(fleet: Fleet, wishes: Wishes, url: str, rules: Rules) -> None:
             choice = choose_engines(wanted, EngineLoad(**load) if load else None, rules)
             if choice.why:
                 logger.info(f"step {found['step']}: {wanted} to {choice.engines} engines: {choice.why}")
-            wanted = wishes.engines = choice.engines
-            wishes.window_seconds = rules.stabilization_seconds
+            wanted = engine_requests.engines = choice.engines
+            engine_requests.window_seconds = rules.stabilization_seconds
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Outcome:
 
 async def measure(name: str, rules: Rules, folder: Path, tokenizer: Path) -> Outcome:
     """Measure one run."""
-    fleet, wishes, paths, steps = Fleet(), Wishes(), RunPaths(folder), QUIET + BUSY + AFTER
+    fleet, engine_requests, paths, steps = Fleet(), EngineRequests(), RunPaths(folder), QUIET + BUSY + AFTER
     config = make_config(folder, tokenizer, max_steps=steps, batch_size=GROUPS * MEMBERS, checkpoint={"enabled": False})
     trainer = FakeTrainer(paths, begin(paths, 1), steps, steps, lambda: STEP_SECONDS)
     with fleet.lives():
@@ -173,9 +173,9 @@ async def measure(name: str, rules: Rules, folder: Path, tokenizer: Path) -> Out
             service = f"http://engines:{fleet.port}"
             config = config.model_copy(update={"trainer_url": trainer.url, "inference_service": service})
             url = f"http://127.0.0.1:{config.metrics_port}{endpoints.ORCHESTRATOR_PROGRESS}"
-            operator = asyncio.create_task(operate(fleet, wishes, url, rules))
+            operator = asyncio.create_task(operate(fleet, engine_requests, url, rules))
             try:
-                outside = Outside(look_up=fleet.look_up, open_environments=in_process, wishes=wishes)
+                outside = Outside(look_up=fleet.look_up, open_environments=in_process, engine_requests=engine_requests)
                 assert await orchestrate_attempt(config, attempt=1, api_key=API_KEY, outside=outside) == 0
             finally:
                 operator.cancel()

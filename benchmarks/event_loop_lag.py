@@ -74,7 +74,7 @@ class BlindTrainer(FakeTrainer):
     """Arrival time of each batch (monotonic seconds)."""
 
     async def _train(self) -> None:
-        self.channel.begin(0)
+        self.channel.accept_batches(0)
         self.channel.phase("publishing")
         self._publish(0)
         for step in range(1, self.max_steps + 1):
@@ -82,8 +82,8 @@ class BlindTrainer(FakeTrainer):
             await self._next()
             self.batches_at.append(time.monotonic())
             self._publish(step)
-            self.channel.emit("trained", step, metrics={"loss": 0.5})
-        self.channel.emit("finished", self.max_steps)
+            self.channel.append_event("trained", step, metrics={"loss": 0.5})
+        self.channel.append_event("finished", self.max_steps)
 
 
 async def played(urls: Sequence[str], selector: Stretches, options: argparse.Namespace) -> dict[str, float]:

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.protocol.files.batch import Sample
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import logits_statistics
@@ -96,7 +96,7 @@ def table(count: int, repeats: int) -> str:
     torch.set_num_threads(1)
     lengths = skewed_lengths(count)
     samples = [fake_batch(length, 1, VOCABULARY).samples[0] for length in lengths]
-    packed_rows = list(plan(lengths, row_tokens=ROW_TOKENS, ranks=1).ranks[0])
+    packed_rows = list(plan_micro_batches(lengths, row_tokens=ROW_TOKENS, ranks=1).ranks[0])
     size = max(1, round(ROW_TOKENS / (sum(lengths) / count)))
     padded_rows = [tuple(range(start, min(start + size, count))) for start in range(0, count, size)]
     padded_tokens = sum(len(row) * max(lengths[index] for index in row) for row in padded_rows)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlrun.protocol.packing.bin_packing import split
-from rlrun.protocol.packing.micro_batches import Load, balance, lower_bound, plan, work
+from rlrun.protocol.packing.bin_packing import halve_rows
+from rlrun.protocol.packing.micro_batches import Load, balance_sets, lower_bound, plan_micro_batches, sequence_work
 
 RESULTS = Path(__file__).parent / "results" / "packing_plan.md"
 ROW_TOKENS = 8192
@@ -51,14 +51,14 @@ def rows_first(lengths: Sequence[int], ranks: int) -> Ranks:
             room.append(ROW_TOKENS)
         rows[row].append(index)
         room[row] -= lengths[index]
-    rows = split(rows, lengths, -(-len(rows) // ranks) * ranks)
-    works = [sum(work(lengths[s], QUADRATIC) for s in row) for row in rows]
-    return [[rows[i] for i in own] for own in balance(works, ranks)]
+    rows = halve_rows(rows, lengths, -(-len(rows) // ranks) * ranks)
+    works = [sum(sequence_work(lengths[s], QUADRATIC) for s in row) for row in rows]
+    return [[rows[i] for i in own] for own in balance_sets(works, ranks)]
 
 
 def by_work(lengths: Sequence[int], ranks: int) -> Ranks:
     """Return the product's plan."""
-    return plan(lengths, row_tokens=ROW_TOKENS, ranks=ranks, quadratic=QUADRATIC).ranks
+    return plan_micro_batches(lengths, row_tokens=ROW_TOKENS, ranks=ranks, quadratic=QUADRATIC).ranks
 
 
 def measure(lengths: Sequence[int], ranks: int, planner: Callable[[Sequence[int], int], Ranks]) -> str:
@@ -66,7 +66,7 @@ def measure(lengths: Sequence[int], ranks: int, planner: Callable[[Sequence[int]
     began = time.process_time()
     dealt = planner(lengths, ranks)
     seconds = time.process_time() - began
-    works = [[sum(work(lengths[s], QUADRATIC) for s in row) for row in rank] for rank in dealt]
+    works = [[sum(sequence_work(lengths[s], QUADRATIC) for s in row) for row in rank] for rank in dealt]
     mean = sum(map(sum, works)) / ranks
     most, in_step = max(map(sum, works)) / mean, sum(map(max, zip(*works, strict=True))) / mean
     return f"{len(dealt[0])} | {most:.4f} | {in_step:.4f} | {seconds * 1000:.1f} |"
@@ -79,7 +79,7 @@ def above_bound(count: int, ranks: int, seed: int) -> tuple[float, float]:
     began = time.process_time()
     dealt = by_work(lengths, ranks)
     seconds = time.process_time() - began
-    works = tuple(work(length, QUADRATIC) for length in lengths)
+    works = tuple(sequence_work(length, QUADRATIC) for length in lengths)
     load = Load(tuple(lengths), works, ranks=ranks, rows=len(dealt[0]), row_tokens=ROW_TOKENS)
     most = max(sum(works[s] for row in rank for s in row) for rank in dealt)
     return most / lower_bound(load) - 1, seconds

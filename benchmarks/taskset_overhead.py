@@ -130,7 +130,7 @@ class Turns(FakeTrainer):
     costs: dict[str, list[Cost]]
 
     async def _train(self) -> None:
-        self.channel.begin(0)
+        self.channel.accept_batches(0)
         self.channel.phase("publishing")
         self.costs = {name: [] for name in ["ours", *self.others, "idle"]}
         engine = set(children())  # the environment's process has not started yet
@@ -140,13 +140,13 @@ class Turns(FakeTrainer):
                 first = (step - 1) * ROLLOUTS
                 await self._turn(name, partial(_all, play, range(first, first + ROLLOUTS)), engine)
             await self._turn("idle", partial(asyncio.sleep, IDLE_SECONDS), engine)
-            self.channel.emit("trained", step, metrics={"loss": 0.5, "perf/throughput": 10.0})
+            self.channel.append_event("trained", step, metrics={"loss": 0.5, "perf/throughput": 10.0})
             print(f"step {step}", {name: round(costs[-1].cpu_ms, 2) for name, costs in self.costs.items()}, flush=True)
         self._publish(self.max_steps)
         folder = self.paths.checkpoint(self.max_steps, 1)
         (folder / "trainer").mkdir(parents=True)
-        self.channel.emit("checkpoint_saved", self.max_steps, path=folder)
-        self.channel.emit("finished", self.max_steps)
+        self.channel.append_event("checkpoint_saved", self.max_steps, path=folder)
+        self.channel.append_event("finished", self.max_steps)
 
     async def _batch(self, step: int) -> None:
         self._publish(step - 1)

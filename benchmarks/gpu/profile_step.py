@@ -185,7 +185,7 @@ def put_profile(results: Path, title: str, bench: Any, update: Any, *, dry: bool
 def _memory(bench: Any, dry: bool) -> str:
     import torch
 
-    return f"{bench.title}\n{torch.cuda.memory_summary() if not dry else 'no CUDA'}\n"
+    return f"{bench.table_title}\n{torch.cuda.memory_summary() if not dry else 'no CUDA'}\n"
 
 
 def profile_all(report: Report, steps: Sequence[Step], results: Path, *, dry: bool, deadline: Deadline) -> None:

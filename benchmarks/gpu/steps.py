@@ -205,7 +205,7 @@ def measure_in_child(folder: Path, options: Mapping[str, Any], profile: Path | N
         for number in rows:
             asked = BenchOptions(rows=number, steps=options["steps"], warmup=1 if found else options["warmup"])
             found[number] = asdict(bench.measure(tokens, asked))
-            text = json.dumps({"title": bench.title, "measurements": found})
+            text = json.dumps({"title": bench.table_title, "measurements": found})
             (folder / "measured.json").write_text(text)
         if profile is not None:
             title = f"{config.task} {tokens} tokens"

@@ -75,10 +75,10 @@ class Operator:
             settings.pod_name,
             name=settings.lease_name,
             on_start=self._start_leading,
-            on_pause=self._pause,
+            on_pause=self._pause_workers,
             on_rewound=self._distrust_store,
         )
-        self._client.may_write = self._leader.check
+        self._client.may_write = self._leader.check_leading
         self._territory = Territory(
             self._client,
             f"{settings.pod_namespace}/{settings.lease_name}",
@@ -87,7 +87,7 @@ class Operator:
             on_change=self._place_changed,
         )
         self._poster = Poster(self._client, settings.pod_name)
-        self._workers: Workers[Key] = Workers(self._reconcile, self._log_failure, is_new=self._is_new)
+        self._workers: Workers[Key] = Workers(self._reconcile_run, self._log_failure, is_new=self._is_new)
         self._feed = Feed(self._store, self._client, self._workers.add, on_rewound=self._restart_watches)
         look_ups = LookUps(self._client, read_nodes=settings.read_nodes)
         self._queue = self._queue_of(look_ups)
@@ -96,14 +96,14 @@ class Operator:
             outside=Dependencies(self._client, self._store, look_ups, self._poster, self._metrics, self._queue),
             settings=settings.render,
             name=settings.name,
-            again=self._workers.add,
+            requeue=self._workers.add,
         )
         self._streams = [Stream(resource, ns) for resource in WATCHED for ns in settings.namespaces or (None,)]
         self._watches = Watches(self._streams, on_listed=self._request_sync, known=self._store.knows)
         self._watcher = watch.Watcher(
             settings.namespaces,
             server=connection.server,
-            session=lambda: connection.session([self._watches.middleware]),
+            session=lambda: connection.session([self._watches.observe_request]),
             on_object=self._feed.on_object,
         )
         self._sync = Sync(self._feed, self._store, self._watches, self._streams, self._open_if_allowed)
@@ -126,7 +126,7 @@ class Operator:
             namespaces=self._settings.namespaces,
             serves=lambda run: self._place_of(run) is not None,
             is_active=lambda: self._workers.is_open,
-            again=self._workers.add,
+            requeue=self._workers.add,
         )
         return queue_of(cluster, self._settings.queue, self._settings.render)
 
@@ -138,10 +138,10 @@ class Operator:
             OSError: the health port is in use.
         """
         self._take_signals()
-        site = await watch_health.serve_health(self._health(), self._metrics.registry, self._settings.http_port)
+        site = await watch_health.serve_health(self._make_health(), self._metrics.registry, self._settings.http_port)
         tasks: list[asyncio.Task[None]] = []
         try:
-            tasks.append(asyncio.create_task(self._beat(), name="beat"))
+            tasks.append(asyncio.create_task(self._measure_loop_delay(), name="beat"))
             if not await self._ready_to_start():
                 return
             self._loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class Operator:
             tasks += [
                 asyncio.create_task(self._workers.run(), name="workers"),
                 asyncio.create_task(self._sync.run(), name="sync"),
-                asyncio.create_task(self._lead(), name="leader"),
+                asyncio.create_task(self._run_election(), name="leader"),
                 asyncio.create_task(self._follow_api_server(), name="addresses"),
                 asyncio.create_task(self._follow_defaults(), name="defaults"),
                 asyncio.create_task(self._territory.run(), name="territory"),
@@ -207,7 +207,7 @@ class Operator:
         """Compare a listed stream with the store; called in the watches' thread."""
         self._loop.call_soon_threadsafe(self._sync.request_comparison, stream)
 
-    async def _lead(self) -> None:
+    async def _run_election(self) -> None:
         await self._leader.run()
 
     async def _start_leading(self) -> None:
@@ -226,7 +226,7 @@ class Operator:
         self._store.rebase_leases(time.time())
         self._watcher.restart()
 
-    async def _pause(self) -> None:
+    async def _pause_workers(self) -> None:
         await self._workers.close()
 
     def _open_if_allowed(self) -> None:
@@ -235,7 +235,7 @@ class Operator:
         The condition is that the leader acts, not that its last renewal is fresh: a late renewal triggers no callback that would call
         this method again.
         """
-        if self._sync.missing or not self._leader.acts or self._workers.is_open:
+        if self._sync.missing or not self._leader.is_acting or self._workers.is_open:
             return
         self._wake_all()
         self._workers.open()
@@ -254,7 +254,7 @@ class Operator:
 
     def _read_defaults(self) -> bool:
         """Read the defaults for runs. Returns whether they have changed."""
-        changed = self._defaults.refresh()
+        changed = self._defaults.reload_files()
         self._store.defaults = self._defaults.current
         return changed
 
@@ -283,22 +283,22 @@ class Operator:
             if namespace in (None, run["metadata"]["namespace"]):
                 self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile_run(self, key: Key) -> None:
         try:
             await self._reconcile_served(key)
         except ApiError as error:
             run, event = self._store.get(RLRUN.kind, *key), request_refused(error)
             if run is not None and event is not None:
-                await self._poster.post(run, event)
+                await self._poster.post_event(run, event)
             raise
 
     async def _reconcile_served(self, key: Key) -> None:
         """Reconcile a run, unless another operator serves its namespace; the run then gets an event, once."""
         run = self._store.get(RLRUN.kind, *key)
         if run is not None and (place := self._place_of(run)) is not None and not await self._territory.may_act(place):
-            if place in self._unreported_places and (other := self._territory.others().get(place)):
+            if place in self._unreported_places and (other := self._territory.places_of_others().get(place)):
                 self._unreported_places.discard(place)
-                await self._poster.post(
+                await self._poster.post_event(
                     run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served_namespaces(place, other))
                 )
             return
@@ -332,7 +332,7 @@ class Operator:
         else:
             log.error("run %s/%s: unexpected %s; retry in %g s", *key, describe_exception(error), pause)
 
-    async def _beat(self) -> None:
+    async def _measure_loop_delay(self) -> None:
         """Measure the delay of the event loop."""
         while True:
             began = time.monotonic()
@@ -344,9 +344,9 @@ class Operator:
             return self._waiting_for
         if self._sync.missing:
             return [f"the store is not filled yet: {', '.join(sorted(map(str, self._sync.missing)))}"]
-        return [f"the watch of {stream} has been silent for too long" for stream in self._watches.stale()]
+        return [f"the watch of {stream} has been silent for too long" for stream in self._watches.stale_streams()]
 
-    def _dead(self) -> list[str]:
+    def _find_dead_watches(self) -> list[str]:
         """Return broken watches that only a new process can repair; none before the watches start."""
         if self._waiting_for or self._stop.is_set():
             return []
@@ -354,12 +354,12 @@ class Operator:
             return ["the watches' thread has ended"]
         return [
             f"the watch of {stream} returns no events, although the API server answers"
-            for stream in self._watches.dead(self._client.answering())
+            for stream in self._watches.dead(self._client.answering_seconds())
         ]
 
-    def _health(self) -> watch_health.Health:
+    def _make_health(self) -> watch_health.Health:
         self._metrics.observe_queue(
-            lambda: float(self._workers.depth()), self._workers.age, lambda: float(self._leader.is_leading())
+            lambda: float(self._workers.count_ready()), self._workers.age, lambda: float(self._leader.is_leading())
         )
         for stream in self._streams:
             self._metrics.observe_watch(stream.resource.plural, stream.namespace, partial(self._watches.age, stream))
@@ -367,15 +367,15 @@ class Operator:
             standstill=self._workers.standstill,
             longest_work=self._workers.longest_work,
             lag=lambda: max(self._lags, default=0.0),
-            dead=self._dead,
+            dead=self._find_dead_watches,
             stands_by=lambda: self._leader.stands_by,
             not_ready=self._not_ready,
             served_by_others=lambda: [
-                _served_namespaces(place, other) for place, other in self._territory.others().items()
+                _served_namespaces(place, other) for place, other in self._territory.places_of_others().items()
             ],
             before_scrape=[
                 lambda: self._metrics.observe_objects(self._store.count()),
-                lambda: self._metrics.observe_places(self._territory.held(), self._territory.others()),
+                lambda: self._metrics.observe_places(self._territory.held_places(), self._territory.places_of_others()),
             ],
         )
 

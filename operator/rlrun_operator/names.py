@@ -101,7 +101,7 @@ class Names:
         """ServiceAccount, Role and RoleBinding of the orchestrator; ConfigMap and NetworkPolicy of the run."""
         return f"{self.run}-rlrun"
 
-    def secret(self, uid: str, made_in: int = 0) -> str:
+    def key_secret(self, uid: str, made_in: int = 0) -> str:
         """Secret with the run's API key. The operator creates it and never reads it, so a new run must not reuse a deleted run's name.
 
         Args:

@@ -116,7 +116,7 @@ class Pod:
         return self.ref.name
 
     @property
-    def argument(self) -> str:
+    def kubectl_argument(self) -> str:
         """Arguments that name the pod on kubectl's command line, with its namespace."""
         namespace = self.manifest["metadata"].get("namespace")
         return self.ref.name + (f" -n {namespace}" if namespace else "")
@@ -151,7 +151,7 @@ class Pod:
         return self.deleted_at is None or (self.deletion_seen and end.at is not None and end.at < self.deleted_at)
 
     @property
-    def works(self) -> bool:
+    def keeps_running(self) -> bool:
         """Whether the pod keeps running unless it is deleted. An ended orchestrator does not, although sidecars keep its phase Running."""
         ended = self.role == "orchestrator" and self.exit is not None
         return self.deleted_at is None and self.phase not in ("Succeeded", "Failed") and not ended

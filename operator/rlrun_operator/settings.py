@@ -69,7 +69,7 @@ class NetworkSettings:
     """Whether `api_server` was read from the API server."""
 
     @property
-    def ways(self) -> str:
+    def api_server_text(self) -> str:
         """Hosts and ports of `api_server` as text for messages."""
         shown = []
         for rule in self.api_server:

@@ -9,13 +9,13 @@ from typing import Literal
 from rlrun.defaults.team_defaults import TeamDefaults as TeamDefaults
 from rlrun.runtime.json_types import Json as Json
 from rlrun.runtime.json_types import Manifest as Manifest
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun_operator.names import Ref
 
 
 @dataclass(frozen=True)
 class Grow:
-    """Enlarge a claim. A refusal stops all other writes; it comes back as `Observed.ungrown`, and the run is decided again."""
+    """Enlarge a claim. A refusal stops all other writes; it comes back as `Observed.growth_refusal`, and the run is decided again."""
 
     claim: str
     """Name of the claim."""
@@ -173,7 +173,7 @@ class Observed:
         return next((each.ref.name for each in self.refusals if each.kind == "key-lost"), None)
 
     @property
-    def ungrown(self) -> Refusal | None:
+    def growth_refusal(self) -> Refusal | None:
         """Refused growth of the claim, until the operator tries it again."""
         return next((each for each in self.refusals if each.kind == "not-grown"), None)
 
@@ -285,7 +285,7 @@ class EventRecord:
     message: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", printable(self.message, lines=True))
+        object.__setattr__(self, "message", escape_controls(self.message, lines=True))
 
 
 Fact = Literal["events", "nodes"]

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 
-def rfc3339(seconds: float) -> str:
+def format_rfc3339(seconds: float) -> str:
     """Return the notation of `seconds` since the epoch, rounded down."""
     return datetime.fromtimestamp(math.floor(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

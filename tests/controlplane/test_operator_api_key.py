@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlrun_operator.names import ROLE_LABEL, ROTATE_ANNOTATION
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import CORE, RUNS, World
 
 pytestmark = pytest.mark.full
 
-NOW = rfc3339(1_800_000_000.0)
+NOW = format_rfc3339(1_800_000_000.0)
 
 
 def first_key(world: World, name: str) -> str:

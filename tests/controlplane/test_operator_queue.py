@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json, wait_for
 from tests.controlplane.installation import fake_nodes
@@ -76,7 +76,11 @@ def test_queue_orders_preempts_and_survives_node_loss(world: World, cluster: Clu
         world, "second", 1, 1, r"trainer needs 1 place with 1 free nvidia.com/gpu; 0 qualify \(queue-0: 0 free[;)]"
     )
     since = world.status("second")["queue"]["since"]
-    wait_for(lambda: rfc3339(time.time()), lambda now: now > since, "who comes later has waited less, by whole seconds")
+    wait_for(
+        lambda: format_rfc3339(time.time()),
+        lambda now: now > since,
+        "who comes later has waited less, by whole seconds",
+    )
     world.create("third", **GPUS)
     wait_place(world, "third", 2, 2, "position 2 of 2")
     line = cluster.kubectl("get", "rlr", "third", "-n", world.namespace)

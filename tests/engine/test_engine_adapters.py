@@ -147,7 +147,7 @@ async def test_cached_prefix_belongs_to_one_adapter(adapter_server: Server, clie
 
 async def test_unused_adapters_are_unloaded(adapter_server: Server, client: EngineClient) -> None:
     versions = [(await hand_over(adapter_server, client, seed))[0] for seed in (10, 11, 12, 13)]
-    served = await client._json("GET", "/v1/models", 5)
+    served = await client._request_json("GET", "/v1/models", 5)
     names = [card["id"] for card in served["data"]]
     assert names == ["tiny", *(f"tiny-v{version}" for version in versions[-3:])], (
         "a request may be on its way to the one before"

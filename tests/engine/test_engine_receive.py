@@ -35,7 +35,7 @@ def outbox() -> Iterator[Outbox]:
 @pytest.fixture
 def trainer(outbox: Outbox) -> Iterator[str]:
     """Return the address of the trainer's channel."""
-    channel = Channel.listen(attempt=1, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: Path())
+    channel = Channel.start_server(attempt=1, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: Path())
     channel.offer = outbox.offer
     yield f"http://127.0.0.1:{channel.port}"
     channel.close()

@@ -143,7 +143,7 @@ def test_engine_releases_gpu_memory_and_wakes_with_weights(tmp_path: Path) -> No
 
     try:
         beside, deadline = EnginesBeside([f"http://127.0.0.1:{port}"], "gpu-test-key"), time.monotonic() + START_SECONDS
-        while beside._awake() is not None:
+        while beside._find_awake() is not None:
             assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(1)

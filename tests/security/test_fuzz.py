@@ -273,7 +273,7 @@ async def test_hostile_environment_messages_are_handled() -> None:
 async def test_hostile_trainer_channel_requests_are_handled(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    channel = Channel.listen(
+    channel = Channel.start_server(
         attempt=1, api_key="key", host="127.0.0.1", port=0, batch_path=lambda step: Path(f"/r/{step}")
     )
     seeds: list[Any] = [

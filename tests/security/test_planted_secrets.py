@@ -142,7 +142,7 @@ def test_cluster_bundle_shows_no_planted_secret(tmp_path: Path, monkeypatch: pyt
         ("get events", events),
         pods=[leaky],
     )
-    monkeypatch.setattr(copies, "api", lambda _options: cluster.kubectl())
+    monkeypatch.setattr(copies, "cluster_client", lambda _options: cluster.kubectl())
     assert main(["debug", "a", "--file", str(tmp_path / "b.tar.gz")]) == 0
     shown = parts_of(tmp_path / "b.tar.gz")
     assert find_shown_kinds(shown) == []
@@ -241,7 +241,7 @@ def test_pod_logs_pass_the_same_filter(
     program.write_text(f"#!/bin/sh\ncat {file}\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert Kubectl().show(["logs", "a"]) == 0
+    assert Kubectl().run_attached(["logs", "a"]) == 0
     shown = capfd.readouterr().out
     assert [kind for kind in find_shown_kinds(shown) if kind in {one.kind for one in PLANTED[:46]}] == []
     assert "turned \\u202e around" in shown

@@ -493,7 +493,7 @@ def test_record_does_not_replace_full_commit_of_manifest(tmp_path: Path, monkeyp
 
 def test_each_command_that_can_run_recorded_code_has_flag() -> None:
     parsers = (
-        launcher.parser(),
+        launcher.local_parser(),
         export.export_parser(),
         replay_parser(),
         fork_parser(),

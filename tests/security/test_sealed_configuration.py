@@ -36,7 +36,7 @@ def test_restarted_helper_reads_the_first_configuration(tmp_path: Path, monkeypa
     config.write_text(json.dumps({"uri": "https://attacker"}))
 
     def has_printed(count: int) -> bool:
-        helper.keep()
+        helper.keep_running()
         return log.exists() and log.read_text().count("\n") >= count
 
     try:

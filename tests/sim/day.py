@@ -132,9 +132,9 @@ def live_through(hours: int = 24, seed: int = 1, *, kinds: tuple[str, ...] = FAU
         world.memory.actions = faults
         if second % RENEWAL_SECONDS == 0:
             world.cluster.train(1, 10**6)
-        if world.news or world.api.news or world.operator.queue.depth(world.clock.steady()) or second % 5 == 0:
+        if world.news or world.api.news or world.operator.queue.count_ready(world.clock.steady()) or second % 5 == 0:
             world.hear()
-            longest = max(longest, world.operator.queue.depth(world.clock.steady()))
+            longest = max(longest, world.operator.queue.count_ready(world.clock.steady()))
             world.operate()
             world.cluster.round()
             world.check()

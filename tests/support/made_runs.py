@@ -304,7 +304,7 @@ def page_files(folder: Path) -> Iterator[StaticFiles]:
 def client(*folders: Path, static: StaticFiles, token: str | None = None) -> tuple[Client, Registry]:
     """Return a client of a guarded application with folders, and its registry."""
     registry = Registry(folders)
-    runs, feed = FolderRuns(registry, [str(one) for one in folders]), Feed(registry.fingerprints, 0.01)
+    runs, feed = FolderRuns(registry, [str(one) for one in folders]), Feed(registry.fingerprint_runs, 0.01)
     app = make_app(lambda _request: runs, Redactor({"MY_PASSWORD": SECRET}), static, feed)
     names = LOOPBACK if token is None else None
     return Client(Guard(app, names=names, token=token, port=8765)), registry

@@ -15,7 +15,7 @@ from rlrun.algorithms import gae
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.learning.critic import Critic, GaeOptions, critic_step, estimate_values, to_critic, token_rewards
 from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optimizers import make_optimizer
@@ -100,9 +100,9 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     config = ModelConfig(path=str(source))
     module = _with_head(load_checked(config, str(source), group, seq_len=128, options=LoadOptions(prepare=to_critic)))
     critic = Critic(module, make_optimizer(module, _OPTIMIZER, group.device), CLIP)
-    dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens, ranks=group.data_size).ranks[
-        group.data_rank
-    ]
+    dealt = plan_micro_batches(
+        [len(sample) for sample in batch.samples], row_tokens=row_tokens, ranks=group.data_size
+    ).ranks[group.data_rank]
     samples = [[batch.samples[index] for index in row] for row in dealt]
     rows = micro_batches(samples, group.device)
     numbers = sorted({sample.group for sample in batch.samples})

@@ -18,7 +18,7 @@ from rlrun.algorithms import Mixture
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.batch import Batch
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
 from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optimizers import make_optimizer
@@ -54,7 +54,7 @@ def measure(case: str, world: Group) -> dict[str, Any]:
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     batch = Batch(1, 1, tuple(sample for step in range(ranks) for sample in layouts.make_batch(1 + step).samples))
     lengths = [len(sample) for sample in batch.samples]
-    rows = plan(lengths, row_tokens=ROW_TOKENS, ranks=group.data_size).ranks[group.data_rank]
+    rows = plan_micro_batches(lengths, row_tokens=ROW_TOKENS, ranks=group.data_size).ranks[group.data_rank]
     model = layouts.make_model("qwen3", 0)
     critic = case.startswith("critic")
     if critic:

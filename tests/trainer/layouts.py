@@ -35,7 +35,7 @@ from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe_part
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
@@ -279,20 +279,22 @@ def row_tokens(group: Group) -> int:
 def logprob_error(model: nn.Module, batch: Batch, expected: Tensor, group: Group) -> float:
     """Return the largest error of all ranks in the rows of a step, whose lengths already have plans."""
     starts = torch.tensor([0, *(len(sample) for sample in batch.samples)]).cumsum(0)
-    dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens(group), ranks=group.data_size)
+    dealt = plan_micro_batches(
+        [len(sample) for sample in batch.samples], row_tokens=row_tokens(group), ranks=group.data_size
+    )
     largest = 0.0
     for row in dealt.ranks[group.data_rank]:
         want = torch.cat([expected[starts[index] : starts[index + 1]] for index in row])
         with torch.no_grad():
             found = token_statistics(model, micro_batch([batch.samples[index] for index in row], group.device)).logprobs
         largest = max(largest, float((found - want).abs().max()))
-    return group.maxima({"error": largest})["error"]
+    return group.max_over_ranks({"error": largest})["error"]
 
 
 def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple[dict[str, float], dict[str, Tensor]]:
     batch = make_batch(step)
     lengths = [len(sample) for sample in batch.samples]
-    rows = plan(lengths, row_tokens=row_tokens(group), ranks=group.data_size).ranks[group.data_rank]
+    rows = plan_micro_batches(lengths, row_tokens=row_tokens(group), ranks=group.data_size).ranks[group.data_rank]
     assert len(rows) >= 2
     seen: dict[str, Tensor] = {}
     hook = optimizer.register_step_pre_hook(lambda *_: seen.update(gradients(model)))
@@ -307,7 +309,7 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
             max_grad_norm=None,
         )
     hook.remove()
-    return metrics | group.maxima({"held": max(held.gradients) / held.shard}), seen
+    return metrics | group.max_over_ranks({"held": max(held.gradients) / held.shard}), seen
 
 
 def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[str, Tensor]:

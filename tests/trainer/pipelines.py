@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlrun.algorithms import Mixture, Objective
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.learning.batch_step import validate_batch
 from rlrun.trainer.learning.forward import release_gathered, token_logprobs
 from rlrun.trainer.learning.run_objective import Update
@@ -32,7 +32,7 @@ def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Gr
     with torch.no_grad():
         expected = -float((token_logprobs(whole, row) * row.advantages).sum()) / batch.loss_tokens
     lengths = [len(sample) for sample in batch.samples]
-    rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
+    rows = plan_micro_batches(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
     found = validate_batch(model, batch, rows, group=group)["validation/loss"]
     release_gathered(model)  # otherwise the root's gathered parameters count as this rank's part
     return abs(found - expected)
@@ -44,7 +44,7 @@ def linear_error(model: nn.Module, batch: Batch, group: Group) -> float:
     There are fewer rows than stages.
     """
     lengths = [len(sample) for sample in batch.samples]
-    rows = plan(lengths, row_tokens=256, ranks=group.data_size).ranks[group.data_rank]
+    rows = plan_micro_batches(lengths, row_tokens=256, ranks=group.data_size).ranks[group.data_rank]
     assert len(rows) < group.dims.pp
     supervised = Mixture(Objective("sft"))
     found = []

@@ -16,7 +16,7 @@ import pytest
 
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.diagnostics import stacks
-from rlrun.pod.role_process import descendants
+from rlrun.pod.role_process import descendant_pids
 from rlrun.protocol.messages import trainer_channel as protocol
 from tests.support.programs import finish, wait_for
 from tests.support.python_path import before
@@ -64,11 +64,11 @@ def ranks(orchestrator: Orchestrator) -> list[protocol.RankState]:
 
 
 def ask(process: subprocess.Popen[str], file: Path) -> str:
-    return stacks.request_stacks([process.pid, *descendants(process.pid)], file, why="it hangs").decode()
+    return stacks.request_stacks([process.pid, *descendant_pids(process.pid)], file, why="it hangs").decode()
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    for pid in [*descendants(process.pid), process.pid]:
+    for pid in [*descendant_pids(process.pid), process.pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     finish(process)

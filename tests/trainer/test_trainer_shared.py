@@ -24,7 +24,7 @@ from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.durable import document_crc32
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.files.shared_trainer_files import SlotAnswer, SlotRequest
 from rlrun.protocol.messages import trainer_channel as protocol
 from rlrun.protocol.messages.endpoints import guest_key, key_digest
 from rlrun.runtime import exit_codes
@@ -65,13 +65,15 @@ class Guest:
     def ask(self) -> None:
         shared_trainer_files.write_request(
             self.host,
-            Join(run=self.name, attempt=self.attempt, folder=str(self.run.paths.root), key_digest=key_digest(OWN)),
+            SlotRequest(
+                run=self.name, attempt=self.attempt, folder=str(self.run.paths.root), key_digest=key_digest(OWN)
+            ),
         )
 
-    def state(self, *wanted: str) -> SharedState:
+    def state(self, *wanted: str) -> SlotAnswer:
         """Wait until the trainer's answer is one of these states and return it."""
 
-        def answer() -> SharedState | None:
+        def answer() -> SlotAnswer | None:
             found = shared_trainer_files.read_state(self.host, self.name, self.attempt)
             if found is not None and found.state in wanted:
                 return found
@@ -143,7 +145,7 @@ def test_two_shared_runs_equal_separate_runs(
     left = guest.state("Left")
     assert (left.step, left.exit_code) == (STEPS, exit_codes.OK)
     late.state("Joined")  # the slot is free
-    shared_trainer_files.take_back(run.paths, "late")
+    shared_trainer_files.delete_request(run.paths, "late")
     late.state("Left")
     assert group.wait() == [0] * ranks, group.text()
 
@@ -223,7 +225,7 @@ def test_failing_run_changes_no_bit_of_another(
     orchestrator.send_batch(2)
     assert orchestrator.wait_for("trained", 2).metrics["skipped_steps"] == 1.0, "it goes on as a run alone does"
     orchestrator.complete_checkpoint(2)
-    shared_trainer_files.take_back(run.paths, "overflowing")
+    shared_trainer_files.delete_request(run.paths, "overflowing")
     end(host)
     overflowing.state("Left")
     assert group.wait() == [0] * ranks, group.text()

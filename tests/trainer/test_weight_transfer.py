@@ -180,4 +180,4 @@ def test_rank_killed_while_sending_leaves_no_partial_version(make_run: MakeRun, 
         assert isinstance(refused, RefusedError)
         assert "the transfer of version 1" in str(refused)
         assert not refused.gone, "another attempt has it again"
-    assert not any(list(receiver._staging._own().glob("v*")) for receiver in receivers)
+    assert not any(list(receiver._staging._process_folder().glob("v*")) for receiver in receivers)

@@ -70,7 +70,7 @@ def signal_in(phase: str, step: str) -> None:
         if (now, step_of(self, now)) == (phase, int(step)) and not sent:
             sent.append(now)
             os.kill(os.getpid(), signal.SIGTERM)
-            while not self._agree.__self__.stop.asked:  # type: ignore[attr-defined]
+            while not self._check_stop.__self__.stop.is_requested:  # type: ignore[attr-defined]
                 time.sleep(0.01)
 
     Run.phase = entered  # type: ignore[method-assign]
@@ -104,7 +104,7 @@ def say_what_is_held() -> None:
 
 def die_sending(version: int) -> None:
     """Kill this rank between two buckets of a version."""
-    send = senders.RootSender._send
+    send = senders.RootSender._send_version
 
     def killed(self: senders.RootSender, link: senders.links.Link, sent: senders.Order) -> None:
         if sent.version == version:
@@ -114,7 +114,7 @@ def die_sending(version: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         send(self, link, sent)
 
-    senders.RootSender._send = killed  # type: ignore[method-assign]
+    senders.RootSender._send_version = killed  # type: ignore[method-assign]
 
 
 def step_of(slot: Run, phase: str) -> int:

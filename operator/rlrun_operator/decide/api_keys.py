@@ -38,7 +38,7 @@ def check_secret(run: RunSnapshot, spec: RLRunSpec) -> CheckSecret:
 
 def secret_name(run: RunSnapshot) -> str:
     """Return the name of the Secret with the current key."""
-    return run.names.secret(str(run.metadata["uid"]), run.key_attempt)
+    return run.names.key_secret(str(run.metadata["uid"]), run.key_attempt)
 
 
 def is_made_now(run: RunSnapshot) -> bool:
@@ -72,7 +72,7 @@ def in_doubt(run: RunSnapshot) -> CheckSecret | None:
 
 def missing_key_cause(run: RunSnapshot) -> Cause | None:
     """Return the cause that ends an attempt whose pod waits for a deleted Secret. A new key would differ from the key of the other pods."""
-    may_begin_another = run.spec is not None and not run.forbidden
+    may_begin_another = run.spec is not None and not run.forbidden_fields
     if not may_begin_another or run.observed.lost_key != secret_name(run) or not (waiting := _pods_without_key(run)):
         return None
     pod, told = waiting[0], f"Secret {secret_name(run)} with the run's API key was deleted, and the pod waits for it"

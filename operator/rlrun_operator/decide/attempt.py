@@ -35,7 +35,7 @@ from rlrun_operator.render import pod_placement
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Create, Decision, Delete, DryRun, Manifest, Write
 from rlrun_operator.status import failure_reasons, reasons, run_progress
 from rlrun_operator.status.conditions import NO_CHANGE, ConditionUpdate, StatusChange, not_failed
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
 LOOK_AGAIN_SECONDS = 2.0
 """Delay of the next pass if the cache lags or foreign objects have to disappear: there may be no event for either."""
@@ -52,8 +52,8 @@ def next_attempt(run: RunSnapshot) -> int:
 def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
     """Create the objects that `attempt` needs and that do not exist yet."""
     # What no wait can repair fails the run first, so that it does not wait for a name or a turn in vain.
-    if run.forbidden:
-        return fail_run(run, reasons.FORBIDDEN, run.forbidden)
+    if run.forbidden_fields:
+        return fail_run(run, reasons.FORBIDDEN, run.forbidden_fields)
     if conflict := queueing.explain_conflict(run, spec, attempt):
         return fail_run(run, reasons.FAILED_TO_START, conflict)
     # Names, the claim and the host come before the queue: from its recorded admission on the run holds
@@ -80,7 +80,7 @@ def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
         # The first pass of this attempt is complete; missing objects are on their way into the cache. The existing ones were not
         # judged yet, and their events have arrived already, so this pass follows the attempt.
         return follow_attempt(run, attempt, launched, Actions(writes=applies, wake_in=LOOK_AGAIN_SECONDS))
-    change = launched | _record_beginning(run, spec, attempt, config_hash=start.context.config.hash())
+    change = launched | _record_beginning(run, spec, attempt, config_hash=start.context.config.config_hash())
     if start.is_complete:
         # Its other objects were created before its workloads. Even if admission refuses one of them now, the attempt is recorded:
         # from then on its pods are followed, and `follow_attempt` repairs the missing objects.
@@ -180,7 +180,7 @@ def _record_beginning(run: RunSnapshot, spec: RLRunSpec, attempt: int, *, config
     past, rotation = run.past, rotation_request(run) if not run.attempt else None
     change = StatusChange(
         attempt=attempt,
-        start_time=past.start_time or rfc3339(run.now),
+        start_time=past.start_time or format_rfc3339(run.now),
         completion_time=None,
         next_retry_time=None,
         max_steps=spec.max_steps,
@@ -206,7 +206,7 @@ def _wait_for_others(run: RunSnapshot, attempt: int) -> Decision | None:
     if not _is_whole(run, attempt):
         if run.taken is not None:
             return _wait_for_name(run, run.taken)
-        if run.strangers:
+        if run.leftover_objects:
             return _wait_for_strangers(run)
         if run.claim_is_ending and run.attempt < attempt:
             return _free_claim(run)
@@ -218,7 +218,7 @@ def _wait_for_admission(run: RunSnapshot, attempt: int) -> Decision | None:
 
     A part of the attempt may exist, created before the queue took the room back and observed only now: nothing is added to it.
     """
-    update = queueing.awaited_admission(run) if run.past.attempt < attempt else None
+    update = queueing.pending_admission_condition(run) if run.past.attempt < attempt else None
     if update is None:
         return None
     actions = AT_ONCE if update.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
@@ -233,8 +233,8 @@ def _is_whole(run: RunSnapshot, attempt: int) -> bool:
     """Return whether all workloads of `attempt` exist: it then works, recorded or not."""
     trainer = run.statefulset
     trains = trainer is not None and attempt_of(trainer["metadata"]) == attempt
-    served = run.deployment is not None or not run.serves
-    own = run.trains and run.host_name is None
+    served = run.deployment is not None or not run.has_own_engines
+    own = run.is_training_run and run.host_name is None
     return run.orchestrator(attempt) is not None and (trains or not own) and served
 
 
@@ -250,7 +250,7 @@ def _is_unjudged(block: PodFields) -> bool:
 
 
 def _wait_for_strangers(run: RunSnapshot) -> Decision:
-    shown = ", ".join(run.strangers[:4]) + (", …" if len(run.strangers) > 4 else "")
+    shown = ", ".join(run.leftover_objects[:4]) + (", …" if len(run.leftover_objects) > 4 else "")
     message = f"objects of a deleted run of this name still exist: {shown}; this run starts when they are gone"
     update = ConditionUpdate("False", reasons.PREVIOUS_RUN_ENDING, message)
     return _not_begun(run, reasons.SCHEDULED, update, LOOK_AGAIN_SECONDS)
@@ -388,7 +388,7 @@ def _workload_exists(run: RunSnapshot, child: Manifest) -> bool:
 
 def _progress_of_before(run: RunSnapshot, spec: RLRunSpec) -> ProgressStatus:
     """Return the progress of the last attempt, which stays until the new attempt reports: lost steps are counted from it."""
-    total = spec.max_steps if run.trains else run.past.progress.total_steps
+    total = spec.max_steps if run.is_training_run else run.past.progress.total_steps
     return run_progress.change_progress(
         run.past.progress,
         waiting_on=None,

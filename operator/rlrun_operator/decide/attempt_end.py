@@ -33,7 +33,7 @@ from rlrun_operator.render import pod_placement
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Decision
 from rlrun_operator.status import failure_reasons, reasons, run_progress
 from rlrun_operator.status.conditions import NO_CHANGE, ConditionUpdate, StatusChange, find_condition
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 FAILURES_KEPT = 5
 """Maximum number of entries in `status.failures`."""
@@ -58,7 +58,7 @@ def record_end(run: RunSnapshot, cause: Cause) -> Decision:
     if what.fails is not None:
         return fail_run(run, *what.fails, failure)
     # The field has whole seconds. Rounded down, the attempt would start before its backoff is over.
-    retry = rfc3339(math.ceil(run.now + what.wait_seconds)) if what.wait_seconds else None
+    retry = format_rfc3339(math.ceil(run.now + what.wait_seconds)) if what.wait_seconds else None
     return report_restart(
         run,
         f"attempt {past.attempt} ended: {detect.describe_cause(cause)}",
@@ -116,7 +116,7 @@ def fail_run(
         reasons.RESTARTING: ConditionUpdate("False", reasons.NOT_RESTARTING, "the run has failed"),
         **run_over(run, "the run has failed"),
     }
-    change = StatusChange(completion_time=rfc3339(run.now), next_retry_time=None)
+    change = StatusChange(completion_time=format_rfc3339(run.now), next_retry_time=None)
     change |= run_progress.measured_fields(past, report, run.total_steps, run.now)
     if failure is not None:
         # A correction replaces the entry of the same end, so that one failure is not listed twice.
@@ -127,7 +127,7 @@ def fail_run(
 
 def run_over(run: RunSnapshot, message: str) -> dict[str, ConditionUpdate]:
     """Return the conditions of an ended run."""
-    engines = (reasons.INFERENCE_AVAILABLE,) if run.serves else ()
+    engines = (reasons.INFERENCE_AVAILABLE,) if run.has_own_engines else ()
     host = (reasons.HOST_AVAILABLE,) if run.host_name is not None else ()
     waits = _end_waits(run, reasons.SCHEDULED, reasons.CHILDREN_INTACT)
     kinds = (reasons.PODS_READY, *engines, *host, *waits, reasons.PROGRESSING)
@@ -176,7 +176,7 @@ def failure_record(run: RunSnapshot, cause: Cause, *, counted: bool) -> FailureR
     report = run_progress.read_lease(run.observed.lease, run.past.attempt)
     step = report.step if report is not None and report.step is not None else run.past.progress.step
     return FailureRecord(
-        time=rfc3339(cause.at if cause.at is not None else run.now),
+        time=format_rfc3339(cause.at if cause.at is not None else run.now),
         attempt=run.past.attempt,
         role=cause.role,
         pod_name=cause.pod,
@@ -265,7 +265,7 @@ def _disruption_cause(pod: Pod, reason: str, message: str) -> Cause:
 
 def _corrected_record(known: FailureRecord, cause: Cause, *, counted: bool) -> FailureRecord:
     return FailureRecord(
-        time=rfc3339(cause.at) if cause.at is not None else known.time,
+        time=format_rfc3339(cause.at) if cause.at is not None else known.time,
         attempt=known.attempt,
         role=cause.role,
         pod_name=cause.pod,

@@ -107,7 +107,7 @@ def _own_claim(run: RunSnapshot) -> Manifest | None:
 def _missing_growth(run: RunSnapshot) -> Grow | None:
     """Return the growth from the requested size of the claim to the specified size."""
     claim = _own_claim(run)
-    template = run.spec.storage.template if run.spec is not None and not run.forbidden else None
+    template = run.spec.storage.template if run.spec is not None and not run.forbidden_fields else None
     if claim is None or template is None or not _is_less(_requested_size(claim), template.size):
         return None
     return Grow(run.wanted.claim, uid_of(claim), claim["metadata"].get("resourceVersion"), template.size)
@@ -115,7 +115,7 @@ def _missing_growth(run: RunSnapshot) -> Grow | None:
 
 def _growth_refusal(run: RunSnapshot, grow: Grow) -> str | None:
     """Return the API server's message if it refused this growth recently."""
-    refused = run.observed.ungrown
+    refused = run.observed.growth_refusal
     if refused is None or refused.grow is None:
         return None
     return refused.text if refused.grow.target == grow.target else None

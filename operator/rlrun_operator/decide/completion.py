@@ -23,7 +23,7 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.state import Actions, Decision, Delete
 from rlrun_operator.status import reasons, run_progress
 from rlrun_operator.status.conditions import ConditionUpdate, StatusChange, find_condition, true_since
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
 
 def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
@@ -41,7 +41,9 @@ def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
         attempt,
         run.names,
         trainers=min(run.wanted.trainers, desired_replicas(run.statefulset)),
-        has_statefulset=guest or not run.trains or (run.statefulset is not None and not is_ending(run.statefulset)),
+        has_statefulset=guest
+        or not run.is_training_run
+        or (run.statefulset is not None and not is_ending(run.statefulset)),
         settled_at=settled_at,
         now=run.now,
     )
@@ -99,13 +101,13 @@ def complete_run(run: RunSnapshot) -> Decision:
     left = [pod for pod in run.pods if pod.role != "orchestrator"]
     keeps = lifetime.effective_cleanup(run) == "None"
     over = keeps or (run.statefulset is None and not run.engine_deployments and not left)
-    done = ConditionUpdate("True", reasons.COMPLETED, run.words.over)
+    done = ConditionUpdate("True", reasons.COMPLETED, run.progress_texts.over)
     freeing = ConditionUpdate(
-        "False", reasons.COMPLETING, f"{run.words.over}; {_describe_held_gpus(run)} being removed"
+        "False", reasons.COMPLETING, f"{run.progress_texts.over}; {_describe_held_gpus(run)} being removed"
     )
-    updates = _completed_conditions(run, done if over else freeing, run.words.over)
+    updates = _completed_conditions(run, done if over else freeing, run.progress_texts.over)
     change = _trained_status(run, over=over and not keeps)
-    change |= StatusChange(completion_time=rfc3339(run.now) if over else None)
+    change |= StatusChange(completion_time=format_rfc3339(run.now) if over else None)
     # After the end, the next pass deletes objects by `cleanupPolicy`; it is requested now, because no event may cause it.
     delete = () if keeps else (*_list_deletions(run), *shorten_grace(run))
     return finish_decision(run, updates, change, Actions(writes=delete, wake_in=0.0 if over else None), training=True)
@@ -135,9 +137,9 @@ def _trained_status(run: RunSnapshot, *, over: bool) -> StatusChange:
 
 def _describe_held_gpus(run: RunSnapshot) -> str:
     """Return the parts that still hold GPUs, as the subject and verb of a sentence."""
-    if not run.trains:
+    if not run.is_training_run:
         return "the engines are"
-    return "the trainer and the engines are" if run.serves else "the trainer is"
+    return "the trainer and the engines are" if run.has_own_engines else "the trainer is"
 
 
 def _stay_for_guests(run: RunSnapshot) -> Decision | None:
@@ -163,7 +165,7 @@ def clean_ended_run(run: RunSnapshot) -> Decision:
     policy = lifetime.effective_cleanup(run)
     # The StatefulSet deletes its own pods. Pods without a controller are deleted one by one, and get their
     # grace period to save.
-    orphans = [p for p in run.group if p.works and (p.role == "orchestrator" or run.statefulset is None)]
+    orphans = [p for p in run.group if p.keeps_running and (p.role == "orchestrator" or run.statefulset is None)]
     if policy == "All":
         orphans = [p for p in run.group if p.deleted_at is None and (p in orphans or p.role == "orchestrator")]
     ends = [*_list_deletions(run), *(Delete(pod.ref, pod.uid) for pod in orphans), *shorten_grace(run)]

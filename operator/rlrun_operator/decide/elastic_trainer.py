@@ -210,7 +210,7 @@ def request_facts(run: RunSnapshot) -> frozenset[Fact]:
 def rules_of(run: RunSnapshot) -> Rules | None:
     """Return the settings of an elastic run, or None if it has a fixed size or no attempt may start."""
     spec = run.spec
-    if spec is None or spec.trainer.elastic is None or run.forbidden or not run.trains:
+    if spec is None or spec.trainer.elastic is None or run.forbidden_fields or not run.is_training_run:
         return None
     block = spec.trainer.elastic
     return Rules(spec.trainer.sizes, block.wait_seconds, block.grow_seconds)

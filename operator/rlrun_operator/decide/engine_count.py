@@ -150,7 +150,7 @@ DRAINED_COST = "-1000"
 def with_chosen_engines(run: RunSnapshot, report: run_progress.Report | None, change: StatusChange) -> StatusChange:
     """Return `status.inference` of `change` with the new number of engines."""
     spec, inference = run.spec, change.values().get("inference")
-    if spec is None or inference is None or spec.inference.autoscale is None or not run.serves:
+    if spec is None or inference is None or spec.inference.autoscale is None or not run.has_own_engines:
         return NO_CHANGE
     block = spec.inference.autoscale
     rules = Rules(block.min, block.max, block.target_wait, block.stabilization_seconds)
@@ -172,7 +172,7 @@ def _is_fresh(run: RunSnapshot, report: run_progress.Report) -> bool:
 def announce_engines(run: RunSnapshot, report: run_progress.Report | None) -> list[Annotate]:
     """Return the annotation of the Lease with the number of engines; the orchestrator drains the surplus."""
     lease, told = run.observed.lease, report.engines_wanted if report is not None else None
-    if lease is None or report is None or report.drained is None or run.spec is None or not run.serves:
+    if lease is None or report is None or report.drained is None or run.spec is None or not run.has_own_engines:
         return []
     # A run with a fixed number of engines needs no annotation, and its Lease no write, until engines are
     # removed.

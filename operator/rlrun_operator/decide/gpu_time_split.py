@@ -19,7 +19,7 @@ from rlrun_operator.names import Role
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find_condition
 from rlrun_operator.status.run_progress import read_lease
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 Use = Literal["trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other"]
 COUNT_SECONDS = 60
@@ -138,7 +138,7 @@ def _waiting_share(run: RunSnapshot, role: Role) -> float:
     """Return the share of the time in which a role waited for the other over the last steps; colocated trainers do not wait."""
     report = read_lease(run.observed.lease, run.past.attempt)
     load: EngineLoad | None = report.load if report is not None else None
-    if load is None or (role == "trainer" and not run.serves):
+    if load is None or (role == "trainer" and not run.has_own_engines):
         return 0.0
     return load.waited if role == "trainer" else load.idle
 
@@ -168,7 +168,7 @@ def _written_rows(rows: Rows, found: Ledger, trained: Mapping[str, int] | None) 
         attempts=[
             RoleCost(attempt=a, role=r, gpu_seconds=_plain_row(row)) for (a, r), row in sorted(merged.items()) if +row
         ],
-        counted_to=rfc3339(found.counted_to),
+        counted_to=format_rfc3339(found.counted_to),
         pods=list(found.pods),
     )
 

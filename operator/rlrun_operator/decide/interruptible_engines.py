@@ -30,7 +30,13 @@ def apply_spot_engines(run: RunSnapshot, attempt: int, *, begins: bool) -> list[
     engines of one specification.
     """
     spec, there = run.spec, run.spot_deployment
-    if spec is None or spec.inference.spot is None or not run.serves or run.forbidden or run.taken is not None:
+    if (
+        spec is None
+        or spec.inference.spot is None
+        or not run.has_own_engines
+        or run.forbidden_fields
+        or run.taken is not None
+    ):
         return []
     if there is not None and is_ending(there):
         return []

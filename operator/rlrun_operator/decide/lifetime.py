@@ -11,7 +11,7 @@ from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import StatusChange, is_true
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 Cleanup = Literal["GPU", "All", "None"]
 
@@ -25,7 +25,7 @@ def count_active_time(past: RLRunStatus, conditions: Sequence[Condition], attemp
     if stopped or not attempt:
         spent = max(0, int(now - since)) if since is not None else 0
         return StatusChange(active_since=None, active_seconds=past.active_seconds + spent)
-    return StatusChange(active_since=past.active_since or rfc3339(now))
+    return StatusChange(active_since=past.active_since or format_rfc3339(now))
 
 
 def seconds_left(run: RunSnapshot) -> float | None:
@@ -65,7 +65,7 @@ def seconds_to_live(run: RunSnapshot) -> float | None:
 def has_more_steps(run: RunSnapshot) -> bool:
     """Return whether `maxSteps` is larger than the current attempt's."""
     return (
-        run.trains
+        run.is_training_run
         and run.spec is not None
         and run.past.max_steps is not None
         and run.spec.max_steps > run.past.max_steps

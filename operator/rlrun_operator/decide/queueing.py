@@ -15,9 +15,9 @@ from rlrun_operator.decide import gpu_time
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
-_NOT_KEPT_OUT = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
+_NO_OBSTACLE_REASONS = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
 """Reasons of the condition Scheduled that do not name an obstacle: pods are being created or removed."""
 LOOK_SECONDS = 10.0
 """Interval of passes (calls of the decision functions) over a waiting run. When the queue admits the run, it starts a pass itself."""
@@ -42,7 +42,7 @@ def is_evicted(run: RunSnapshot) -> bool:
     return answer is not None and answer.stops
 
 
-def stopping_words(run: RunSnapshot) -> str:
+def admission_message(run: RunSnapshot) -> str:
     """Return the message of the queue's answer; empty without a queue.
 
     If the queue took the resources back (Released or Evicted) while the run's pods were not scheduled, the message also contains the
@@ -52,14 +52,14 @@ def stopping_words(run: RunSnapshot) -> str:
     answer, scheduled = run.observed.admission, find_condition(run.past.conditions, reasons.SCHEDULED)
     if answer is None:
         return ""
-    unexplained = scheduled is None or scheduled.status != "False" or scheduled.reason in _NOT_KEPT_OUT
+    unexplained = scheduled is None or scheduled.status != "False" or scheduled.reason in _NO_OBSTACLE_REASONS
     if unexplained or answer.reason not in (reasons.RELEASED, reasons.EVICTED):
         return answer.message
     assert scheduled is not None
     return f"{answer.message} ({scheduled.reason}: {scheduled.message})"
 
 
-def awaited_admission(run: RunSnapshot) -> ConditionUpdate | None:
+def pending_admission_condition(run: RunSnapshot) -> ConditionUpdate | None:
     """Return the condition Admitted for a run whose next attempt has to wait until the condition is recorded.
 
     Returns None if a valid admission is recorded, or if the run has no queue. An answer with `lapsed` makes a recorded admission invalid.
@@ -97,7 +97,7 @@ def with_admission_condition(
         update = ConditionUpdate("False", reasons.NOT_QUEUED, "a suspended run does not wait in the queue")
     elif suspended == ("False", reasons.SUSPENDING):
         before = find_condition(past, reasons.ADMITTED)
-        if before is not None and before.reason in reasons.GIVES_BACK:
+        if before is not None and before.reason in reasons.QUEUE_SUSPENSION:
             return updates  # the queue's reason for the suspension stays until no pod is left
         update = (
             _report_answer(run)
@@ -118,7 +118,7 @@ def queue_status(run: RunSnapshot, conditions: Sequence[Condition]) -> QueueStat
     if admitted.reason == reasons.NOT_QUEUED and run.past.queue is None:
         return None
     # Time of the first request for resources. It survives admissions and preemptions.
-    since = run.past.queue.since if run.past.queue is not None else rfc3339(run.now)
+    since = run.past.queue.since if run.past.queue is not None else format_rfc3339(run.now)
     waits = admitted.reason in reasons.QUEUED
     return QueueStatus(
         since=since, position=answer.position if waits else None, waiting=answer.waiting if waits else None
@@ -136,14 +136,14 @@ def with_admitted_size(run: RunSnapshot, new: RLRunStatus) -> RLRunStatus:
         return new
     # Only a new admission sets the size. Later offers of room are growths, which wait for a checkpoint
     # (`elastic_trainer`).
-    whole, is_new = spec.trainer.replicas, not is_true(run.past.conditions, reasons.ADMITTED)
-    if not (is_new and answer.admitted and is_true(new.conditions, reasons.ADMITTED) and answer.room < whole):
+    replicas, is_new = spec.trainer.replicas, not is_true(run.past.conditions, reasons.ADMITTED)
+    if not (is_new and answer.admitted and is_true(new.conditions, reasons.ADMITTED) and answer.room < replicas):
         return new
     update = {
         "size": answer.room,
-        "reason": f"{answer.room} of {whole} pods: the queue has room for these",
-        "changed": rfc3339(run.now),
-        "grow_time": rfc3339(run.now + block.grow_seconds),
+        "reason": f"{answer.room} of {replicas} pods: the queue has room for these",
+        "changed": format_rfc3339(run.now),
+        "grow_time": format_rfc3339(run.now + block.grow_seconds),
     }
     return new.model_copy(update={"trainer": new.trainer.model_copy(update=update)})
 
@@ -153,7 +153,7 @@ def _report_answer(run: RunSnapshot) -> ConditionUpdate:
     answer = run.observed.admission
     assert answer is not None
     ahead = f"position {answer.position} of {answer.waiting}: " if answer.position is not None else ""
-    return ConditionUpdate("True" if answer.admitted else "False", answer.reason, ahead + stopping_words(run))
+    return ConditionUpdate("True" if answer.admitted else "False", answer.reason, ahead + admission_message(run))
 
 
 def _status_and_reason(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None], kind: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from rlrun_operator.names import RENDERING_ANNOTATION, REPLICA_FAILURE, SPEC_HAS
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Manifest, Observed
 from rlrun_operator.status.conditions import StatusChange
-from rlrun_operator.status.wait_facts import ASKING, TRAINING, Words
+from rlrun_operator.status.wait_facts import ASKING, TRAINING, ProgressTexts
 from rlrun_operator.validate_spec import Judgement, judge_spec
 
 
@@ -115,14 +115,14 @@ class JudgedRun:
     def past(self) -> RLRunStatus:
         """Last written status. A hash of the specification by an earlier release is replaced by that of this release."""
         status = read_status(self.observed.run.get("status") or {})
-        return StatusChange(spec_hash=self._present(status.spec_hash)).applied_to(status)
+        return StatusChange(spec_hash=self._current_spec_hash(status.spec_hash)).applied_to(status)
 
     def hash_of(self, child: Manifest) -> str | None:
         """Return the hash of the specification that a workload was rendered from."""
         found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
-        return self._present(str(found)) if found is not None else None
+        return self._current_spec_hash(str(found)) if found is not None else None
 
-    def _present(self, mark: str | None) -> str | None:
+    def _current_spec_hash(self, mark: str | None) -> str | None:
         if mark in (
             None,
             self.judgement.spec_hash,
@@ -173,34 +173,34 @@ class JudgedRun:
         return host_name(self.observed.run)
 
     @property
-    def _task(self) -> object:
+    def _task_name(self) -> object:
         """`spec.task` as written, because the rest of the specification may be invalid. It is immutable."""
         return (self.observed.run.get("spec") or {}).get("task", "RL")
 
     @property
-    def _colocates(self) -> bool:
+    def _is_colocated(self) -> bool:
         """Whether engines run in the trainer's pods, from the specification as written."""
         placement = (self.observed.run.get("spec") or {}).get("placement")
         return isinstance(placement, dict) and placement.get("colocate") is True
 
     @property
-    def serves(self) -> bool:
+    def has_own_engines(self) -> bool:
         """Whether the run has engines in separate pods: supervised fine-tuning has none, a guest uses its host's."""
-        return self.host_name is None and self._task != "SFT" and not self._colocates
+        return self.host_name is None and self._task_name != "SFT" and not self._is_colocated
 
     @property
-    def trains(self) -> bool:
+    def is_training_run(self) -> bool:
         """Whether the run trains, with its own trainer or with its host's."""
-        return self._task not in ASKING_TASKS
+        return self._task_name not in ASKING_TASKS
 
     @property
-    def words(self) -> Words:
+    def progress_texts(self) -> ProgressTexts:
         """Words for messages about this kind of run."""
-        return TRAINING if self.trains else ASKING
+        return TRAINING if self.is_training_run else ASKING
 
     @cached_property
     def total_steps(self) -> int:
         """Number of steps; 0 for an evaluation, because only its orchestrator can count the answers."""
-        if not self.trains:
+        if not self.is_training_run:
             return 0
         return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps

@@ -207,7 +207,7 @@ def _report_drift(damaged: Mapping[Ref, str], then: str, refused: str = "") -> d
 def missing_configuration_cause(run: RunSnapshot) -> Cause | None:
     """Return the cause that ends an attempt whose pod waits for a deleted configuration, if the specification was edited since."""
     attempt, name = run.past.attempt, run.names.account
-    if run.spec is None or run.forbidden or run.past.launched_attempt != attempt:
+    if run.spec is None or run.forbidden_fields or run.past.launched_attempt != attempt:
         return None
     if Ref("ConfigMap", name) in run.observed.parts or (_as_begun(run) and _same_file(run)):
         return None
@@ -223,7 +223,7 @@ def missing_configuration_cause(run: RunSnapshot) -> Cause | None:
 
 def _as_begun(run: RunSnapshot) -> bool:
     """Return whether the specification is the attempt's and may be rendered."""
-    return run.spec_hash == run.past.spec_hash and not run.forbidden
+    return run.spec_hash == run.past.spec_hash and not run.forbidden_fields
 
 
 def _same_file(run: RunSnapshot) -> bool:
@@ -233,7 +233,7 @@ def _same_file(run: RunSnapshot) -> bool:
     context, pod = run.context(run.spec, attempt), run.orchestrator(attempt)
     found = (pod.manifest["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION) if pod is not None else None
     if found is None:  # pod of an earlier release, which stored the hash only in the status
-        return run.past.config_hash == context.config.hash()
+        return run.past.config_hash == context.config.config_hash()
     return bool(found == context.file_mark("orchestrator"))
 
 
@@ -319,7 +319,7 @@ def delete_stale_pods(run: RunSnapshot, attempt: int) -> list[Delete]:
 
 def _lost_deployment(run: RunSnapshot, in_hand: bool) -> list[Apply]:
     """Recreate a deleted Deployment within the attempt: engines never fail a run."""
-    if in_hand or run.spec is None or run.forbidden or not run.serves or run.deployment is not None:
+    if in_hand or run.spec is None or run.forbidden_fields or not run.has_own_engines or run.deployment is not None:
         return []
     made = render.render_workloads(run.context(run.spec, run.past.attempt)).inference
     return [] if made is None else [Apply(made, expect_absent=True)]
@@ -327,7 +327,7 @@ def _lost_deployment(run: RunSnapshot, in_hand: bool) -> list[Apply]:
 
 def _edited_budget(run: RunSnapshot, begins: bool) -> list[Apply]:
     """Apply the eviction budget after an edit of `inference`, until the edit is recorded."""
-    if begins or run.spec is None or not run.serves or run.generation == run.past.observed_generation:
+    if begins or run.spec is None or not run.has_own_engines or run.generation == run.past.observed_generation:
         return []
     context = run.context(run.spec, run.past.attempt)
     if not render.has_engines_to_keep(context):

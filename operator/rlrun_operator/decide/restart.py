@@ -32,7 +32,7 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.state import AT_ONCE, Actions, Decision, Delete, EventRecord, Scale
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import StatusChange, find_condition, is_true, true_since
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 HELD_GRACE_SECONDS = 1
 """Grace period of a trainer pod whose process has ended. Its container was restarted as a placeholder, which may get the signal before its
@@ -140,7 +140,7 @@ def settles_in(run: RunSnapshot, kind: str) -> float:
     began = true_since(run.past.conditions, kind, true=kind == reasons.RESTARTING)
     if not run.past.attempt or began is None or run.statefulset is not None or run.host_name is not None:
         return 0.0
-    if not run.trains or began - run.now > SETTLE_SECONDS:  # the clock was set back
+    if not run.is_training_run or began - run.now > SETTLE_SECONDS:  # the clock was set back
         return 0.0
     return began + SETTLE_SECONDS - run.now
 
@@ -301,8 +301,8 @@ def _record_size(run: RunSnapshot, rules: Rules, look: Look, choice: Choice) -> 
         ready=0,
         size=choice.size if choice.size < run.spec.trainer.replicas else None,
         reason=choice.why,
-        changed=rfc3339(run.now),
-        grow_time=rfc3339(run.now + grow_delay(rules, growths)),
+        changed=format_rfc3339(run.now),
+        grow_time=format_rfc3339(run.now + grow_delay(rules, growths)),
         grown_from=look.size if grows else None,
         growths=growths or None,
     )

@@ -143,8 +143,8 @@ def _look_again(
     """Time of the next pass over an attempt, and the facts that would explain its wait."""
     # Events and nodes are read only for a wait that no observed object explains, and less often the longer it
     # lasts: they are requests to the API server, not cached objects.
-    patient = [kind for kind in waits.kinds(updates) if waits.patient(kind)]
-    unexplained = [kind for kind in waits.kinds(updates) if kind not in patient]
+    patient = [kind for kind in waits.pending_kinds(updates) if waits.patient(kind)]
+    unexplained = [kind for kind in waits.pending_kinds(updates) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, updates)
     nodes = diagnose.nodes_would_help(scene, updates)
     wakes = [
@@ -183,9 +183,9 @@ def configuration_condition(run: RunSnapshot, *, pending: bool) -> ConditionUpda
     if run.spec is None:
         still = f"; attempt {run.past.attempt} continues with the specification of its start" if pending else ""
         return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, run.problems + still)
-    if run.forbidden:
+    if run.forbidden_fields:
         still = f"; attempt {run.past.attempt} continues, and no other attempt starts" if pending else ""
-        return ConditionUpdate("False", reasons.FORBIDDEN, run.forbidden + still)
+        return ConditionUpdate("False", reasons.FORBIDDEN, run.forbidden_fields + still)
     if run.host is not None and (problem := host_run.storage_problem(run.spec, run.host)) is not None:
         return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, problem)
     if pending and run.past.spec_hash is not None and run.spec_hash != run.past.spec_hash:
@@ -246,7 +246,7 @@ class _Waits:
         began = attempt_started_at(run.past.conditions)
         self._started_at = kept_out if began is None else began
 
-    def seconds(self, kind: str) -> float:
+    def waited_seconds(self, kind: str) -> float:
         # A condition may be older than the attempt. Only the time within the attempt counts.
         waiting = true_since(self._run.past.conditions, kind, true=False)
         if waiting is None or self._started_at is None:
@@ -254,14 +254,14 @@ class _Waits:
         return self._run.now - max(waiting, self._started_at)
 
     def patient(self, kind: str) -> bool:
-        return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: the clock was set back
+        return 0.0 <= self.waited_seconds(kind) <= PATIENCE_SECONDS  # below 0: the clock was set back
 
     def explain_in(self, kind: str) -> float:
         """Seconds until the next pass: a tenth of the wait so far, within bounds."""
         least, most = EXPLAIN_SECONDS
-        return min(most, max(least, self.seconds(kind) / 10))
+        return min(most, max(least, self.waited_seconds(kind) / 10))
 
-    def kinds(self, updates: Mapping[str, ConditionUpdate]) -> list[str]:
+    def pending_kinds(self, updates: Mapping[str, ConditionUpdate]) -> list[str]:
         return [kind for kind in self.KINDS if kind in updates and updates[kind].status != "True"]
 
 
@@ -295,10 +295,12 @@ def _progress_condition(run: RunSnapshot, report: run_progress.Report | None, wa
     if silent >= run_progress.HEARTBEAT_SECONDS:
         return ConditionUpdate("Unknown", reasons.HEARTBEAT_LOST, _heartbeat_lost(run, never=report is None))
     if run_progress.is_training(report):
-        return ConditionUpdate("True", reasons.TRAINING if run.trains else reasons.ANSWERING, run.words.going)
+        return ConditionUpdate(
+            "True", reasons.TRAINING if run.is_training_run else reasons.ANSWERING, run.progress_texts.going
+        )
     waiting = report.waiting_on if report is not None else None
-    first = run.words.first
-    message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {run.words.lacks}"
+    first = run.progress_texts.first
+    message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {run.progress_texts.lacks}"
     return ConditionUpdate("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
 
 
@@ -310,12 +312,12 @@ def _heartbeat_lost(run: RunSnapshot, *, never: bool) -> str:
     fix = f"kubectl logs {pod} shows the reason; RoleBinding {names.account} permits the renewal"
     if run.spec is None or run.spec.network_policy.mode == "None":
         return f"{message}; {fix}; no NetworkPolicy of the run blocks it"
-    policy = f"NetworkPolicy {names.orchestrator_access} opens {network.ways} to it"
+    policy = f"NetworkPolicy {names.orchestrator_access} opens {network.api_server_text} to it"
     return f"{message}; {fix}, and {policy}: if the API server is elsewhere, set networkPolicy.apiServer in the chart's values"
 
 
 def _report_checkpoints(run: RunSnapshot, report: run_progress.Report | None) -> dict[str, ConditionUpdate]:
-    if run.spec is None or not run.trains:
+    if run.spec is None or not run.is_training_run:
         return {}
     kind, spec = reasons.CHECKPOINT_HEALTHY, run.spec.checkpoint
     if not spec.enabled:

@@ -58,7 +58,7 @@ class RunSnapshot(JudgedRun):
         return node_failures.lift_older_exclusions(super().past, None if asked is None else str(asked), self.now)
 
     @cached_property
-    def forbidden(self) -> str:
+    def forbidden_fields(self) -> str:
         """Fields of a valid specification that the installation's policy forbids; no attempt is rendered with them."""
         if self.spec is None:
             return ""
@@ -106,7 +106,7 @@ class RunSnapshot(JudgedRun):
             host=self.host,
             key_attempt=self.key_attempt,
             known_hash=known,
-            engine_count=self.wanted.engines if self.autoscales else None,
+            engine_count=self.wanted.engines if self.is_autoscaled else None,
             excluded=tuple(node.name for node in node_failures.active_exclusions(self.past, self.now)),
             placed=self.observed.admission.placed if self.observed.admission is not None else {},
         )
@@ -137,17 +137,17 @@ class RunSnapshot(JudgedRun):
         return str(found) if found is not None else None
 
     @cached_property
-    def _pods(self) -> tuple[list[Pod], list[Pod]]:
-        return self._read(self.observed.pods)
+    def _own_and_foreign_pods(self) -> tuple[list[Pod], list[Pod]]:
+        return self._read_pods(self.observed.pods)
 
-    def _read(self, pods: Iterable[Manifest]) -> tuple[list[Pod], list[Pod]]:
+    def _read_pods(self, pods: Iterable[Manifest]) -> tuple[list[Pod], list[Pod]]:
         born = seconds_of(self.metadata.get("creationTimestamp")) or 0.0
         return read_pods(pods, uid=str(self.metadata["uid"]), born_after=born)
 
     @property
     def pods(self) -> list[Pod]:
         """Pods of this run."""
-        return self._pods[0]
+        return self._own_and_foreign_pods[0]
 
     def pods_of_attempt(self, attempt: int) -> list[Pod]:
         """Return the pods of `attempt` that are not being deleted; engines outlive attempts."""
@@ -164,12 +164,12 @@ class RunSnapshot(JudgedRun):
     @cached_property
     def gone(self) -> list[Pod]:
         """Trainer and orchestrator pods of this run that were observed and no longer exist."""
-        return [pod for pod in self._read(self.observed.gone)[0] if not pod.spot]
+        return [pod for pod in self._read_pods(self.observed.gone)[0] if not pod.spot]
 
     @property
     def gone_spot(self) -> list[Pod]:
         """Latest spot engines that were observed and no longer exist."""
-        return [pod for pod in self._read(self.observed.gone)[0] if pod.spot]
+        return [pod for pod in self._read_pods(self.observed.gone)[0] if pod.spot]
 
     @cached_property
     def group(self) -> list[Pod]:
@@ -181,11 +181,11 @@ class RunSnapshot(JudgedRun):
 
     @cached_property
     def statefulset(self) -> Manifest | None:
-        return self._own(self.trainer_ref)
+        return self._own_child(self.trainer_ref)
 
     @cached_property
     def deployment(self) -> Manifest | None:
-        return self._own(self.inference_ref)
+        return self._own_child(self.inference_ref)
 
     @cached_property
     def trainer_ref(self) -> Ref:
@@ -198,7 +198,7 @@ class RunSnapshot(JudgedRun):
     @cached_property
     def spot_deployment(self) -> Manifest | None:
         """Deployment of the engines on interruptible nodes."""
-        return self._own(self.spot_ref)
+        return self._own_child(self.spot_ref)
 
     @cached_property
     def spot_ref(self) -> Ref:
@@ -213,10 +213,10 @@ class RunSnapshot(JudgedRun):
     @property
     def has_spot(self) -> bool:
         """Whether the specification has engines on interruptible nodes."""
-        return self.serves and self.spec is not None and self.spec.inference.spot is not None
+        return self.has_own_engines and self.spec is not None and self.spec.inference.spot is not None
 
     @cached_property
-    def strangers(self) -> list[str]:
+    def leftover_objects(self) -> list[str]:
         """Objects with names of this run that belong to a deleted run of the same name and are being deleted."""
         named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
@@ -226,7 +226,7 @@ class RunSnapshot(JudgedRun):
         found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
         if self.claim_is_ending and not self.attempt:
             found.append(f"PersistentVolumeClaim {self.wanted.claim}")
-        return found + [f"Pod {pod.name}" for pod in self._pods[1]]
+        return found + [f"Pod {pod.name}" for pod in self._own_and_foreign_pods[1]]
 
     @cached_property
     def attempt(self) -> int:
@@ -254,17 +254,21 @@ class RunSnapshot(JudgedRun):
             claim = self.host.claim if self.host is not None else before
             return Wanted(trainers=0, engines=0, engines_needed=0, claim=claim, own_claim=False)
         if spec is not None:
-            engines = self._engines(spec) if self.serves else 0
+            engines = self._engine_count(spec) if self.has_own_engines else 0
             own = spec.storage.claim_name is None
             # An edited number of trainers applies to the next attempt. The number of engines applies at once,
             # because engines may come and go in an attempt.
             running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(
-                trainers=((self.past.trainer.desired if edited else 0) or self._trainers(spec)) if self.trains else 0,
+                trainers=((self.past.trainer.desired if edited else 0) or self._trainer_count(spec))
+                if self.is_training_run
+                else 0,
                 engines=engines,
-                spot=spec.inference.on_spot(engines) if self.serves else 0,
-                engines_needed=min(spec.inference.min_available, spec.inference.least) if self.serves else 0,
+                spot=spec.inference.on_spot(engines) if self.has_own_engines else 0,
+                engines_needed=min(spec.inference.min_available, spec.inference.min_replicas)
+                if self.has_own_engines
+                else 0,
                 claim=spec.storage.claim_name or self.names.claim,
                 own_claim=own,
             )
@@ -278,7 +282,7 @@ class RunSnapshot(JudgedRun):
             own_claim=storage is None or storage.claim_name == self.names.claim,
         )
 
-    def _trainers(self, spec: RLRunSpec) -> int:
+    def _trainer_count(self, spec: RLRunSpec) -> int:
         """Number of trainer pods of the current attempt, or of the next one."""
         past = self.past
         over = any(is_true(past.conditions, kind) for kind in (reasons.RESTARTING, reasons.SUSPENDED))
@@ -293,19 +297,19 @@ class RunSnapshot(JudgedRun):
         found = spec.trainer.sizes  # the specification may have been edited
         return found.at_most(size) or min(found.allowed)
 
-    def _engines(self, spec: RLRunSpec) -> int:
+    def _engine_count(self, spec: RLRunSpec) -> int:
         """Return the number of engines: the specified one, or the choice of autoscaling within the current bounds."""
         block = spec.inference
         return (
             block.replicas
             if block.autoscale is None
-            else min(max(self.past.inference.desired, block.least), block.most)
+            else min(max(self.past.inference.desired, block.min_replicas), block.max_replicas)
         )
 
     @property
-    def autoscales(self) -> bool:
+    def is_autoscaled(self) -> bool:
         """Whether the operator chooses the number of engines."""
-        return self.serves and self.spec is not None and self.spec.inference.autoscale is not None
+        return self.has_own_engines and self.spec is not None and self.spec.inference.autoscale is not None
 
     @property
     def claim_is_ending(self) -> bool:
@@ -316,7 +320,7 @@ class RunSnapshot(JudgedRun):
     def claim(self) -> Manifest | None:
         return self.observed.children.get(Ref("PersistentVolumeClaim", self.wanted.claim))
 
-    def _own(self, ref: Ref) -> Manifest | None:
+    def _own_child(self, ref: Ref) -> Manifest | None:
         child = self.observed.children.get(ref)
         return child if child is not None and self._is_own(child) else None
 

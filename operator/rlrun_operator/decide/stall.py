@@ -29,7 +29,7 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.state import SOON_SECONDS
 from rlrun_operator.status import reasons, run_progress
 from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true, raw_conditions, true_since
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
 GUEST_MARGIN_SECONDS = 120.0
 """A guest waits longer than its host: if their trainer hangs, the host restarts it, and the guest's restart does not count."""
@@ -54,7 +54,7 @@ class _Clock:
     """Time until which the event is known not to have happened."""
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.began + self.limit - self.judged_at
 
 
@@ -63,7 +63,7 @@ def read_report(run: RunSnapshot, attempt: int) -> run_progress.Report | None:
     report = run_progress.read_lease(run.observed.lease, attempt)
     if report is None or not orchestrator_hangs(run, report):
         return report
-    since_ = rfc3339(run.observed.lease_changed_at or run.now)
+    since_ = format_rfc3339(run.observed.lease_changed_at or run.now)
     told = f"orchestrator: hanging since {since_}, without renewing its Lease or being ready"
     return replace(report, waiting_on=told, waiting_role="orchestrator")
 
@@ -71,14 +71,14 @@ def read_report(run: RunSnapshot, attempt: int) -> run_progress.Report | None:
 def stall_condition(run: RunSnapshot, report: run_progress.Report | None) -> ConditionUpdate | None:
     """Return Progressing=False after the deadline."""
     clock = _start_of_wait(run, report)
-    if clock is None or clock.left > 0:
+    if clock is None or clock.seconds_left > 0:
         return None
     assert run.spec is not None
     never, action = _never_starts(run), _stall_action(run)
     waiting = report.waiting_on if report is not None and report.waiting_on else _not_ready(run)
-    over = f"{clock.what} since {rfc3339(clock.began)} ({clock.field}: {clock.limit:g}); it waits for {waiting}"
+    over = f"{clock.what} since {format_rfc3339(clock.began)} ({clock.field}: {clock.limit:g}); it waits for {waiting}"
     if never is not None:
-        over = f"{never[1].message} (since {rfc3339(clock.began)}; {clock.field}: {clock.limit:g})"
+        over = f"{never[1].message} (since {format_rfc3339(clock.began)}; {clock.field}: {clock.limit:g})"
         action = "never" if action == "Restart" else action
     return ConditionUpdate("False", reasons.NO_PROGRESS, f"{over}; {_THEN[action]}")
 
@@ -97,7 +97,7 @@ def wake_in(run: RunSnapshot, report: run_progress.Report | None) -> float | Non
     clock = _start_of_wait(run, report)
     if clock is None:
         return None
-    if clock.left <= 0:
+    if clock.seconds_left <= 0:
         return SOON_SECONDS if _stall_action(run) in ("Restart", "Fail") else None
     waits = [clock.began + clock.limit - run.now]
     if _is_deaf(run) and run.observed.lease_changed_at is not None:
@@ -195,7 +195,7 @@ def _first_step_clock(
         scheduled = true_since(run.past.conditions, reasons.SCHEDULED, true=False)
     if scheduled is None or run.observed.lease is None:
         return None
-    what = f"the attempt's {run.words.first} {run.words.lacks}"
+    what = f"the attempt's {run.progress_texts.first} {run.progress_texts.lacks}"
     made = (
         (run.observed.lease_changed_at or 0.0) if report is None else 0.0
     )  # a deleted Lease is recreated without a report
@@ -214,7 +214,7 @@ def _next_step_clock(run: RunSnapshot, report: run_progress.Report | None, least
     # While the Lease is renewed on time, the missing step is known until now; otherwise only until the last
     # renewal.
     judged = run.now if renewed is None or hangs or silent < _silence_limit(run) else renewed
-    what = f"no {run.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
+    what = f"no {run.progress_texts.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
     began = max(moved, least, _unready_since(run, report) if hangs else 0.0)
     return _Clock(began, limit, "progress.deadlineSeconds", what, judged)
 

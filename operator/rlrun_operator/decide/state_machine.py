@@ -84,25 +84,25 @@ class Situation:
         return _is_corrected(self.run)
 
     @cached_property
-    def restarting(self) -> bool:
+    def is_restarting(self) -> bool:
         """Whether an attempt has ended and the next one has not started."""
         return is_true(self.run.past.conditions, reasons.RESTARTING)
 
     @cached_property
-    def launched(self) -> bool:
+    def is_launched(self) -> bool:
         """Whether all workloads of the newest attempt were observed."""
         past = self.run.past
         return past.attempt > 0 and past.launched_attempt >= past.attempt == self.run.attempt
 
     @cached_property
-    def done(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the attempt has finished its work and no other attempt starts at once."""
         return completion.is_complete(self.run) and not (
-            self.restarting and (self.run.joined_guests or lifetime.has_more_steps(self.run))
+            self.is_restarting and (self.run.joined_guests or lifetime.has_more_steps(self.run))
         )
 
     @cached_property
-    def suspension(self) -> Decision | None:
+    def suspension_step(self) -> Decision | None:
         """Next step into suspension, during it, or out of it; None if the run is not affected."""
         return suspend.continue_suspension(self.run)
 
@@ -121,20 +121,20 @@ def _stay_over(it: Situation) -> Decision | None:
 
 
 def _train_more_steps(it: Situation) -> Decision | None:
-    if not it.done or not lifetime.has_more_steps(it.run):
+    if not it.is_finished or not lifetime.has_more_steps(it.run):
         return None
-    return it.suspension or restart.more_steps(it.run)
+    return it.suspension_step or restart.more_steps(it.run)
 
 
 def _complete_or_suspend(it: Situation) -> Decision | None:
     """Complete the run. A finished run that stays only for its guests can be suspended instead."""
-    if not it.done or (it.run.joined_guests and it.suspension is not None):
+    if not it.is_finished or (it.run.joined_guests and it.suspension_step is not None):
         return None
     return completion.complete_run(it.run)
 
 
 def _suspend_run(it: Situation) -> Decision | None:
-    return it.suspension
+    return it.suspension_step
 
 
 def _end_late(it: Situation) -> Decision | None:
@@ -146,31 +146,33 @@ def _end_late(it: Situation) -> Decision | None:
 
 def _end_invalid(it: Situation) -> Decision | None:
     """Fail a run with an invalid specification. A running attempt continues with the specification that it started with."""
-    if it.run.spec is not None or it.launched:
+    if it.run.spec is not None or it.is_launched:
         return None
     return fail_run(it.run, reasons.INVALID_CONFIGURATION, it.run.problems)
 
 
 def _restart_as_asked(it: Situation) -> Decision | None:
-    return restart.restart_by_request(it.run, is_restarting=it.restarting)
+    return restart.restart_by_request(it.run, is_restarting=it.is_restarting)
 
 
 def _restart_run(it: Situation) -> Decision | None:
-    between = (it.restarting or it.is_corrected) and it.run.attempt == it.run.past.attempt > 0
+    between = (it.is_restarting or it.is_corrected) and it.run.attempt == it.run.past.attempt > 0
     return continue_restart(it.run) if between else None
 
 
 def _launch_run(it: Situation) -> Decision | None:
     """Start the first attempt, or complete an attempt whose children do not all exist."""
     run = it.run
-    return launch_attempt(run, run.spec, max(run.attempt, 1)) if run.spec is not None and not it.launched else None
+    return launch_attempt(run, run.spec, max(run.attempt, 1)) if run.spec is not None and not it.is_launched else None
 
 
 def _end_unstartable(it: Situation) -> Decision | None:
     """End a run if one of its roles never starts, even if the last pod cannot be created."""
     whole = it.run.attempt == it.run.past.attempt
     return (
-        _end_hanging(it) if whole and not it.restarting and workload_edits.find_stuck_role(it.run) is not None else None
+        _end_hanging(it)
+        if whole and not it.is_restarting and workload_edits.find_stuck_role(it.run) is not None
+        else None
     )
 
 
@@ -241,7 +243,7 @@ def _is_corrected(run: RunSnapshot) -> bool:
         return bool(run.past.unstarted) and run.spec is not None and run.spec_hash != run.past.spec_hash
     edited = run.generation != run.past.observed_generation
     if failed.reason == reasons.FORBIDDEN:
-        return edited or (run.spec is not None and not run.forbidden)
+        return edited or (run.spec is not None and not run.forbidden_fields)
     if failed.reason == reasons.INVALID_CONFIGURATION and run.applied.taken and run.spec is not None:
         return True  # the defaults of its namespace had made it invalid
     return failed.reason in (reasons.INVALID_CONFIGURATION, reasons.FAILED_TO_START) and edited

@@ -14,7 +14,7 @@ from rlrun.api.run_status import (
     SpotStatus,
     TrainerStatus,
 )
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun_operator.decide import claims, gpu_time, gpu_time_split, lifetime, queueing, repairs
 from rlrun_operator.decide.reading import read_status
 from rlrun_operator.decide.snapshot import RunSnapshot
@@ -67,7 +67,7 @@ def finish_decision(
         # The next pass, which follows at once, acts on this record: with a delayed write it would decide the same again.
         urgency="now" if actions.wake_in == 0.0 else write_urgency(before, written),
         writes=in_order(actions.writes),
-        events=list_events(run.past, new, trains=run.trains) if written != before else (),
+        events=list_events(run.past, new, is_training_run=run.is_training_run) if written != before else (),
         wake_in=actions.wake_in,
         look_up=actions.look_up,
     )
@@ -134,7 +134,7 @@ def _restart_status(run: RunSnapshot, conditions: Sequence[Condition], attempt: 
         return past
     report = read_lease(run.observed.lease, attempt)
     pods = [pod for pod in run.pods_of_attempt(attempt) if pod.role != "inference"]
-    wanted = 1 + (run.wanted.trainers if run.trains and run.host_name is None else 0)
+    wanted = 1 + (run.wanted.trainers if run.is_training_run and run.host_name is None else 0)
     over = (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED)
     look = run_progress.Look(
         was_restarting=was,
@@ -192,7 +192,7 @@ def status_document(new: RLRunStatus) -> Json:
 
 def _bound_texts(value: object) -> object:
     if isinstance(value, str):
-        text = printable(value, lines=True)
+        text = escape_controls(value, lines=True)
         return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
     if isinstance(value, dict):
         return {name: _bound_texts(inner) for name, inner in value.items()}
@@ -224,8 +224,8 @@ def role_status(run: RunSnapshot, attempt: int, report: Report | None, *, over: 
             desired=0 if over else wanted.engines,
             ready=ready["inference"],
             weight_version=version,
-            reason=run.past.inference.reason if run.autoscales else None,
-            selector=f"{RUN_LABEL}={run.names.run},{ROLE_LABEL}=inference" if run.serves else None,
+            reason=run.past.inference.reason if run.is_autoscaled else None,
+            selector=f"{RUN_LABEL}={run.names.run},{ROLE_LABEL}=inference" if run.has_own_engines else None,
             spot=_spot_status(run, pods, over=over),
         ),
         orchestrator=orchestrator,
@@ -245,7 +245,7 @@ def _spot_status(run: RunSnapshot, pods: Sequence[Pod], *, over: bool) -> SpotSt
 def _trainer_status(run: RunSnapshot, ready: int, *, over: bool) -> TrainerStatus:
     """Return the status of the trainer, with the reason why it has fewer pods than `replicas`, until an attempt has all of them."""
     past, size, spec = run.past.trainer, run.wanted.trainers, run.spec
-    if over or not run.trains:
+    if over or not run.is_training_run:
         return TrainerStatus(desired=0, ready=ready)
     update: dict[str, object] = {"desired": size, "ready": ready}
     if run.beginning and past.size is not None and spec is not None:

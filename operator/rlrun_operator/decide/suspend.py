@@ -49,7 +49,7 @@ def _suspension_reason(run: RunSnapshot) -> str:
         return ""
     if gpu_time.is_spent(run):
         return f": {gpu_time.spent_message(run)}"
-    return f": {queueing.stopping_words(run)}" if run.observed.admission is not None else ""
+    return f": {queueing.admission_message(run)}" if run.observed.admission is not None else ""
 
 
 def _remove_remaining(run: RunSnapshot) -> Decision:
@@ -77,7 +77,7 @@ def _remove_remaining(run: RunSnapshot) -> Decision:
 
 
 def _name_roles(run: RunSnapshot) -> str:
-    return "trainer and orchestrator" if run.trains else "the orchestrator's pods"
+    return "trainer and orchestrator" if run.is_training_run else "the orchestrator's pods"
 
 
 def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
@@ -123,12 +123,12 @@ def _resume_run(run: RunSnapshot) -> Decision:
             if is_begun
             else _rest_suspended(run, f"its specification is invalid: {run.problems}; {fix}")
         )
-    if run.forbidden:
+    if run.forbidden_fields:
         fix = "correct it while spec.suspend is true, and resume it"
-        return _remove_remaining(run) if is_begun else _rest_suspended(run, f"{run.forbidden}; {fix}")
+        return _remove_remaining(run) if is_begun else _rest_suspended(run, f"{run.forbidden_fields}; {fix}")
     if not is_begun and host is not None and host.status != "True":
         return _rest_suspended(run, host.message)  # a wait between two attempts would hold a slot of the host
-    if (queued := queueing.awaited_admission(run)) is not None:
+    if (queued := queueing.pending_admission_condition(run)) is not None:
         if is_begun:
             return _remove_remaining(run)  # created before the eviction, and observed only now
         actions = AT_ONCE if queued.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
@@ -143,7 +143,7 @@ def where_it_goes_on(run: RunSnapshot) -> str:
     done, saved = run.past.progress.step, run.past.checkpoint.latest_complete_step
     if not run.past.attempt:
         return "its first attempt starts"
-    if not run.trains:
+    if not run.is_training_run:
         return f"it requests the missing answers ({run.past.steps})"
     if not saved:
         return (
@@ -162,7 +162,7 @@ def _suspension_decision(
 ) -> Decision:
     report = run_progress.read_lease(run.observed.lease, run.attempt)
     away = ConditionUpdate("False", suspended.reason, suspended.message)
-    engines = (reasons.INFERENCE_AVAILABLE,) if run.serves else ()
+    engines = (reasons.INFERENCE_AVAILABLE,) if run.has_own_engines else ()
     updates: dict[str, ConditionUpdate | None] = {
         **dict.fromkeys((reasons.PODS_READY, *engines, reasons.PROGRESSING), away),
         **storage_at_rest(run),

@@ -79,7 +79,7 @@ def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) 
 def _scaled_workloads(run: RunSnapshot) -> dict[Ref, str]:
     """Return the workloads whose number of pods another client has changed."""
     wanted = {run.trainer_ref: (run.statefulset, run.wanted.trainers, "trainer.replicas")}
-    field = "inference.autoscale" if run.autoscales else "inference.replicas"
+    field = "inference.autoscale" if run.is_autoscaled else "inference.replicas"
     wanted[run.inference_ref] = (run.deployment, run.wanted.engines - run.wanted.spot, field)
     wanted[run.spot_ref] = (run.spot_deployment, run.wanted.spot, field)
     result: dict[Ref, str] = {}

@@ -105,12 +105,14 @@ def first_cause(
     if orchestrator is not None:
         causes += filter(None, [_role_cause(orchestrator)])
     elif names.orchestrator(attempt) not in lost:
-        causes.append(_missing("orchestrator", names.orchestrator(attempt)))
+        causes.append(_missing_pod_cause("orchestrator", names.orchestrator(attempt)))
     if not has_statefulset:
-        causes.append(_missing("trainer", names.trainer, "the StatefulSet was deleted"))
+        causes.append(_missing_pod_cause("trainer", names.trainer, "the StatefulSet was deleted"))
     if settled_at is not None:
         there = {*lost, *(pod.name for pod in trainer)}
-        causes += [_missing("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there]
+        causes += [
+            _missing_pod_cause("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there
+        ]
     causes += _permanent_engine_failures(pods, orchestrator.created_at if orchestrator is not None else 0.0)
     return min(causes, key=lambda cause: _order_causes(cause, now), default=None)
 
@@ -130,7 +132,7 @@ def describe_cause(cause: Cause) -> str:
 def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
     found = _pod_cause(pod, pod.containers)
     if found is None and settled_at is not None and pod.created_at > settled_at:
-        return _cause(
+        return _make_cause(
             pod, "disruption", failure_reasons.POD_REPLACED, "the pod was deleted and created again", pod.created_at
         )
     return found
@@ -144,7 +146,7 @@ def _role_cause(pod: Pod) -> Cause | None:
 
 def _gone_cause(pod: Pod) -> Cause:
     """Return the cause for a deleted pod that had a node, so that its process may have worked for the attempt."""
-    return _role_cause(pod) or _cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", None)
+    return _role_cause(pod) or _make_cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", None)
 
 
 def end_of(pod: Pod) -> Cause | None:
@@ -165,9 +167,11 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
     if end is not None and pod.ended_by_itself(end):
         return _exit_cause(pod, end)
     if pod.deleted_at is not None and pod.node is not None:  # a pod without a node has done no work that could be lost
-        return _cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
+        return _make_cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
     if pod.phase == "Failed":
-        return _cause(pod, "failure", failure_reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None)
+        return _make_cause(
+            pod, "failure", failure_reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None
+        )
     return None
 
 
@@ -177,28 +181,32 @@ def _find_disruption(pod: Pod, end: Exit | None) -> Cause | None:
         reason, message = pod.disruption
         lost = "Taint" in reason or "PodGC" in reason or "Shutdown" in message
         word = failure_reasons.NODE_LOST if lost else failure_reasons.POD_EVICTED
-        return _cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
+        return _make_cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
     if pod.phase == "Failed" and pod.reason in _EVICTIONS:
-        return _cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
+        return _make_cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
     return None
 
 
 def _exit_cause(pod: Pod, end: Exit) -> Cause:
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
-        return _cause(pod, "disruption", failure_reasons.NODE_LOST, "the node restarted", end.at, end)
+        return _make_cause(pod, "disruption", failure_reasons.NODE_LOST, "the node restarted", end.at, end)
     tag, text = tag_of(end.message)
     message = text or f"ended with exit code {end.code}, without a message"
     if end.code == exit_codes.ATTEMPT_TAKEN and _reports_taken_number(pod, end):
-        return _cause(pod, "taken", failure_reasons.NUMBER_TAKEN, message, end.at, end)
+        return _make_cause(pod, "taken", failure_reasons.NUMBER_TAKEN, message, end.at, end)
     if end.code in PERMANENT:
-        return _cause(pod, "permanent", _BY_CODE.get(end.code, failure_reasons.PERMANENT_ERROR), message, end.at, end)
+        return _make_cause(
+            pod, "permanent", _BY_CODE.get(end.code, failure_reasons.PERMANENT_ERROR), message, end.at, end
+        )
     if end.reason == "OOMKilled":
         fix = f"the container was killed because it ran out of memory; raise {pod.role}.resources.limits.memory"
-        return _cause(pod, "failure", failure_reasons.OUT_OF_MEMORY, f"{fix}: {text}" if text else fix, end.at, end)
+        return _make_cause(
+            pod, "failure", failure_reasons.OUT_OF_MEMORY, f"{fix}: {text}" if text else fix, end.at, end
+        )
     word = tag or (
         failure_reasons.SIGNALLED if end.code in _SIGNALS else _BY_CODE.get(end.code, failure_reasons.EXIT_CODE)
     )
-    return _cause(pod, "failure", word, message, end.at, end)
+    return _make_cause(pod, "failure", word, message, end.at, end)
 
 
 def _reports_taken_number(pod: Pod, end: Exit) -> bool:
@@ -222,11 +230,11 @@ def _permanent_engine_failures(pods: Iterable[Pod], began: float) -> Iterator[Ca
             yield _exit_cause(pod, end)
 
 
-def _missing(role: Role, name: str, message: str = "the pod was deleted") -> Cause:
+def _missing_pod_cause(role: Role, name: str, message: str = "the pod was deleted") -> Cause:
     return Cause("disruption", None, role, name, None, None, failure_reasons.POD_DELETED, message)
 
 
-def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, end: Exit | None = None) -> Cause:
+def _make_cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, end: Exit | None = None) -> Cause:
     code = end.code if end is not None else None
     when = at if at is not None or end is None else end.at
     return Cause(kind, when, pod.role, pod.name, pod.node, code, reason, shorten_text(message, _MESSAGE_MAX))

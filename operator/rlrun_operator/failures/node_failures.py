@@ -25,7 +25,7 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.state import Delete, Manifest
 from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import ConditionUpdate, attempt_started_at, true_since
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 WINDOW_SECONDS = 3600.0
 """Age after which a failure no longer counts."""
@@ -107,7 +107,7 @@ def exclusions_after(
     if blamed[name] < FAILURES or blamed[name] <= blamed.total() - blamed[name] or too_many:
         return held
     why = ", ".join(f.reason for f in recent if f.node_name == name and _is_blamed(f, now))
-    return [*held, ExcludedNode(name=name, until=rfc3339(now + EXCLUDED_SECONDS), reason=f"failed here: {why}")]
+    return [*held, ExcludedNode(name=name, until=format_rfc3339(now + EXCLUDED_SECONDS), reason=f"failed here: {why}")]
 
 
 def avoided_nodes(pod: Manifest) -> set[str]:
@@ -245,9 +245,9 @@ def _grace_seconds(pod: Pod) -> float:
 
 def _describe_overdue(pod: Pod, answer: Answer, why: str, due: float, now: float) -> str:
     if answer == "silent":
-        when = f"it is deleted by force at {rfc3339(due)}" if now < due else "it is deleted by force"
+        when = f"it is deleted by force at {format_rfc3339(due)}" if now < due else "it is deleted by force"
         return f"pod {pod.name} is on node {pod.node}, {why}; {when}"
     if answer == "answers":
         return f"pod {pod.name} is slow to end on node {pod.node}, which answers"
-    fix = f"if the node is gone: kubectl delete pod {pod.argument} --force --grace-period=0"
+    fix = f"if the node is gone: kubectl delete pod {pod.kubectl_argument} --force --grace-period=0"
     return f"pod {pod.name} does not end, and the state of node {pod.node} is unknown (readNodes of the chart is false); {fix}"

@@ -89,7 +89,7 @@ class ApiError(Exception):
         return _is_of_admission(self.status, self.reason, self.message)
 
     @property
-    def withheld(self) -> bool:
+    def is_withheld(self) -> bool:
         """Whether the write must wait for a change of admission or of the operator's rights: it is reported and retried."""
         return self.kept_out or self.lacks_permission
 
@@ -144,7 +144,7 @@ class Client:
         self._clock = clock
         self._answering_since: float | None = None
 
-    def answering(self) -> float:
+    def answering_seconds(self) -> float:
         """Return the seconds since which every request was answered; 0 if the last one was not."""
         return 0.0 if self._answering_since is None else self._clock() - self._answering_since
 
@@ -233,7 +233,7 @@ class Client:
                 return None
             raise
 
-    async def merge(
+    async def merge_patch(
         self,
         resource: Resource,
         namespace: str,
@@ -265,7 +265,9 @@ class Client:
 
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, *, uid: str) -> Json:
         """Set only the replicas of the object with this UID. Not by the scale subresource, because this returns the complete object."""
-        return await self.merge(resource, namespace, name, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})
+        return await self.merge_patch(
+            resource, namespace, name, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}}
+        )
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None

@@ -47,10 +47,10 @@ class Connection:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl, keepalive_timeout=30),
             headers={"User-Agent": USER_AGENT},
-            middlewares=(self._authorize, *middlewares),
+            middlewares=(self._add_authorization, *middlewares),
         )
 
-    async def _authorize(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+    async def _add_authorization(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         value = self._configuration.get_api_key_with_prefix("BearerToken")
         value = value or self._configuration.get_api_key_with_prefix("authorization")
         if value is None and self._configuration.username:

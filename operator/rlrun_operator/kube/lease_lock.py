@@ -71,7 +71,7 @@ class LeaseLock:
         """
         if self._seen is not None:
             spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time()}
-            await self._patch(self._seen.record["metadata"]["resourceVersion"], spec)
+            await self._patch_lease(self._seen.record["metadata"]["resourceVersion"], spec)
 
     async def acquire_or_renew(self) -> bool:
         """Acquire or renew the Lease. Returns whether this candidate holds it now.
@@ -84,16 +84,16 @@ class LeaseLock:
         if record is None:
             self._is_rewound |= self._seen is not None
             created = await self._client.request(
-                Call("POST", "create", LEASE.plural, LEASE.path(self._namespace)), body=self._manifest()
+                Call("POST", "create", LEASE.plural, LEASE.path(self._namespace)), body=self._new_lease()
             )
-            self._observe(created)
+            self._record_observation(created)
             return True
         # Leave a Lease alone while another holder keeps it fresh, by this process's own clock.
-        self._observe(record)
+        self._record_observation(record)
         spec = record.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         mine = holder == self._identity
-        if holder and not mine and not self._expired(spec):
+        if holder and not mine and not self._is_expired(spec):
             return False
         # Renew or take over, with the observed version as a precondition: of two candidates only one write succeeds.
         change: dict[str, object] = {
@@ -107,7 +107,7 @@ class LeaseLock:
                 "leaseTransitions": min(int(spec.get("leaseTransitions") or 0) + 1, TRANSITIONS_MAX),
             }
         try:
-            self._observe(await self._patch(record["metadata"]["resourceVersion"], change))
+            self._record_observation(await self._patch_lease(record["metadata"]["resourceVersion"], change))
         except ApiError as error:
             # Another candidate was faster, or the previous attempt of this process arrived late.
             if error.status == 409 and not error.kept_out:
@@ -115,26 +115,26 @@ class LeaseLock:
             raise
         return True
 
-    async def _patch(self, version: str, spec: Mapping[str, object]) -> dict[str, object]:
-        # Not `Client.merge`, which requires that this process leads.
+    async def _patch_lease(self, version: str, spec: Mapping[str, object]) -> dict[str, object]:
+        # Not `Client.merge_patch`, which requires that this process leads.
         return await self._client.request(
             Call("PATCH", "patch", LEASE.plural, LEASE.path(self._namespace, self._name)),
             body={"metadata": {"resourceVersion": version}, "spec": spec},
             content="application/merge-patch+json",
         )
 
-    def _observe(self, record: Manifest) -> None:
+    def _record_observation(self, record: Manifest) -> None:
         self._is_rewound |= self._seen is not None and _version_number(record) < _version_number(self._seen.record)
         if self._seen is None or self._seen.record.get("spec") != record.get("spec"):
             self._seen = _Seen(record, self._clock())
         else:
             self._seen.record = record
 
-    def _expired(self, spec: Manifest) -> bool:
+    def _is_expired(self, spec: Manifest) -> bool:
         duration = min(float(spec.get("leaseDurationSeconds") or self._duration), LONGEST_SECONDS)
         return self._seen is None or self._clock() - self._seen.changed_at > duration
 
-    def _manifest(self) -> dict[str, object]:
+    def _new_lease(self) -> dict[str, object]:
         now = _micro_time()
         return {
             "apiVersion": LEASE.api_version,

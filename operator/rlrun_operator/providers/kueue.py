@@ -26,9 +26,9 @@ from rlrun_operator.providers.queue_answers import (
     Edit,
     Flavor,
     PutStatus,
+    QueuedRun,
     Remove,
     Step,
-    Subject,
     is_of,
     refused_answer,
 )
@@ -44,7 +44,9 @@ def flavors_of(workload: Manifest) -> frozenset[str]:
     return frozenset(name for one in _pod_set_assignments(workload) for name in (one.get("flavors") or {}).values())
 
 
-def pod_set_additions(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[str, Placed], str]:
+def pod_set_additions(
+    run: QueuedRun, workload: Manifest, flavors: Mapping[str, Flavor]
+) -> tuple[dict[str, Placed], str]:
     """Return the additions for each pod set, and a message about contradictions, or an empty string.
 
     Args:
@@ -62,7 +64,7 @@ def pod_set_additions(run: Subject, workload: Manifest, flavors: Mapping[str, Fl
 
 
 def _role_additions(
-    role: str, run: Subject, workload: Manifest, one: Manifest, flavors: Mapping[str, Flavor], problems: list[str]
+    role: str, run: QueuedRun, workload: Manifest, one: Manifest, flavors: Mapping[str, Flavor], problems: list[str]
 ) -> Placed:
     names = sorted(set((one.get("flavors") or {}).values()))
     parts: list[tuple[str, Manifest]] = [
@@ -110,38 +112,38 @@ OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no resources now")
 
 
 @dataclass(frozen=True)
-class _QueuedRun:
+class _RunWorkload:
     """A run with its own, existing Workload."""
 
-    run: Subject
+    run: QueuedRun
     workload: Manifest
     flavors: Mapping[str, Flavor]
     now: float
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return (self.workload.get("spec") or {}).get("active") is not False
 
     @property
-    def marked(self) -> bool:
+    def has_suspension_mark(self) -> bool:
         """Whether the user suspended the run and the Workload has not been activated again."""
-        return objects.SUSPENDED_ANNOTATION in self._annotations
+        return objects.SUSPENDED_ANNOTATION in self._workload_annotations
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         return "deletionTimestamp" in self.workload["metadata"]
 
     @property
-    def evicted(self) -> bool:
-        return objects.holds_true(self.workload, "Evicted") or not self.active
+    def is_evicted(self) -> bool:
+        return objects.holds_true(self.workload, "Evicted") or not self.is_active
 
     @property
-    def fits(self) -> bool:
+    def matches_needs(self) -> bool:
         """Whether the Workload was built for the current needs of the run."""
-        return not self.run.pod_sets or self._annotations.get(SHAPE_ANNOTATION) == objects.shape_of(self.run)
+        return not self.run.pod_sets or self._workload_annotations.get(SHAPE_ANNOTATION) == objects.shape_of(self.run)
 
     @property
-    def outgrown(self) -> bool:
+    def is_outgrown(self) -> bool:
         """Whether the run has more engines than admitted, or its next attempt needs other pods. Fewer engines are allowed."""
         sets = (self.workload.get("spec") or {}).get("podSets") or ()
         counts = {one.get("name"): one.get("count", 1) for one in sets}
@@ -152,10 +154,10 @@ class _QueuedRun:
             {**one, "count": counts.get(one["name"], 0)} if one["name"] in has else one for one in self.run.pod_sets
         )
         mark = objects.shape_of(replace(self.run, pod_sets=own))
-        return self.run.begins and bool(own) and self._annotations.get(SHAPE_ANNOTATION) != mark
+        return self.run.begins and bool(own) and self._workload_annotations.get(SHAPE_ANNOTATION) != mark
 
     @property
-    def _annotations(self) -> Mapping[str, str]:
+    def _workload_annotations(self) -> Mapping[str, str]:
         return self.workload["metadata"].get("annotations") or {}
 
 
@@ -164,7 +166,7 @@ def ignored_field(spec: RLRunSpec) -> str:
     return ""
 
 
-def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
+def next_step(run: QueuedRun, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
     """Return the next write and the answer.
 
     Args:
@@ -179,14 +181,14 @@ def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, 
         name = workload["metadata"]["name"]
         message = f"Workload {name} exists and belongs to another owner; delete it"
         return Step(refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
-    queued = _QueuedRun(run, workload, flavors, now)
+    queued = _RunWorkload(run, workload, flavors, now)
     for rule in _RULES:
         if (found := rule(queued)) is not None:
             return found
     return _answer_waiting(queued)
 
 
-def _without_workload(run: Subject) -> Step:
+def _without_workload(run: QueuedRun) -> Step:
     if run.over is not None or run.suspended:
         return Step(OUT)
     if run.holds:
@@ -196,49 +198,49 @@ def _without_workload(run: Subject) -> Step:
     return Step(kueue_workload.not_judged(run), Create(objects.made_for(run)))
 
 
-def _finish_workload(queued: _QueuedRun) -> Step | None:
+def _finish_workload(queued: _RunWorkload) -> Step | None:
     """Finish the Workload of an ended run. Kueue no longer counts a finished Workload, so its last pod must be gone first."""
     if queued.run.over is None:
         return None
-    if queued.run.holds or queued.ending or objects.holds_true(queued.workload, "Finished"):
+    if queued.run.holds or queued.is_ending or objects.holds_true(queued.workload, "Finished"):
         return Step(OUT)
     update = {"Finished": (True, str(queued.run.over), queued.run.outcome)}
     return Step(OUT, PutStatus(objects.with_conditions(queued.workload, update, queued.now)))
 
 
-def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
+def _replace_gone_workload(queued: _RunWorkload) -> Step | None:
     """Replace a Workload that is being deleted, or that was finished by another client or before a restart request."""
     finished = objects.kueue_condition(queued.workload, "Finished")
-    if not queued.ending and finished.get("status") != "True":
+    if not queued.is_ending and finished.get("status") != "True":
         return None
     if queued.run.holds:
         why = f": {finished.get('message')} ({finished.get('reason')})" if finished else ""
         lost = (
             kueue_workload.lost_answer()
-            if queued.ending
+            if queued.is_ending
             else refused_answer(
                 reasons.EVICTED, f"the run's Workload was finished{why}, which ends its admission", stops=True
             )
         )
         return Step(lost)
     answer = OUT if queued.run.suspended else kueue_workload.not_judged(queued.run)
-    return Step(answer, None if queued.ending else Remove())
+    return Step(answer, None if queued.is_ending else Remove())
 
 
-def _suspend_workload(queued: _QueuedRun) -> Step | None:
+def _suspend_workload(queued: _RunWorkload) -> Step | None:
     """Apply a suspension by the user: first the pods end, then the Workload is deactivated, then its quota is cleared."""
     if not queued.run.suspended:
         return None
     if queued.run.holds:
         return Step(OUT)
-    if queued.active or not queued.marked:
+    if queued.is_active or not queued.has_suspension_mark:
         return Step(OUT, _edit_workload({"active": False}, {objects.SUSPENDED_ANNOTATION: "true"}))
     return Step(OUT, _clear_quota(queued))
 
 
-def _resume_workload(queued: _QueuedRun) -> Step | None:
+def _resume_workload(queued: _RunWorkload) -> Step | None:
     """End a suspension by the user. The Workload is activated only after Kueue's eviction, because an inactive Workload holds no quota."""
-    if not queued.marked or queued.run.holds:
+    if not queued.has_suspension_mark or queued.run.holds:
         return None
     if objects.has_quota(queued.workload):
         return Step(kueue_workload.not_judged(queued.run), _clear_quota(queued))
@@ -247,8 +249,8 @@ def _resume_workload(queued: _QueuedRun) -> Step | None:
     )
 
 
-def _answer_eviction(queued: _QueuedRun) -> Step | None:
-    if not queued.evicted:
+def _answer_eviction(queued: _RunWorkload) -> Step | None:
+    if not queued.is_evicted:
         return None
     if queued.run.holds:
         return Step(kueue_workload.evicted_answer(queued.workload))
@@ -257,13 +259,13 @@ def _answer_eviction(queued: _QueuedRun) -> Step | None:
     return Step(kueue_workload.waiting_answer(queued.run, queued.workload), _clear_quota(queued))
 
 
-def _replace_reshaped(queued: _QueuedRun) -> Step | None:
+def _replace_reshaped(queued: _RunWorkload) -> Step | None:
     """Stop a run that needs other pods than admitted, then replace its Workload: a new shape needs a new admission."""
     run = queued.run
-    if run.holds and queued.outgrown:
+    if run.holds and queued.is_outgrown:
         message = "the run needs other pods than Kueue admitted: it stops, and requests resources for them"
         return Step(refused_answer(reasons.EVICTED, message, stops=True))
-    if run.holds or queued.fits:
+    if run.holds or queued.matches_needs:
         return None
     if objects.has_quota(queued.workload):
         return Step(kueue_workload.not_judged(run), Remove())
@@ -273,7 +275,7 @@ def _replace_reshaped(queued: _QueuedRun) -> Step | None:
     )
 
 
-def _update_rank(queued: _QueuedRun) -> Step | None:
+def _update_rank(queued: _RunWorkload) -> Step | None:
     """Update the priority of a waiting run; for a run with quota Kueue's webhook accepts only some changes."""
     spec = queued.workload.get("spec") or {}
     wanted, reference = queued.run.priority, spec.get("priorityClassRef")
@@ -284,7 +286,7 @@ def _update_rank(queued: _QueuedRun) -> Step | None:
     return Step(kueue_workload.waiting_answer(queued.run, queued.workload), edit)
 
 
-def _answer_admitted(queued: _QueuedRun) -> Step | None:
+def _answer_admitted(queued: _RunWorkload) -> Step | None:
     admission = (queued.workload.get("status") or {}).get("admission") or {}
     asks = queued.run.holds or bool(queued.run.pod_sets)
     if not admission or not objects.holds_true(queued.workload, "Admitted") or not asks:
@@ -297,7 +299,7 @@ def _answer_admitted(queued: _QueuedRun) -> Step | None:
     return Step(answer, _put_condition(queued, ready) if ready is not None else None)
 
 
-_RULES: tuple[Callable[[_QueuedRun], Step | None], ...] = (
+_RULES: tuple[Callable[[_RunWorkload], Step | None], ...] = (
     _finish_workload,
     _replace_gone_workload,
     _suspend_workload,
@@ -310,7 +312,7 @@ _RULES: tuple[Callable[[_QueuedRun], Step | None], ...] = (
 """Rules in order of precedence: the first one that applies determines the step."""
 
 
-def _answer_waiting(queued: _QueuedRun) -> Step:
+def _answer_waiting(queued: _RunWorkload) -> Step:
     """Answer without an admission: a running run stops, any other run waits."""
     if queued.run.holds:
         return Step(kueue_workload.evicted_answer(queued.workload))
@@ -324,14 +326,14 @@ def _answer_waiting(queued: _QueuedRun) -> Step:
     )
 
 
-def _clear_quota(queued: _QueuedRun) -> PutStatus | None:
+def _clear_quota(queued: _RunWorkload) -> PutStatus | None:
     """Release the quota after Kueue's eviction: the status must first contain what Kueue writes at an eviction."""
     if not objects.holds_true(queued.workload, "Evicted") or not objects.has_quota(queued.workload):
         return None
     return PutStatus(objects.cleared_status(queued.workload, queued.now))
 
 
-def _put_condition(queued: _QueuedRun, ready: tuple[bool, str, str]) -> PutStatus:
+def _put_condition(queued: _RunWorkload, ready: tuple[bool, str, str]) -> PutStatus:
     return PutStatus(objects.with_conditions(queued.workload, {"PodsReady": ready}, queued.now))
 
 

@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 
 from rlrun_operator.names import GROUP, SPOT_LABEL, SPOT_SET, Role
-from rlrun_operator.providers.queue_answers import Subject, queue_object, refused_answer
+from rlrun_operator.providers.queue_answers import QueuedRun, queue_object, refused_answer
 from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
 KUEUE = "kueue.x-k8s.io"
 QUEUE_LABEL = f"{KUEUE}/queue-name"
@@ -69,13 +69,13 @@ def _by_labels(affinity: Manifest) -> Json:
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": kept}} if kept else {}
 
 
-def shape_of(run: Subject) -> str:
+def shape_of(run: QueuedRun) -> str:
     """Return a hash of the needs for which a Workload of this run must be built."""
     document = json.dumps([run.queue, run.pod_sets], sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()[:16]
 
 
-def made_for(run: Subject) -> Json:
+def made_for(run: QueuedRun) -> Json:
     """Return the Workload of a run. It has no finalizer, because an uninstalled operator could not remove it."""
     spec = {"active": True, **workload_spec(run), **rank_fields(run)}
     return queue_object(
@@ -83,12 +83,12 @@ def made_for(run: Subject) -> Json:
     )
 
 
-def workload_spec(run: Subject) -> Json:
+def workload_spec(run: QueuedRun) -> Json:
     """Return the fields of a Workload's spec that its shape covers."""
     return {"queueName": run.queue, "podSets": [dict(one) for one in run.pod_sets]}
 
 
-def rank_fields(run: Subject) -> Json:
+def rank_fields(run: QueuedRun) -> Json:
     """Return the fields of a Workload's spec that rank it."""
     reference = run.priority.reference
     return {"priority": run.priority.value} | ({} if reference is None else {"priorityClassRef": reference})
@@ -124,7 +124,7 @@ def with_conditions(workload: Manifest, updates: Mapping[str, tuple[bool, str, s
     for kind, (holds, reason, message) in updates.items():
         before = kueue_condition(workload, kind)
         value = "True" if holds else "False"
-        when = before["lastTransitionTime"] if before.get("status") == value else rfc3339(now)
+        when = before["lastTransitionTime"] if before.get("status") == value else format_rfc3339(now)
         new: Json = {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": when}
         generation = workload["metadata"].get("generation")
         new |= {} if generation is None else {"observedGeneration": generation}
@@ -192,7 +192,7 @@ _LATER = "insufficient unused quota"
 """Texts of releases before 0.19, which have one reason for all waits: Kueue 0.17, flavorassigner.go."""
 
 
-def waiting_answer(run: Subject, workload: Manifest) -> Admission:
+def waiting_answer(run: QueuedRun, workload: Manifest) -> Admission:
     """Return the answer for a run that Kueue has not admitted."""
     name = workload["metadata"]["name"]
     if (workload.get("spec") or {}).get("active") is False and not _is_suspended(workload):
@@ -229,7 +229,7 @@ def _waiting_reason(quota: Mapping[str, object]) -> str:
     return REASONS.get(reason, reasons.WAITING_FOR_RESOURCES)
 
 
-def not_judged(run: Subject) -> Admission:
+def not_judged(run: QueuedRun) -> Admission:
     """Return the answer before Kueue's first condition."""
     message = f"LocalQueue {run.queue}: Kueue has not processed the run's Workload yet"
     return refused_answer(reasons.WAITING_FOR_TURN, message)

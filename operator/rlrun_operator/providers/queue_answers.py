@@ -41,7 +41,7 @@ class Priority:
 
 
 @dataclass(frozen=True)
-class Subject:
+class QueuedRun:
     """View of a run for its queue."""
 
     name: str
@@ -116,7 +116,7 @@ def name_of(run: str, uid: str) -> str:
 
 
 def queue_object(
-    run: Subject, api_version: str, kind: str, spec: Json, *, shape: str, more_labels: Mapping[str, str] | None = None
+    run: QueuedRun, api_version: str, kind: str, spec: Json, *, shape: str, more_labels: Mapping[str, str] | None = None
 ) -> Json:
     """Return a run's object in an external queue: owned by the run, with the hash of its needs."""
     owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": run.name, "uid": run.uid, "controller": True}
@@ -134,7 +134,7 @@ def queue_object(
     }
 
 
-def is_of(run: Subject, held: Manifest) -> bool:
+def is_of(run: QueuedRun, held: Manifest) -> bool:
     """Return whether the run is the controller of an object."""
     owners = held["metadata"].get("ownerReferences") or ()
     return any(owner.get("controller") is True and owner.get("uid") == run.uid for owner in owners)

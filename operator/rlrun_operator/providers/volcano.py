@@ -21,9 +21,9 @@ from rlrun_operator.providers.queue_answers import (
     SHAPE_ANNOTATION,
     Create,
     Edit,
+    QueuedRun,
     Remove,
     Step,
-    Subject,
     is_of,
     name_of,
     queue_object,
@@ -60,7 +60,9 @@ def ignored_field(spec: RLRunSpec) -> str:
     return f"ignored: priority {spec.priority}, because Volcano ranks runs only by trainer.priorityClassName"
 
 
-def next_step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), event_text: str = "") -> Step:
+def next_step(
+    run: QueuedRun, group: Manifest | None, *, queue: QueueState = QueueState(), event_text: str = ""
+) -> Step:
     """Return the next write and the answer.
 
     Args:
@@ -74,7 +76,7 @@ def next_step(run: Subject, group: Manifest | None, *, queue: QueueState = Queue
     return replace(step, answer=replace(step.answer, placed=pod_additions(run)))
 
 
-def _next_write(run: Subject, group: Manifest | None, queue: QueueState, event_text: str) -> Step:
+def _next_write(run: QueuedRun, group: Manifest | None, queue: QueueState, event_text: str) -> Step:
     if group is not None and not is_of(run, group):
         message = f"PodGroup {group['metadata']['name']} exists and belongs to another owner; delete it"
         return Step(
@@ -98,7 +100,7 @@ def _next_write(run: Subject, group: Manifest | None, queue: QueueState, event_t
 OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no resources now")
 
 
-def _group_answer(run: Subject, group: Manifest, queue: QueueState, event_text: str) -> Admission:
+def _group_answer(run: QueuedRun, group: Manifest, queue: QueueState, event_text: str) -> Admission:
     name, phase = group["metadata"]["name"], phase_of(group)
     if phase not in BEGUN and not run.has_pods:
         return _waiting_answer(run, *_explain_wait(run, group, queue, event_text))
@@ -107,7 +109,7 @@ def _group_answer(run: Subject, group: Manifest, queue: QueueState, event_text: 
     return _admitted_answer(run, f"PodGroup {name} is {phase or 'not processed yet'}{more}")
 
 
-def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, event_text: str) -> tuple[str, str]:
+def _explain_wait(run: QueuedRun, group: Manifest | None, queue: QueueState, event_text: str) -> tuple[str, str]:
     """Return reason and message for a run whose pods may not be created."""
     if queue.exists is False:
         return reasons.QUEUE_MISCONFIGURED, (
@@ -127,19 +129,19 @@ def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, event
     return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it needs {_show_pod_sets(run)}{unread}"
 
 
-def _show_pod_sets(run: Subject) -> str:
+def _show_pod_sets(run: QueuedRun) -> str:
     return ", ".join(f"{one['count']} {one['name']}" for one in run.pod_sets if one["count"]) or "nothing"
 
 
-def _waiting_answer(run: Subject, reason: str, message: str) -> Admission:
+def _waiting_answer(run: QueuedRun, reason: str, message: str) -> Admission:
     return Admission(False, reason, f"Volcano Queue {run.queue}: {message}", lapsed=True)
 
 
-def _admitted_answer(run: Subject, message: str) -> Admission:
+def _admitted_answer(run: QueuedRun, message: str) -> Admission:
     return Admission(True, reasons.ROOM_FOUND, f"Volcano Queue {run.queue}: {message}")
 
 
-def pod_additions(run: Subject) -> dict[str, Placed]:
+def pod_additions(run: QueuedRun) -> dict[str, Placed]:
     """Return the additions to pods of each role and to spot engines: the same for all attempts, so that engines are not renewed."""
     name = name_of(run.name, run.uid)
     return {
@@ -148,13 +150,13 @@ def pod_additions(run: Subject) -> dict[str, Placed]:
     }
 
 
-def made_for(run: Subject) -> Json:
+def made_for(run: QueuedRun) -> Json:
     """Return the PodGroup of a run."""
     spec = {name: value for name, value in group_spec(run).items() if value is not None}
     return queue_object(run, f"{VOLCANO}/v1beta1", "PodGroup", spec, shape=shape_of(run))
 
 
-def group_spec(run: Subject) -> Json:
+def group_spec(run: QueuedRun) -> Json:
     """Return the fields of a PodGroup's spec; a value None means that the field is absent."""
     counts = {one["name"]: one["count"] for one in run.pod_sets if one["count"]}
     return {
@@ -166,14 +168,14 @@ def group_spec(run: Subject) -> Json:
     }
 
 
-def _edit_group(run: Subject) -> Json:
+def _edit_group(run: QueuedRun) -> Json:
     """Return a merge patch to the run's current needs; obsolete keys of maps become null."""
     wanted = group_spec(run)
     wanted["minTaskMember"] = dict.fromkeys(ROLES) | wanted["minTaskMember"]
     return {"metadata": {"annotations": {SHAPE_ANNOTATION: shape_of(run)}}, "spec": wanted}
 
 
-def shape_of(run: Subject) -> str:
+def shape_of(run: QueuedRun) -> str:
     """Return a hash of the needs for which a PodGroup of this run must be built."""
     return hashlib.sha256(json.dumps(group_spec(run), sort_keys=True).encode()).hexdigest()[:16]
 

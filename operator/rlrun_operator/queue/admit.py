@@ -36,7 +36,7 @@ from rlrun_operator.queue.shares import (
     shares_of,
     total_capacity,
 )
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
 GRANT_SECONDS = 120.0
 """Seconds after which an unrecorded admission is void: the run waits for something other than the queue."""
@@ -71,11 +71,11 @@ def admit_runs(
     # Each phase uses the results of the one before: charges, then a release, then admissions, then growth with what is left.
     it = _Pass(list(runs), capacity, rules, state, now)
     it.epoch, it.quotas = epoch, Quotas(quotas or {})
-    it.hold()
-    it.release()
-    it.admit()
-    it.grow()
-    return it.plan()
+    it.charge_admitted_runs()
+    it.release_stuck_run()
+    it.admit_waiting_runs()
+    it.offer_growth()
+    return it.make_plan()
 
 
 class _Pass:
@@ -84,9 +84,9 @@ class _Pass:
     ) -> None:
         self.rules, self.state, self.now = rules, state, now
         self.epoch, self.quotas = 0.0, Quotas({})
-        self._remember({run.uid for run in runs}, {run.uid for run in runs if run.stage == "waiting"})
+        self._copy_previous_state({run.uid for run in runs}, {run.uid for run in runs if run.stage == "waiting"})
         self.stopping = {r.uid: state.stopping[r.uid] for r in runs if r.uid in state.stopping and r.stage == "holding"}
-        self._sort(runs)
+        self._divide_by_stage(runs)
         self.patience = Patience(state.patient, {run.uid for run in self.waiting}, rules.leave_seconds, now)
         self.rooms = Rooms(capacity) if capacity is not None else None
         self.shares: Shares = shares_of(rules, total_capacity(capacity), {}, self.holding, self.waiting)
@@ -97,7 +97,7 @@ class _Pass:
         """Free rooms without the resources of that reservation."""
         self.reservation = self._still_reserved(state.reservation)
 
-    def _remember(self, known: Collection[str], waiting: Collection[str]) -> None:
+    def _copy_previous_state(self, known: Collection[str], waiting: Collection[str]) -> None:
         """Copy from the previous pass: unrecorded admissions, releases and pauses of reservations."""
         state, now = self.state, self.now
         # An admission that its run does not record is void after GRANT_SECONDS: its resources would be held
@@ -110,7 +110,7 @@ class _Pass:
             self.tries[uid] = holds.backed_off(self.tries, uid, now)
         self.rests = {uid: until for uid, until in state.rests.items() if uid in known and until > now}
 
-    def _sort(self, runs: Sequence[Applicant]) -> None:
+    def _divide_by_stage(self, runs: Sequence[Applicant]) -> None:
         """Divide the runs by stage; a run with an unrecorded admission counts as holding."""
         self.waiting = [run for run in runs if run.stage == "waiting" and run.uid not in self.granted]
         self.holding = [run for run in runs if run.stage == "holding" and run.uid not in self.stopping]
@@ -118,40 +118,42 @@ class _Pass:
         self.holding += [run.sized(self.sized[run.uid]) if run.uid in self.sized else run for run in begin]
         self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
 
-    def hold(self) -> None:
+    def charge_admitted_runs(self) -> None:
         """Charge the resources of admitted and leaving runs."""
         self.held = holds.charge_holdings(self.rooms, self.holding, self.leaving, self.state, self.now)
         for run in (*self.holding, *self.leaving):
-            self.quotas.know(run)
+            self.quotas.charge_existing(run)
         for run in self.holding:
             self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD, room=self.sized.get(run.uid))
-            self.quotas.charge(run.namespace, missing_pods(run))
+            self.quotas.charge_gang(run.namespace, missing_pods(run))
             # All pods have nodes, so the number of releases starts again.
             if run.uid not in self.held.lacking and run.uid not in self.granted:
                 self.tries.pop(run.uid, None)
         for uid, (reason, message) in self.stopping.items():
             self.verdicts[uid] = Verdict(False, reason, message)
 
-    def release(self) -> None:
+    def release_stuck_run(self) -> None:
         """Release a run that cannot use its resources."""
-        late = holds.run_to_release(self.held, self._recorded(), self.rules, self.now)
+        late = holds.run_to_release(self.held, self._recorded_runs(), self.rules, self.now)
         if late is None:
             return
         seconds = self.now - self.held.lacking[late.uid]
         self.tries[late.uid] = holds.backed_off(self.tries, late.uid, self.now)
         message = f"not all of its pods got a node within {seconds:.0f} s; it releases its resources"
-        self._stop(late, "Released", message)
+        self._stop_run(late, "Released", message)
         # The others get the time again: the released resources may be what they lack.
         self.held.lacking = {uid: self.now for uid in self.held.lacking if uid != late.uid}
 
-    def admit(self) -> None:
+    def admit_waiting_runs(self) -> None:
         """Try the waiting runs in order, and help the first one that does not fit."""
         # A reservation for a run that its quota keeps out would only block others.
         kept = self.reservation
-        if kept is not None and any(run.uid == kept.uid and self.quotas.lack(run.smallest) for run in self.waiting):
+        if kept is not None and any(
+            run.uid == kept.uid and self.quotas.explain_lack(run.smallest_size) for run in self.waiting
+        ):
             self.reservation = None
         ready = [run for run in self.waiting if self.tries.get(run.uid, (0, 0.0))[1] <= self.now]
-        pending = sorted(ready, key=self._order, reverse=True)
+        pending = sorted(ready, key=self._waiting_order, reverse=True)
         first: Applicant | None = None
         self.blocked: list[Applicant] = []
         while pending:
@@ -159,18 +161,18 @@ class _Pass:
             # The largest size that fits now; an elastic run may rather wait for a larger one that others are about to release.
             fitting = ((one, self._room_for(one)) for one in by_size(run))
             one, placed = next(((one, placed) for one, placed in fitting if placed is not None), (run, None))
-            larger = self._soon(run, one) if placed is not None and one.trainers < run.trainers else None
+            larger = self._larger_size_soon(run, one) if placed is not None and one.trainers < run.trainers else None
             if placed is not None and larger is None:
-                self._grant(one, placed, fewer=one.trainers < run.trainers)
-                pending.sort(key=self._order, reverse=True)  # the share of its namespace has grown
+                self._grant_admission(one, placed, fewer=one.trainers < run.trainers)
+                pending.sort(key=self._waiting_order, reverse=True)  # the share of its namespace has grown
                 continue
             # Only the first blocked run gets help: help for several would reserve or preempt more than the queue can use.
             self.blocked.append(run)
-            if first is None and self._may_fit(run.smallest):
+            if first is None and self._may_fit(run.smallest_size):
                 first = run
-                self._help(*larger) if larger is not None else self._help(run.smallest)
+                self._make_room(*larger) if larger is not None else self._make_room(run.smallest_size)
 
-    def grow(self) -> None:
+    def offer_growth(self) -> None:
         """Offer more trainer pods to elastic runs, one after the other, while no other run waits."""
         rooms = self.rooms.copy() if self.rooms is not None else None
         # Free resources belong to waiting runs and to admitted runs without room. Only what is left is
@@ -178,18 +180,18 @@ class _Pass:
         waits = (
             any(run.uid not in self.granted for run in self.waiting) or bool(self.held.homeless) or bool(self.leaving)
         )
-        for run in self._recorded():
+        for run in self._recorded_runs():
             larger = [size for size in reversed(run.sizes) if size > run.trainers]
-            more = [size for size in larger if self.quotas.allows(run, run.sized(size))]
+            more = [size for size in larger if self.quotas.allows_growth(run, run.sized(size))]
             if not larger or (more and rooms is None and not waits):
                 continue
             held = self.held.charges.get(run.uid, {})
             found = choose_growth(rooms, run, more, held) if rooms is not None and not waits else 0
             self.verdicts[run.uid] = replace(self.verdicts[run.uid], room=found or run.trainers)
 
-    def plan(self) -> Plan:
+    def make_plan(self) -> Plan:
         """Return the outcome of the pass."""
-        self._explain()
+        self._explain_waits()
         state = QueueState(
             at=self.now,
             use=self.shares.past,
@@ -204,13 +206,13 @@ class _Pass:
         )
         return Plan(self.verdicts, state)
 
-    def _order(self, run: Applicant) -> tuple[object, ...]:
+    def _waiting_order(self, run: Applicant) -> tuple[object, ...]:
         """Return the sort key of a waiting run: priority, reservation, number of releases, share, arrival.
 
         A run whose pods repeatedly got no nodes comes after all others, because each try would delay them. Several such runs take turns
         regardless of priority, because some may be too large for the cluster.
         """
-        priority, *rest = self.shares.order(run)
+        priority, *rest = self.shares.sort_key(run)
         count = self.tries.get(run.uid, (0, 0.0))[0]
         return (
             count if count >= TRIES else 0,
@@ -222,7 +224,7 @@ class _Pass:
 
     def _room_for(self, run: Applicant) -> Placed | None:
         """Return room for all pods, or None if the run must wait. Without known rooms, a run starts only if no other run is starting."""
-        if self.quotas.lack(run):
+        if self.quotas.explain_lack(run):
             return None
         if self.rooms is None:
             return None if self.held.lacking or self.granted or self.leaving else {}
@@ -241,7 +243,7 @@ class _Pass:
         kept = self.reservation
         if kept is None or kept.uid == run.uid or self._holder_priority(kept) < run.priority:
             return self.rooms
-        if any(self._lands(pods, kept) for pods in run.gang):
+        if any(self._may_take_reserved(pods, kept) for pods in run.gang):
             return None
         if self._open is None or self._open[0] is not kept:
             rooms = self.rooms.copy()
@@ -249,20 +251,20 @@ class _Pass:
             self._open = (kept, rooms)
         return self._open[1]
 
-    def _lands(self, pods: PodSet, kept: Reservation) -> bool:
+    def _may_take_reserved(self, pods: PodSet, kept: Reservation) -> bool:
         """Return whether the scheduler could place such a pod on reserved resources that are free and not enough for both."""
         assert self.rooms is not None
         for room, amounts in kept.amounts.items():
-            if self.rooms.by_name[room].node is None or self.rooms.obstacle(room, pods) is not None:
+            if self.rooms.by_name[room].node is None or self.rooms.find_obstacle(room, pods) is not None:
                 continue
             free = self.rooms.free[room]
             both = scarce_resources(amounts) & scarce_resources(pods.requests)
             short = any(free.get(name, 0.0) - amounts[name] < pods.requests[name] for name in both)
-            if short and self.rooms.fits(room, pods.requests):
+            if short and self.rooms.fits_pod(room, pods.requests):
                 return True
         return False
 
-    def _soon(self, run: Applicant, fitting: Applicant) -> tuple[Applicant, Placed] | None:
+    def _larger_size_soon(self, run: Applicant, fitting: Applicant) -> tuple[Applicant, Placed] | None:
         """Return a larger size of an elastic run with its room, if other runs are releasing that room; None: it starts as it fits now."""
         if self.rooms is None:
             return None
@@ -271,27 +273,27 @@ class _Pass:
             rooms.charge_all(kept.amounts)
         leaving = [self.held.charges.get(other.uid, {}) for other in self.leaving]
         found = self.patience.find_larger(run, fitting.trainers, leaving, rooms)
-        return None if found is None or self.quotas.lack(found[0]) else found
+        return None if found is None or self.quotas.explain_lack(found[0]) else found
 
     def _holder_priority(self, kept: Reservation) -> int:
         return next((run.priority for run in self.waiting if run.uid == kept.uid), 0)
 
-    def _grant(self, run: Applicant, placed: Placed, *, fewer: bool) -> None:
+    def _grant_admission(self, run: Applicant, placed: Placed, *, fewer: bool) -> None:
         if self.rooms is not None:
             self.rooms.charge_all(placed)
             self.held.charges[run.uid], self._open = placed, None
-        self.quotas.charge(run.namespace, run.gang)
+        self.quotas.charge_gang(run.namespace, run.gang)
         self.held.lacking[run.uid] = self.now
         self.granted[run.uid] = self.now
         if fewer:
             self.sized[run.uid] = run.trainers
         self.holding.append(replace(run, started=self.now))
-        self.shares.add(run)
+        self.shares.add_run(run)
         self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD, room=self.sized.get(run.uid))
         if self.reservation is not None and self.reservation.uid == run.uid:
             self.reservation = None
 
-    def _stop(self, run: Applicant, reason: Reason, message: str) -> None:
+    def _stop_run(self, run: Applicant, reason: Reason, message: str) -> None:
         self.stopping[run.uid] = (reason, message)
         self.granted.pop(run.uid, None)
         self.holding = [other for other in self.holding if other.uid != run.uid]
@@ -303,11 +305,11 @@ class _Pass:
 
         A run that exceeds a quota would not: released or reserved resources would be useless for it.
         """
-        if self.quotas.lack(run):
+        if self.quotas.explain_lack(run):
             return False
         return self.rooms is None or place_gang(Rooms(self.rooms.capacity), run.gang) is not None
 
-    def _help(self, head: Applicant, soon: Placed | None = None) -> None:
+    def _make_room(self, head: Applicant, soon: Placed | None = None) -> None:
         """Preempt or reserve for the first run that does not fit. `soon`: room that leaving runs are releasing for it."""
         if self.rooms is None:
             return
@@ -321,23 +323,23 @@ class _Pass:
             rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
         # Resources that are being released are enough: they are kept for the head, and nothing is preempted.
         if (placed := soon or place_gang(rooms, head.gang)) is not None:
-            self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
+            self._reserve_room(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
             return
-        found = choose_victims(rooms, head, self._recorded(), self.held.charges, self.shares, self.now)
+        found = choose_victims(rooms, head, self._recorded_runs(), self.held.charges, self.shares, self.now)
         if found is not None:
             chosen, placed = found
             for run in chosen:
-                self._stop(run, "Preempted", self._why(run, head))
-            self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in chosen))
+                self._stop_run(run, "Preempted", self._preemption_message(run, head))
+            self._reserve_room(head, placed, self.rules.leave_seconds, tuple(run.uid for run in chosen))
         # Without victims the head gets a reservation, but only after others could pass it for `pass_seconds`.
         elif (kept is None or kept.uid != head.uid) and self._has_waited(head):
-            self._keep(head, self._soonest(rooms, head), self.rules.reserve_seconds, ())
+            self._reserve_room(head, self._soonest_room(rooms, head), self.rules.reserve_seconds, ())
 
-    def _recorded(self) -> list[Applicant]:
+    def _recorded_runs(self) -> list[Applicant]:
         """Return admitted runs with a recorded admission: other runs may still record theirs and would not notice that it is void."""
         return [run for run in self.holding if run.uid not in self.granted]
 
-    def _soonest(self, rooms: Rooms, head: Applicant) -> dict[str, dict[str, float]]:
+    def _soonest_room(self, rooms: Rooms, head: Applicant) -> dict[str, dict[str, float]]:
         """Return the room of `head` on the resources of the runs that started first, because they are likely to end first."""
         rooms = rooms.copy()
         for run in sorted(self.holding, key=lambda run: (run.started, run.uid)):
@@ -349,7 +351,7 @@ class _Pass:
     def _has_waited(self, head: Applicant) -> bool:
         return self.now - head.since >= self.rules.pass_seconds and head.uid not in self.rests
 
-    def _keep(
+    def _reserve_room(
         self, head: Applicant, amounts: dict[str, dict[str, float]], seconds: float, leaving: tuple[str, ...]
     ) -> None:
         self.reservation = Reservation(head.uid, amounts, self.now, self.now + seconds, leaving)
@@ -372,17 +374,17 @@ class _Pass:
             )  # the victims have ended: the run fits now, unless foreign pods took the room
         return kept
 
-    def _why(self, run: Applicant, head: Applicant) -> str:
+    def _preemption_message(self, run: Applicant, head: Applicant) -> str:
         name = f"{head.namespace}/{head.name}"
         if run.priority < head.priority:
             return f"it releases its resources to run {name}, whose priority is {head.priority} and not {run.priority}"
         return f"it releases its resources to run {name}: namespace {run.namespace} holds more than its share"
 
-    def _explain(self) -> None:
+    def _explain_waits(self) -> None:
         """Set the verdicts of the runs that continue to wait."""
         blocked = {run.uid for run in self.blocked}
         left = [run for run in self.waiting if run.uid not in self.granted]
-        for position, run in enumerate(sorted(left, key=self._order), 1):
+        for position, run in enumerate(sorted(left, key=self._waiting_order), 1):
             reason, message = self._wait_of(run) if run.uid in blocked else self._pause_of(run)
             self.verdicts[run.uid] = Verdict(False, reason, message, position, len(left))
 
@@ -391,19 +393,19 @@ class _Pass:
         often = f", {count} times in a row" if count > 1 else ""
         return (
             "BackingOff",
-            f"it had room and did not start{often}; the queue retries at {rfc3339(until + self.epoch)}",
+            f"it had room and did not start{often}; the queue retries at {format_rfc3339(until + self.epoch)}",
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:
         if message := self.patience.explain_wait(run.uid):
             return "WaitingForTurn", message
-        run = run.smallest
-        if message := self.quotas.lack(run, empty=True):
+        run = run.smallest_size
+        if message := self.quotas.explain_lack(run, empty=True):
             return (
                 "NeverFits",
                 f"{message}, even if nothing else ran; lower the run's requests, or have the quota raised",
             )
-        if message := self.quotas.lack(run):
+        if message := self.quotas.explain_lack(run):
             return "WaitingForResources", f"{message}; free some of it, or have the quota raised"
         if self.rooms is None:
             return (
@@ -417,7 +419,10 @@ class _Pass:
             if not names:
                 return "WaitingForTurn", "there is room, but pods of runs that were admitted before have no nodes yet"
             return "WaitingForTurn", f"there is room, but it is reserved for run {names[0]}, which has waited longer"
-        empty = self.rooms.emptied()
-        if place_gang(empty, run.gang) is None and place_gang(self.rooms.emptied(recovered=True), run.gang) is None:
+        empty = self.rooms.without_pods()
+        if (
+            place_gang(empty, run.gang) is None
+            and place_gang(self.rooms.without_pods(recovered=True), run.gang) is None
+        ):
             return "NeverFits", f"{describe_missing(empty, run.gang)}, even if nothing else ran"
         return "WaitingForResources", describe_missing(self.rooms, run.gang)

@@ -49,7 +49,7 @@ class Rooms:
         new.free = {name: dict(free) for name, free in self.free.items()}
         return new
 
-    def charge(self, room: str, amounts: Amounts, times: float = 1.0) -> None:
+    def charge_room(self, room: str, amounts: Amounts, times: float = 1.0) -> None:
         """Subtract amounts from a room; an unknown room is ignored."""
         free = self.free.get(room)
         if free is None:
@@ -61,15 +61,15 @@ class Rooms:
     def charge_all(self, amounts: Mapping[str, Amounts], times: float = 1.0) -> None:
         """Subtract amounts from several rooms."""
         for room, part in amounts.items():
-            self.charge(room, part, times)
+            self.charge_room(room, part, times)
 
-    def fits(self, room: str, requests: Amounts) -> bool:
+    def fits_pod(self, room: str, requests: Amounts) -> bool:
         """Return whether one pod fits into the free resources; resources that the rooms do not count are ignored."""
         free = self.free[room]
         counted = self.by_name[room].node is not None
         return all(amount <= free.get(name, 0.0 if counted else amount) + _CLOSE for name, amount in requests.items())
 
-    def times(self, room: str, requests: Amounts, most: int) -> int:
+    def count_fitting(self, room: str, requests: Amounts, most: int) -> int:
         """Return how many such pods fit into the free resources, at most `most`."""
         free, counted = self.free[room], self.by_name[room].node is not None
         found = float(most)
@@ -78,14 +78,14 @@ class Rooms:
                 found = min(found, (free.get(name, 0.0) + _CLOSE) // amount)
         return max(0, int(found))
 
-    def emptied(self, *, recovered: bool = False) -> Rooms:
+    def without_pods(self, *, recovered: bool = False) -> Rooms:
         """Return the same rooms without pods; `recovered`: also with all nodes ready, uncordoned and without pressure."""
         rooms = [replace(room, others={}) for room in self.capacity.rooms]
         if recovered:
             rooms = [room if room.node is None else replace(room, node=healthy_node(room.node)) for room in rooms]
         return Rooms(replace(self.capacity, rooms=tuple(rooms)))
 
-    def obstacle(self, room: str, pods: PodSet) -> str | None:
+    def find_obstacle(self, room: str, pods: PodSet) -> str | None:
         """Return why a room accepts none of these pods even if it is empty, or None."""
         node = self.by_name[room].node
         if node is None:
@@ -95,9 +95,9 @@ class Rooms:
             self._obstacles[key] = obstacle_between(node, pods.spec)
         return self._obstacles[key]
 
-    def qualifying(self, pods: PodSet) -> list[str]:
+    def qualifying_rooms(self, pods: PodSet) -> list[str]:
         """Return the rooms that would accept such a pod if they were empty."""
-        return [name for name in self.free if self.obstacle(name, pods) is None]
+        return [name for name in self.free if self.find_obstacle(name, pods) is None]
 
 
 def sum_amounts(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, float]]:
@@ -157,13 +157,13 @@ def _place_set(rooms: Rooms, pods: PodSet, domain: Mapping[str, str], placed: li
     allowed = rooms_of_domain(rooms, pods, domain)
     for _ in range(pods.count):
         best = min(
-            (r for r in allowed if rooms.fits(r, pods.requests)),
+            (r for r in allowed if rooms.fits_pod(r, pods.requests)),
             key=lambda r: _remaining_room(rooms, r, pods),
             default=None,
         )
         if best is None:
             return False
-        rooms.charge(best, pods.requests)
+        rooms.charge_room(best, pods.requests)
         placed.append((best, pods.requests))
         if pods.apart and rooms.by_name[best].node is not None:
             allowed.remove(best)
@@ -175,7 +175,7 @@ def rooms_of_domain(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> li
     keys = [key for key in pods.together if key in domain]
     return [
         name
-        for name in rooms.qualifying(pods)
+        for name in rooms.qualifying_rooms(pods)
         if all((node := rooms.by_name[name].node) is None or label_of(node, key) == domain[key] for key in keys)
     ]
 
@@ -183,9 +183,9 @@ def rooms_of_domain(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> li
 def count_places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
     """Return how many of these pods fit into each qualifying room, ignoring topology domains."""
     result = {}
-    for name in rooms.qualifying(pods):
+    for name in rooms.qualifying_rooms(pods):
         most = 1 if pods.apart and rooms.by_name[name].node is not None else pods.count
-        result[name] = min(most, rooms.times(name, pods.requests, most))
+        result[name] = min(most, rooms.count_fitting(name, pods.requests, most))
     return result
 
 

@@ -197,12 +197,12 @@ def _may_preempt(run: Applicant, head: Applicant, shares: Shares, left: Mapping[
     # are not protected: they never change sides.
     if now - run.started < rules.protect_seconds:
         return False
-    keeps = left.get(run.namespace, 0.0) - shares.share_of(run) >= shares.entitled(run.namespace) - _CLOSE
-    gets = shares.now.get(head.namespace, 0.0) + shares.share_of(head) <= shares.entitled(head.namespace) + _CLOSE
+    keeps = left.get(run.namespace, 0.0) - shares.share_of(run) >= shares.entitlement_of(run.namespace) - _CLOSE
+    gets = shares.now.get(head.namespace, 0.0) + shares.share_of(head) <= shares.entitlement_of(head.namespace) + _CLOSE
     return keeps and gets
 
 
 def _victim_key(run: Applicant, shares: Shares) -> tuple[float, float, float, str]:
     """Return the sort key of a victim: lowest priority, namespace furthest over its share, latest start."""
-    over = shares.now.get(run.namespace, 0.0) - shares.entitled(run.namespace)
+    over = shares.now.get(run.namespace, 0.0) - shares.entitlement_of(run.namespace)
     return run.priority, -round(over, 9), -run.started, run.uid

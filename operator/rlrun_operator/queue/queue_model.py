@@ -87,7 +87,7 @@ class Applicant:
         return sum(pods.count for pods in self.gang if pods.role == "trainer")
 
     @property
-    def smallest(self) -> Applicant:
+    def smallest_size(self) -> Applicant:
         """The run with its minimum number of trainer pods."""
         return self.sized(min(self.sizes[0], self.trainers)) if self.sizes else self
 
@@ -150,7 +150,7 @@ class QueueRules:
     half_life_seconds: float = 21600.0
     """Half-life of past use in a namespace's share."""
 
-    def weight(self, namespace: str) -> float:
+    def weight_of(self, namespace: str) -> float:
         """Return the weight of a namespace."""
         return self.weights.get(namespace, 1.0)
 

@@ -24,10 +24,10 @@ class Scope:
     operator: str = "Exists"
     values: tuple[str, ...] = ()
 
-    def holds(self, pod: Manifest) -> bool:
+    def matches_pod(self, pod: Manifest) -> bool:
         """Return whether a pod with this spec meets this requirement."""
         if self.name == "PriorityClass":
-            return self._selects(str(pod.get("priorityClassName") or ""))
+            return self._matches_class(str(pod.get("priorityClassName") or ""))
         found = {
             "Terminating": _has_deadline(pod),
             "NotTerminating": not _has_deadline(pod),
@@ -37,7 +37,7 @@ class Scope:
         }
         return found.get(self.name, False)
 
-    def _selects(self, value: str) -> bool:
+    def _matches_class(self, value: str) -> bool:
         """Match like a label selector on a pod whose only label is its class: a pod without a class is in no list."""
         holds = {
             "In": value in self.values and bool(value),
@@ -60,7 +60,7 @@ def scopes_of(spec: Manifest) -> tuple[Scope, ...]:
 
 def counts_pod(scopes: Iterable[Scope], pod: Manifest) -> bool:
     """Return whether a quota with these scopes counts a pod with this spec."""
-    return all(scope.holds(pod) for scope in scopes)
+    return all(scope.matches_pod(pod) for scope in scopes)
 
 
 def _has_deadline(pod: Manifest) -> bool:
@@ -103,7 +103,7 @@ class Quota:
         """Return the amounts of the pods of a gang that this quota counts."""
         return asked_of(pods for pods in gang if counts_pod(self.scopes, pods.spec))
 
-    def lacks(self, asked: Amounts, *, empty: bool = False) -> str:
+    def explain_excess(self, asked: Amounts, *, empty: bool = False) -> str:
         """Return a message about the first exceeded amount, or an empty string if all amounts fit.
 
         Args:
@@ -128,7 +128,7 @@ class Quotas:
         }
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
-    def charge(self, namespace: str, gang: Iterable[PodSet]) -> None:
+    def charge_gang(self, namespace: str, gang: Iterable[PodSet]) -> None:
         """Charge pods that will be created."""
         pods = tuple(gang)
         for quota in self._quotas.get(namespace) or ():
@@ -136,7 +136,7 @@ class Quotas:
             for name in quota.hard.keys() & asked.keys():
                 quota.used[name] = quota.used.get(name, 0.0) + asked[name]
 
-    def know(self, run: Applicant) -> None:
+    def charge_existing(self, run: Applicant) -> None:
         """Charge existing pods of a run: the quota's reported use may be older than these pods."""
         specs = {pods.role: pods.spec for pods in run.gang}
         for quota in self._quotas.get(run.namespace) or ():
@@ -147,17 +147,19 @@ class Quotas:
             for name in quota.hard.keys() & known.keys():
                 quota.used[name] = max(quota.used.get(name, 0.0), known[name])
 
-    def lack(self, run: Applicant, *, empty: bool = False) -> str:
+    def explain_lack(self, run: Applicant, *, empty: bool = False) -> str:
         """Return a message about the first quota without room for a run, or an empty string."""
         quotas = self._quotas.get(run.namespace) or ()
-        return next((text for quota in quotas if (text := quota.lacks(quota.asked_of(run.gang), empty=empty))), "")
+        return next(
+            (text for quota in quotas if (text := quota.explain_excess(quota.asked_of(run.gang), empty=empty))), ""
+        )
 
-    def allows(self, run: Applicant, larger: Applicant) -> bool:
+    def allows_growth(self, run: Applicant, larger: Applicant) -> bool:
         """Return whether the quotas allow a run with pods to change to a larger size."""
         for quota in self._quotas.get(run.namespace) or ():
             had = quota.asked_of(run.gang)
             more = {name: amount - had.get(name, 0.0) for name, amount in quota.asked_of(larger.gang).items()}
-            if quota.lacks(more):
+            if quota.explain_excess(more):
                 return False
         return True
 

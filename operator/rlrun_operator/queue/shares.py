@@ -64,19 +64,19 @@ class Shares:
         """Return the share of one run."""
         return dominant_share(run.total, self.total)
 
-    def add(self, run: Applicant) -> None:
+    def add_run(self, run: Applicant) -> None:
         """Add the share of an admitted run."""
         self.now[run.namespace] = self.now.get(run.namespace, 0.0) + self.share_of(run)
 
-    def order(self, run: Applicant) -> tuple[float, float, float, str]:
+    def sort_key(self, run: Applicant) -> tuple[float, float, float, str]:
         """Return the sort key of a waiting run: priority, its namespace's share, arrival."""
         share = PAST_WEIGHT * self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0)
-        return -run.priority, round(share / self.rules.weight(run.namespace), 9), run.since, run.uid
+        return -run.priority, round(share / self.rules.weight_of(run.namespace), 9), run.since, run.uid
 
-    def entitled(self, namespace: str) -> float:
+    def entitlement_of(self, namespace: str) -> float:
         """Return the entitlement of a namespace while others have demand."""
-        weights = sum(self.rules.weight(each) for each in self.demand | {namespace})
-        return self.rules.weight(namespace) / weights
+        weights = sum(self.rules.weight_of(each) for each in self.demand | {namespace})
+        return self.rules.weight_of(namespace) / weights
 
 
 def shares_of(
@@ -90,7 +90,7 @@ def shares_of(
     runs = list(runs)
     shares = Shares(rules, total, past, {}, frozenset(run.namespace for run in (*runs, *waiting)))
     for run in runs:
-        shares.add(run)
+        shares.add_run(run)
     return shares
 
 
@@ -211,7 +211,9 @@ def _fills_node(rooms: Rooms, pods: PodSet) -> bool:
     """Return whether no node has room for two of these pods."""
     if any(room.node is None for room in rooms.by_name.values()):
         return False
-    totals = [rooms.by_name[name].total for name in rooms.qualifying(pods)] or [r.total for r in rooms.by_name.values()]
+    totals = [rooms.by_name[name].total for name in rooms.qualifying_rooms(pods)] or [
+        r.total for r in rooms.by_name.values()
+    ]
     two = [all(2 * amount <= total.get(name, 0.0) for name, amount in pods.requests.items()) for total in totals]
     return pods.apart or not any(two)
 
@@ -223,11 +225,11 @@ def _scarce_names(pods: PodSet) -> list[str]:
 
 def _near_misses(rooms: Rooms, pods: PodSet, fitting: set[str]) -> str:
     """Return the rooms that come closest, and the obstacles of other rooms."""
-    qualifying = [name for name in rooms.qualifying(pods) if name not in fitting]
+    qualifying = [name for name in rooms.qualifying_rooms(pods) if name not in fitting]
     closest = sorted(qualifying, key=lambda name: (-_free_amount(rooms, name, pods), name))
     shown = [f"{name}: {_first_lacking(rooms, name, pods)}" for name in closest[:_SHOWN]]
-    others = sorted(name for name in rooms.free if rooms.obstacle(name, pods) is not None)
-    shown += [f"{name}: {rooms.obstacle(name, pods)}" for name in others[: _SHOWN - len(shown)]]
+    others = sorted(name for name in rooms.free if rooms.find_obstacle(name, pods) is not None)
+    shown += [f"{name}: {rooms.find_obstacle(name, pods)}" for name in others[: _SHOWN - len(shown)]]
     more = len(closest) + len(others) - len(shown)
     return f" ({'; '.join(shown)}{f'; and {more} more' if more > 0 else ''})" if shown else ""
 

@@ -54,7 +54,7 @@ class Admissions:
         settings: settings of the queue.
         render: settings for rendering pods.
         serves: returns whether this operator manages a run.
-        again: `again(key, seconds)` queues a pass over a run.
+        requeue: `requeue(key, seconds)` queues a pass over a run.
         now: returns seconds since the epoch.
         clock: returns steady seconds.
     """
@@ -67,7 +67,7 @@ class Admissions:
         render: RenderSettings,
         *,
         serves: Callable[[Manifest], bool],
-        again: Callable[[Key, float], None],
+        requeue: Callable[[Key, float], None],
         now: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
@@ -77,7 +77,7 @@ class Admissions:
         self._rules = rules_of(settings)
         self._render = render
         self._serves = serves
-        self._again = again
+        self._requeue = requeue
         self._now = now
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -99,7 +99,7 @@ class Admissions:
         # One plan for all runs: passes that wait for the lock use the plan that the first of them makes.
         async with self._lock:
             if self._clock() >= self._next_at:
-                await self._plan()
+                await self._update_plan()
         known = self._answers.get(str(run["metadata"]["uid"]))
         if known is not None:
             return known
@@ -107,13 +107,13 @@ class Admissions:
         entry = self._queue_entry(run, self._now() - self._clock()) if self._serves(run) else None
         if entry is None or entry.applicant.stage != "waiting":
             return OUT
-        self._again(entry.key, self._next_at - self._clock())
+        self._requeue(entry.key, self._next_at - self._clock())
         return SOON
 
-    async def _plan(self) -> None:
+    async def _update_plan(self) -> None:
         before = self._answers
         capacity, quotas = await self._read_capacity(), await self._read_quotas()
-        self._values = await self._look_ups.priorities(self._unknown_classes())
+        self._values = await self._look_ups.read_priorities(self._unknown_classes())
         began = self._clock()
         # From here on nothing is awaited: the plan sees all runs in one state, and admissions are stored before the next plan reads.
         # The wall clock may be set. The queue therefore counts in steady seconds, and recorded times are converted to them.
@@ -133,7 +133,7 @@ class Admissions:
             # Only answers that change a decision start a pass. Positions change with every plan, and are
             # reported in the next regular pass.
             if (answer.admitted, answer.stops, answer.room) != (known.admitted, known.stops, known.room):
-                self._again(by_uid[uid], 0.0)
+                self._requeue(by_uid[uid], 0.0)
 
     async def _read_capacity(self) -> Callable[[set[Key]], Capacity | None]:
         """Return a function from the keys of the queued runs to the capacity, or to None if the nodes cannot be read."""

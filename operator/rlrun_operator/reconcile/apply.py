@@ -102,7 +102,7 @@ class Applier:
         self._now = now
         self._clock = clock
 
-    async def act(self, namespace: str, decision: Decision) -> Outcome:
+    async def make_writes(self, namespace: str, decision: Decision) -> Outcome:
         """Make the writes of a decision, one after the other. A refused write stops only the writes that depend on it.
 
         Raises:
@@ -139,23 +139,23 @@ class Applier:
     async def _make_write(self, namespace: str, write: Write) -> None:
         match write:
             case Grow():
-                await self._grow(namespace, write)
+                await self._grow_claim(namespace, write)
             case CheckSecret():
                 await self._check_secret(write.manifest)
             case DryRun():
                 await self._dry_run(write.manifest)
             case Create():
-                await self._create(write.manifest)
+                await self._create_object(write.manifest)
             case Apply():
-                await self._apply(write)
+                await self._apply_object(write)
             case Annotate():
-                await self._annotate(namespace, write)
+                await self._annotate_object(namespace, write)
             case Scale():
-                await self._scale(namespace, write)
+                await self._scale_object(namespace, write)
             case Delete():
-                await self._delete(namespace, write)
+                await self._delete_object(namespace, write)
             case Disown():
-                await self._disown(namespace, write)
+                await self._disown_object(namespace, write)
 
     async def is_taken(self, manifest: Manifest) -> bool:
         """Return whether a foreign object has a child's name."""
@@ -165,13 +165,13 @@ class Applier:
             return True
         return False
 
-    async def _grow(self, namespace: str, grow: Grow) -> None:
+    async def _grow_claim(self, namespace: str, grow: Grow) -> None:
         """Enlarge a claim; not-grown if the API server refuses, stale if the claim has changed since the observation."""
         # The version is a precondition: a user may have changed the claim since the observation.
         preconditions = {"uid": grow.uid} | ({} if grow.version is None else {"resourceVersion": grow.version})
         patch = {"metadata": preconditions, "spec": {"resources": {"requests": {"storage": grow.size}}}}
         try:
-            self._store_response(await self._client.merge(CLAIM, namespace, grow.claim, patch))
+            self._store_response(await self._client.merge_patch(CLAIM, namespace, grow.claim, patch))
         except ApiError as error:
             found = await self._client.get(CLAIM, namespace, grow.claim)
             if found is not None and preconditions.items() <= found["metadata"].items():
@@ -181,7 +181,7 @@ class Applier:
                 self._store.remove(CLAIM.kind, namespace, grow.claim, grow.uid)
             if found is not None:
                 self._store_response({**found, "apiVersion": CLAIM.api_version, "kind": CLAIM.kind})
-            raise _stale(f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}") from error
+            raise _stale_outcome(f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}") from error
 
     async def _dry_run(self, manifest: Manifest) -> None:
         try:
@@ -200,14 +200,14 @@ class Applier:
             # The operator may not read Secrets. A dry-run create shows whether the name is free.
             lost = await self._client.create(secret, dry_run=True) is not None
         except ApiError as error:
-            if error.withheld or error.refused:
+            if error.is_withheld or error.refused:
                 raise _kept_out(ref, error, ASKED) from error
             log.debug("the existence of %s cannot be checked: %s", _describe_object(secret), error)
             return
         if lost:
             raise _StopError(Outcome("key-lost", refused=(Refusal(ref, "", kind="key-lost"),)))
 
-    async def _create(self, manifest: Manifest) -> None:
+    async def _create_object(self, manifest: Manifest) -> None:
         # An existing object is read, because the cache may not contain it yet, and because it may be foreign.
         made = await self._classify_refusal(manifest, self._client.create(manifest))
         self._store_response(made)
@@ -216,7 +216,7 @@ class Applier:
         ):  # the operator can read none, and its name holds the run's UID
             self._store_response(await self._find_own(manifest))
 
-    async def _apply(self, item: Apply) -> None:
+    async def _apply_object(self, item: Apply) -> None:
         # Never apply over an unknown object: an apply with force takes it over, and its deletion follows that of the run.
         expected = item.replaces or (ABSENT if item.expect_absent else None)
         if await self._applied_over(item.manifest, expected or item.known or ABSENT):
@@ -226,10 +226,12 @@ class Applier:
         found = await self._find_own(item.manifest)
         if found is None:
             if not await self._applied_over(item.manifest, ABSENT):
-                raise _stale(f"{_describe_object(item.manifest)} has appeared")
+                raise _stale_outcome(f"{_describe_object(item.manifest)} has appeared")
         elif expected is not None:
             self._store_response(found)
-            raise _stale(f"{_describe_object(item.manifest)} {'has changed' if item.replaces else 'exists already'}")
+            raise _stale_outcome(
+                f"{_describe_object(item.manifest)} {'has changed' if item.replaces else 'exists already'}"
+            )
         else:
             self._store_response(
                 await self._classify_refusal(item.manifest, self._client.apply(item.manifest)), applied=True
@@ -251,15 +253,15 @@ class Applier:
             raise _StopError(Outcome("name-taken", child=manifest, refused=(refused,)))
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
-    async def _annotate(self, namespace: str, annotate: Annotate) -> None:
+    async def _annotate_object(self, namespace: str, annotate: Annotate) -> None:
         """Annotate an object; a deleted or replaced object is left out."""
         patch = {"metadata": {"uid": annotate.uid, "annotations": dict(annotate.annotations)}}
         try:
             self._store_response(
-                await self._client.merge(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name, patch)
+                await self._client.merge_patch(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name, patch)
             )
         except ApiError as error:
-            if error.withheld:
+            if error.is_withheld:
                 raise _kept_out(annotate.ref, error, "be annotated") from error
             if error.status not in (404, 409, 422):  # 409, 422: the UID of a living object cannot be changed
                 raise
@@ -272,12 +274,12 @@ class Applier:
         found = await self._client.get(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name)
         return found is not None and found["metadata"]["uid"] == annotate.uid
 
-    async def _scale(self, namespace: str, scale: Scale) -> None:
+    async def _scale_object(self, namespace: str, scale: Scale) -> None:
         resource, name = BY_KIND[scale.ref.kind], scale.ref.name
         try:
             self._store_response(await self._client.scale(resource, namespace, name, scale.replicas, uid=scale.uid))
         except ApiError as error:
-            if error.withheld:
+            if error.is_withheld:
                 raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
             if error.status not in (404, 422):  # 422: the UID of a living object cannot be changed
                 raise
@@ -291,21 +293,23 @@ class Applier:
             self._store.remove(resource.kind, namespace, name, scale.uid)
             if found is not None:
                 self._store_response({**found, "apiVersion": resource.api_version, "kind": resource.kind})
-            raise _stale(f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}") from error
+            raise _stale_outcome(
+                f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}"
+            ) from error
 
-    async def _disown(self, namespace: str, disown: Disown) -> None:
+    async def _disown_object(self, namespace: str, disown: Disown) -> None:
         preconditions = {"uid": disown.uid} | ({} if disown.version is None else {"resourceVersion": disown.version})
         patch = {"metadata": {**preconditions, "ownerReferences": list(disown.owners)}}
         try:
-            self._store_response(await self._client.merge(CLAIM, namespace, disown.claim, patch))
+            self._store_response(await self._client.merge_patch(CLAIM, namespace, disown.claim, patch))
         except ApiError as error:
-            if error.withheld:
+            if error.is_withheld:
                 raise _kept_out(Ref(CLAIM.kind, disown.claim), error, "be kept") from error
             if error.status not in (404, 409, 422):  # it has changed or was replaced: the watch reports it
                 raise
             log.debug("claim %s keeps its owner, because it has changed: %s", disown.claim, error)
 
-    async def _delete(self, namespace: str, delete: Delete) -> None:
+    async def _delete_object(self, namespace: str, delete: Delete) -> None:
         try:
             answer = await self._client.delete(
                 BY_KIND[delete.ref.kind],
@@ -315,7 +319,7 @@ class Applier:
                 grace_seconds=delete.grace_seconds,
             )
         except ApiError as error:
-            if error.withheld:
+            if error.is_withheld:
                 raise _kept_out(delete.ref, error, "be deleted") from error
             raise
         # With a grace period or a finalizer the object still exists; without them the answer is a Status.
@@ -328,7 +332,7 @@ class Applier:
         try:
             return await call
         except ApiError as error:
-            if error.withheld or limit_was_filled_in(error.message, manifest) or _is_fixed(error, manifest):
+            if error.is_withheld or limit_was_filled_in(error.message, manifest) or _is_fixed(error, manifest):
                 raise _kept_out(Ref(manifest["kind"], manifest["metadata"]["name"]), error) from error
             if error.refused:
                 causes = refusal_causes(error.message, error.details)
@@ -377,7 +381,7 @@ def _kept_out(ref: Ref, error: ApiError, doing: str = MADE) -> _StopError:
     return _StopError(Outcome("not-admitted", error.message, refused=(refused,)))
 
 
-def _stale(difference: str) -> _StopError:
+def _stale_outcome(difference: str) -> _StopError:
     return _StopError(Outcome("stale", difference))
 
 

@@ -68,9 +68,9 @@ class Feed:
             self._store_lease(found)
         elif event == "DELETED":
             keys = self._store.remove(kind, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
-            self._queue(kind, keys)
+            self._queue_runs(kind, keys)
         else:
-            self._queue(kind, self._store.put(found, self._now()))
+            self._queue_runs(kind, self._store.put(found, self._now()))
 
     def _store_lease(self, found: Manifest) -> None:
         metadata = found["metadata"]
@@ -91,14 +91,14 @@ class Feed:
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
-    async def compare(self, stream: Stream) -> None:
+    async def compare_stream(self, stream: Stream) -> None:
         """List all objects of a stream. Objects that the list lacks are gone; listed objects replace later states, which a restored etcd
         has lost."""
         kind, namespace = stream.resource.kind, stream.namespace
         selector = "" if stream.resource in (RLRUN, CLAIM) else SELECTOR
         # Both are taken before the request: the list says nothing about objects that are created while it
         # runs.
-        before, memory = self._store.idents(kind, namespace), self._store.memory(kind, namespace)
+        before, memory = self._store.idents_of(kind, namespace), self._store.memory(kind, namespace)
         listed, rewound = set(), 0
         metadata_only = stream.resource in PARTS
         async for found in self._client.list(stream.resource, namespace, labels=selector, metadata_only=metadata_only):
@@ -116,7 +116,7 @@ class Feed:
             rewound += self._store.forget_rewound(found, memory)
             self.on_object(None, found)
         # Objects that the list lacks were deleted while no watch was open. No event reports them any more.
-        self._queue(kind, self._store.prune(kind, namespace, before, listed))
+        self._queue_runs(kind, self._store.remove_unlisted(kind, namespace, before, listed))
         if rewound:
             log.warning(
                 "%d of %s are older than in the cache: etcd was restored from a backup; all objects are listed again",
@@ -125,7 +125,7 @@ class Feed:
             )
             self._on_rewound()
 
-    def _queue(self, kind: str, keys: Iterable[Key]) -> None:
+    def _queue_runs(self, kind: str, keys: Iterable[Key]) -> None:
         for key in keys:
             self._add(key, 0.0 if kind == RLRUN.kind else SETTLE_SECONDS)
 
@@ -226,11 +226,11 @@ class Sync:
                 if not ready:
                     break
                 for stream in ready:
-                    await self._compare(stream)
+                    await self._compare_or_retry(stream)
 
-    async def _compare(self, stream: Stream) -> None:
+    async def _compare_or_retry(self, stream: Stream) -> None:
         try:
-            await self._feed.compare(stream)
+            await self._feed.compare_stream(stream)
         except (ApiError, UnavailableError) as error:
             log.info("%s were not compared with the cluster: %s", stream, error)
         except Exception as error:  # an unreadable list must not stop the other streams

@@ -14,7 +14,7 @@ from rlrun_operator.decide.reading import has_let_go
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import Resource
-from rlrun_operator.providers.queue_answers import Step, Subject, name_of, refused_answer
+from rlrun_operator.providers.queue_answers import QueuedRun, Step, name_of, refused_answer
 from rlrun_operator.reconcile.observe import observe_run
 from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, Cluster, QueueObjects
 from rlrun_operator.settings import RenderSettings
@@ -41,7 +41,7 @@ class QueueAdapter(Protocol):
     def render_needs(self, snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
         """Return the needs of a run's next attempt, by role, in the form of this queue."""
 
-    async def next_step(self, subject: Subject, run: Manifest, held: Manifest | None) -> Step:
+    async def next_step(self, subject: QueuedRun, run: Manifest, held: Manifest | None) -> Step:
         """Return the next write of the run's object, and the answer.
 
         Args:
@@ -53,7 +53,7 @@ class QueueAdapter(Protocol):
             UnavailableError: a part of the decision cannot be read now.
         """
 
-    def keep_admission(self, subject: Subject, absent: str) -> Admission:
+    def keep_admission(self, subject: QueuedRun, absent: str) -> Admission:
         """Return the answer for a run that holds resources while the objects cannot be listed because of `absent`.
 
         Raises:
@@ -72,7 +72,7 @@ class ExternalQueue:
         self._render = render
         self.adapter = adapter
         self._objects = QueueObjects(
-            cluster, adapter.resource, why_absent=adapter.explain_absence, on_look=self._drop_deleted_runs
+            cluster, adapter.resource, why_absent=adapter.explain_absence, on_list=self._drop_deleted_runs
         )
         self._needs: dict[str, tuple[object, tuple[Json, ...]]] = {}
         """Inputs and result of `render_needs`, by the run's UID."""
@@ -110,7 +110,7 @@ class ExternalQueue:
             return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
         # No event reports the end of a suspended run's pods, after which its object releases the resources, so it is observed again.
         if subject.suspended and subject.holds:
-            self._cluster.again(key, LOOK_SECONDS)
+            self._cluster.requeue(key, LOOK_SECONDS)
         return await self._objects.write_until_current(
             subject, lambda current: self.adapter.next_step(subject, snapshot.applied.run, current)
         )
@@ -143,7 +143,7 @@ def began_before(snapshot: RunSnapshot) -> bool:
     return snapshot.attempt > 0
 
 
-def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> Subject:
+def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> QueuedRun:
     """Return the view of a run that its external queue needs.
 
     Args:
@@ -160,7 +160,7 @@ def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> Sub
     suspended = find_condition(past.conditions, reasons.SUSPENDED)
     stops = suspended is not None and suspended.reason == reasons.SUSPENDING  # a new pod may be missing in the cache
     at_rest = is_true(past.conditions, reasons.SUSPENDED) or is_true(past.conditions, reasons.RESTARTING)
-    return Subject(
+    return QueuedRun(
         name=snapshot.names.run,
         namespace=str(snapshot.metadata["namespace"]),
         uid=uid,

@@ -17,7 +17,7 @@ from rlrun_operator.kube.resources import FLAVOR, PRIORITY_CLASS, WORKLOAD, WORK
 from rlrun_operator.names import SPOT_SET
 from rlrun_operator.providers.kueue import flavors_of, next_step
 from rlrun_operator.providers.kueue_workload import PRIORITY_LABEL, QUEUE_LABEL, pod_sets
-from rlrun_operator.providers.queue_answers import Flavor, Priority, Step, Subject, refused_answer
+from rlrun_operator.providers.queue_answers import Flavor, Priority, QueuedRun, Step, refused_answer
 from rlrun_operator.reconcile.external_queue import QueueAdapter
 from rlrun_operator.reconcile.queue_objects import Cluster
 from rlrun_operator.render import render_workloads, spot_deployment
@@ -62,20 +62,20 @@ class Classes:
         spec = run.get("spec") or {}
         named = (run["metadata"].get("labels") or {}).get(PRIORITY_LABEL)
         if named:
-            return await self._class(WORKLOAD_PRIORITY_CLASS, str(named))
+            return await self._class_priority(WORKLOAD_PRIORITY_CLASS, str(named))
         if isinstance(own := spec.get("priority"), int) and own:
             return Priority(own)
         trainer = spec.get("trainer")
         name = trainer.get("priorityClassName") if isinstance(trainer, dict) else None
-        return await self._class(PRIORITY_CLASS, str(name)) if name else Priority()
+        return await self._class_priority(PRIORITY_CLASS, str(name)) if name else Priority()
 
-    async def _class(self, kind: Resource, name: str) -> Priority:
+    async def _class_priority(self, kind: Resource, name: str) -> Priority:
         value = self._settings.priority_classes.get(name)
         if value is None:
-            value = int((await self._get(kind, name, "queue.priorityClasses")).get("value") or 0)
+            value = int((await self._read_object(kind, name, "queue.priorityClasses")).get("value") or 0)
         return Priority(value, kind.group, kind.kind, name)
 
-    async def flavor(self, name: str) -> Flavor:
+    async def read_flavor(self, name: str) -> Flavor:
         """Return the fields of a ResourceFlavor, from the chart's values or the cluster.
 
         Raises:
@@ -84,10 +84,10 @@ class Classes:
         given = self._settings.flavors.get(name)
         if given is not None:
             return Flavor(given.node_labels, given.tolerations)
-        spec = (await self._get(FLAVOR, name, "queue.flavors")).get("spec") or {}
+        spec = (await self._read_object(FLAVOR, name, "queue.flavors")).get("spec") or {}
         return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
 
-    async def _get(self, kind: Resource, name: str, value: str) -> Manifest:
+    async def _read_object(self, kind: Resource, name: str, value: str) -> Manifest:
         """Return a cluster-scoped object.
 
         Raises:
@@ -144,32 +144,32 @@ class KueueAdapter(QueueAdapter):
         """Return the pod sets of the next attempt without additions of an admission."""
         return sets_of(snapshot, spec)
 
-    async def next_step(self, subject: Subject, run: Manifest, held: Manifest | None) -> Step:
+    async def next_step(self, queued_run: QueuedRun, run: Manifest, held: Manifest | None) -> Step:
         """Read the priority class and the admitted flavors, and return the next write and the answer.
 
         Raises:
             UnavailableError: a class or a flavor of a run with resources cannot be read now.
         """
         try:
-            subject = replace(subject, priority=await self._classes.priority(run))
+            queued_run = replace(queued_run, priority=await self._classes.priority(run))
             names = flavors_of(held) if held is not None else frozenset()
-            flavors = {name: await self._classes.flavor(name) for name in sorted(names)}
+            flavors = {name: await self._classes.read_flavor(name) for name in sorted(names)}
         except UnknownError as error:
-            if subject.holds:
-                return Step(self.keep_admission(subject, str(error)))
+            if queued_run.holds:
+                return Step(self.keep_admission(queued_run, str(error)))
             return Step(refused_answer(reasons.QUEUE_MISCONFIGURED, str(error)))
-        made = next_step(subject, held, flavors=flavors, now=self._now())
+        made = next_step(queued_run, held, flavors=flavors, now=self._now())
         if made.answer.admitted:
-            self._placed[subject.uid] = made.answer
+            self._placed[queued_run.uid] = made.answer
         return made
 
-    def keep_admission(self, subject: Subject, absent: str) -> Admission:
+    def keep_admission(self, queued_run: QueuedRun, absent: str) -> Admission:
         """Return the last admission, which has the additions to the pods: without them the pods would be replaced.
 
         Raises:
             UnavailableError: this process has not seen the admission.
         """
-        if (kept := self._placed.get(subject.uid)) is None:
+        if (kept := self._placed.get(queued_run.uid)) is None:
             raise UnavailableError(absent)
         return kept
 
@@ -192,7 +192,7 @@ def sets_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
     """
     context = replace(snapshot.context(spec, 1), spec=spec, placed={}, excluded=())
     spot, engines = spot_deployment(context), spec.inference
-    most_spot = engines.on_spot(engines.most)
-    most = {"inference": engines.most - most_spot, SPOT_SET: most_spot}
+    most_spot = engines.on_spot(engines.max_replicas)
+    most = {"inference": engines.max_replicas - most_spot, SPOT_SET: most_spot}
     sets = pod_sets((*render_workloads(context).existing, *((spot,) if spot is not None and most_spot else ())))
     return tuple({**one, "count": most.get(one["name"], one["count"])} for one in sets)

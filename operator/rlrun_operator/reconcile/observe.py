@@ -122,7 +122,9 @@ class LookUps:
         self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._list_nodes, clock)
         self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._list_pods, clock)
 
-    async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
+    async def add_requested_facts(
+        self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()
+    ) -> Observed:
         """Return `observed` with the facts that a decision requested.
 
         Args:
@@ -153,7 +155,7 @@ class LookUps:
         }
         return {name: await shared.get() for name, shared in list(self._quotas.items())}
 
-    async def priorities(self, names: Iterable[str]) -> dict[str, int | str]:
+    async def read_priorities(self, names: Iterable[str]) -> dict[str, int | str]:
         """Return the values of PriorityClasses by name; for an unreadable class, the reason and the fix as a text."""
         wanted = sorted(set(names))
         self._classes = {

@@ -21,9 +21,9 @@ from rlrun_operator.providers.queue_answers import (
     Create,
     Edit,
     PutStatus,
+    QueuedRun,
     Remove,
     Step,
-    Subject,
     Write,
     name_of,
     refused_answer,
@@ -51,8 +51,8 @@ class Cluster:
     """Returns whether this operator manages a run."""
     is_active: Callable[[], bool]
     """Returns whether this process acts on runs now (it is the leader)."""
-    again: Callable[[Key, float], None]
-    """`again(key, seconds)` queues a pass over a run."""
+    requeue: Callable[[Key, float], None]
+    """`requeue(key, seconds)` queues a pass over a run."""
     now: Callable[[], float] = time.time
     """Seconds since the epoch."""
     clock: Callable[[], float] = time.monotonic
@@ -79,7 +79,7 @@ class QueueObjects:
         cluster: clients and caches.
         resource: kind of the objects.
         why_absent: returns the message for a refused list: the queue is not installed, or a permission is missing.
-        on_look: callback with the UIDs of all runs after each list.
+        on_list: callback with the UIDs of all runs after each list.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class QueueObjects:
         resource: Resource,
         *,
         why_absent: Callable[[ApiError], str],
-        on_look: Callable[[set[str]], None] = lambda uids: None,
+        on_list: Callable[[set[str]], None] = lambda uids: None,
     ) -> None:
         self._cluster = cluster
         self._resource = resource
         self._why_absent = why_absent
-        self._on_look = on_look
+        self._on_list = on_list
         self._listed_at: dict[str | None, float] = {}
         self._absent: dict[str | None, str] = {}
         """Reason why the objects of a namespace (None: all namespaces) cannot be listed; empty if they can."""
@@ -133,7 +133,9 @@ class QueueObjects:
         if not self._absent.get(place) and place not in self._listed_at:
             raise UnavailableError(f"{self._resource.plural}.{self._resource.group} cannot be listed")
 
-    async def write_until_current(self, run: Subject, step: Callable[[Manifest | None], Awaitable[Step]]) -> Admission:
+    async def write_until_current(
+        self, run: QueuedRun, step: Callable[[Manifest | None], Awaitable[Step]]
+    ) -> Admission:
         """Write the run's object until it is up to date, and return the answer of its last state.
 
         Args:
@@ -147,21 +149,21 @@ class QueueObjects:
                 self._tries.pop(run.uid, None)
                 return made.answer
             try:
-                await self._write(run.namespace, name, made.write)
+                await self._make_write(run.namespace, name, made.write)
             except (ApiError, UnavailableError) as error:
                 tries = self._tries[run.uid] = self._tries.get(run.uid, 0) + 1
                 wait = backoff(tries, first=RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
-                self._cluster.again(key, wait)
+                self._cluster.requeue(key, wait)
                 what = f"its {self._resource.kind} could not be written; retry in {wait:g} s"
                 log.warning("run %s/%s: %s: %s", *key, what, error)
                 return self._answer_after_failure(run, made, made.write, error)
         # The external queue changes the object as fast as it is written. The last answer holds, and the rest
         # follows in a later pass.
-        self._cluster.again(key, LOOK_SECONDS)
+        self._cluster.requeue(key, LOOK_SECONDS)
         return made.answer
 
     def _answer_after_failure(
-        self, run: Subject, made: Step, write: Write, error: ApiError | UnavailableError
+        self, run: QueuedRun, made: Step, write: Write, error: ApiError | UnavailableError
     ) -> Admission:
         """Return the answer after a failed write: a run without an object waits, and an admitted run keeps its admission."""
         kind = self._resource.kind
@@ -175,7 +177,7 @@ class QueueObjects:
         ref = Ref(kind, name_of(run.name, run.uid))
         return replace(made.answer, refused=(Refusal(ref, error.message, doing),))
 
-    async def _write(self, namespace: str, name: str, write: Write) -> None:
+    async def _make_write(self, namespace: str, name: str, write: Write) -> None:
         """Make a write. If the object differs from the cached one, update the cache instead, so that the next step decides again."""
         client = self._cluster.client
         # A name that is taken is no error: the object is read, and the next step decides on it.
@@ -201,7 +203,7 @@ class QueueObjects:
                 )
             elif isinstance(write, Edit):
                 patch = {**write.patch, "metadata": {**(write.patch.get("metadata") or {}), **version}}
-                self._store_object(await client.merge(self._resource, namespace, name, patch))
+                self._store_object(await client.merge_patch(self._resource, namespace, name, patch))
             else:
                 await client.delete(self._resource, namespace, name, uid=str(version["uid"]))
                 self._after_deletion(namespace, name, known, await client.get(self._resource, namespace, name))
@@ -232,7 +234,7 @@ class QueueObjects:
     async def _list_objects(self, namespace: str | None) -> None:
         before = self._absent.get(namespace, "")
         try:
-            await self._cluster.feed.compare(Stream(self._resource, namespace))
+            await self._cluster.feed.compare_stream(Stream(self._resource, namespace))
         except ApiError as error:
             self._absent[namespace] = self._why_absent(error)
         except UnavailableError as error:
@@ -245,7 +247,7 @@ class QueueObjects:
         uids = {str(run["metadata"]["uid"]) for run in runs}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in uids}
         # Answers, needs and tries are kept by UID, so that a run of the same name does not inherit them.
-        self._on_look(uids)
+        self._on_list(uids)
         if self._absent[namespace] != before:
             for run in runs:
-                self._cluster.again((run["metadata"]["namespace"], run["metadata"]["name"]), 0.0)
+                self._cluster.requeue((run["metadata"]["namespace"], run["metadata"]["name"]), 0.0)

@@ -31,7 +31,7 @@ def queue_of(cluster: Cluster, settings: QueueSettings, render: RenderSettings) 
         settings,
         render,
         serves=cluster.serves,
-        again=cluster.again,
+        requeue=cluster.requeue,
         now=cluster.now,
         clock=cluster.clock,
     )

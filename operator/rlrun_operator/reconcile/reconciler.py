@@ -93,7 +93,7 @@ class Reconciler:
         outside: clients and caches.
         settings: settings for rendering children.
         name: name of this operator; runs with another `managedBy` are ignored.
-        again: `again(key, seconds)` queues another pass.
+        requeue: `requeue(key, seconds)` queues another pass.
         now: returns seconds since the epoch.
         clock: returns steady seconds.
         random: source of the jitter of backoffs.
@@ -106,7 +106,7 @@ class Reconciler:
         outside: Dependencies,
         settings: RenderSettings,
         name: str = "",
-        again: Callable[[Key, float], None],
+        requeue: Callable[[Key, float], None],
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
@@ -120,7 +120,7 @@ class Reconciler:
         self._queue = outside.queue
         self._settings = settings
         self._name = name
-        self._again = again
+        self._requeue = requeue
         self._now = now
         self._clock = clock
         self._random = random or Random()
@@ -140,12 +140,12 @@ class Reconciler:
         started = self._clock()
         outcome = "error"
         try:
-            await self._pass(key)
+            await self._run_pass(key)
             outcome = "ok"
         finally:
             self._metrics.reconcile_seconds.labels(outcome).observe(self._clock() - started)
 
-    async def _pass(self, key: Key) -> None:
+    async def _run_pass(self, key: Key) -> None:
         """Read, admit, decide, act and report. New facts start another round, at most `ROUNDS` in one pass."""
         memory = self._memories.setdefault(key, RunMemory())
         # Two reads that the watches cannot replace: a foreign object's name, and a Lease whose watch may be silent.
@@ -154,11 +154,11 @@ class Reconciler:
         until = self._clock() + ACT_SECONDS
         for left in reversed(range(ROUNDS)):
             # Read: the observation of this run from the caches. A deleted run is removed from memory; a run of another operator is ignored.
-            observed = self._observe(key, memory)
+            observed = self._observe_run(key, memory)
             if observed is None:
                 self._memories.pop(key, None)
                 forget_run(*key)
-                self._metrics.forget(key)
+                self._metrics.forget_run(key)
                 return
             if "deletionTimestamp" in observed.run["metadata"]:
                 return  # the garbage collector deletes the children
@@ -179,7 +179,7 @@ class Reconciler:
             if decision is None:
                 continue
             # Report: the status is written last, because it must not record actions that did not happen.
-            await self._report(key, observed.run, decision, memory)
+            await self._report_status(key, observed.run, decision, memory)
             self._queue_next_pass(key, decision, memory)
             return
         raise UnavailableError("the cluster changes faster than it can be read")
@@ -187,12 +187,12 @@ class Reconciler:
     def _queue_next_pass(self, key: Key, decision: Decision, memory: RunMemory) -> None:
         """Queue the next pass: for a deadline, for the retry of a refused growth, and after own writes."""
         if decision.wake_in is not None:
-            self._again(key, decision.wake_in)
+            self._requeue(key, decision.wake_in)
         if (known := memory.refusals.get("not-grown")) is not None and known.until > self._clock():
-            self._again(key, known.until - self._clock())
+            self._requeue(key, known.until - self._clock())
         if any(not isinstance(write, (CheckSecret, DryRun)) for write in decision.writes):
             # The cache contains the responses to these writes already, so no watch event will follow.
-            self._again(key, SETTLE_SECONDS)
+            self._requeue(key, SETTLE_SECONDS)
 
     async def _make_writes(
         self, key: Key, observed: Observed, decision: Decision, memory: RunMemory, *, last: bool
@@ -207,7 +207,7 @@ class Reconciler:
         mark, repaired_before = self._settings.network.mark, memory.repaired_at
         if any(isinstance(write, Apply) and write.repairs for write in decision.writes):
             memory.repaired_at = self._clock()
-        outcome = await self._applier.act(key[0], decision)
+        outcome = await self._applier.make_writes(key[0], decision)
         # A refused growth stops nothing: the next round makes the other writes without it.
         if outcome.kind == "not-grown":
             memory.repaired_at = repaired_before
@@ -228,7 +228,7 @@ class Reconciler:
             self._remember_refusal(observed, outcome, memory)
             return None
         if memory.refusals.pop("not-admitted", None) is not None:
-            self._again(key, SETTLE_SECONDS)  # this report still names the refused writes
+            self._requeue(key, SETTLE_SECONDS)  # this report still names the refused writes
         return decision
 
     def _remember_refusal(self, observed: Observed, outcome: Outcome, memory: RunMemory) -> None:
@@ -261,10 +261,10 @@ class Reconciler:
         tries = 0 if all(each.quota for each in outcome.refused) else known.tries + 1
         memory.refusals["not-admitted"] = Remembered(outcome.refused, tries=tries)
         wait = backoff(tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
-        self._again(key, wait)
+        self._requeue(key, wait)
         return report_waiting(decision, run, made=outcome.created)
 
-    def _observe(self, key: Key, memory: RunMemory) -> Observed | None:
+    def _observe_run(self, key: Key, memory: RunMemory) -> Observed | None:
         run = self._store.get(RLRUN.kind, *key)
         if run is None:
             return None
@@ -326,12 +326,12 @@ class Reconciler:
         refused = memory.refusals_of("not-admitted")
         if decision.look_up or refused:
             of_operator = events_of(refused, observed.run["metadata"]["namespace"])
-            observed = await self._look_ups.complete(observed, decision.look_up, of_operator)
+            observed = await self._look_ups.add_requested_facts(observed, decision.look_up, of_operator)
             if observed.events or observed.nodes is not None:
                 decision = decide_on(observed)
         return decision
 
-    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: RunMemory) -> None:
+    async def _report_status(self, key: Key, run: Manifest, decision: Decision, memory: RunMemory) -> None:
         """Write the status if it differs and its write is due, then post the events."""
         old: Mapping[str, object] = run.get("status") or {}
         shown = printable_document(decision.status)  # messages quote pods, events and environments
@@ -345,7 +345,7 @@ class Reconciler:
         # A status that may wait is dropped, not queued: the pass at its time decides again, from newer facts.
         wait = memory.written_at + self._seconds_between_writes(run, decision) - self._clock()
         if wait > 0:
-            self._again(key, wait)
+            self._requeue(key, wait)
             return
         patch = {
             # Preconditions: the write must not change a successor of the same name, or a version that was not observed.
@@ -355,17 +355,17 @@ class Reconciler:
         try:
             # A conflict shows a newer version of the run: it is read at once, and the next pass decides on
             # it. A deleted run is removed from the cache, because its watch event may come late.
-            written = await self._client.merge(RLRUN, *key, patch, subresource="status")
+            written = await self._client.merge_patch(RLRUN, *key, patch, subresource="status")
         except ApiError as error:
             if error.kept_out:  # webhooks refuse with any HTTP status
                 raise
             if error.status == 404:
                 self._wake_others(key, self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"]))
             elif error.status == 409:
-                await self._refresh(key)
+                await self._refresh_run(key)
             else:
                 raise
-            self._again(key, 0.0)
+            self._requeue(key, 0.0)
             return
         # The answer goes into the cache before the next pass, which must not decide on the status before this
         # write. Events follow the write that they explain.
@@ -382,7 +382,7 @@ class Reconciler:
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
-    async def _refresh(self, key: Key) -> None:
+    async def _refresh_run(self, key: Key) -> None:
         """Read a run that another client changed during this pass, instead of waiting for the watch."""
         live = await self._client.get(RLRUN, *key)
         if live is not None:
@@ -391,11 +391,11 @@ class Reconciler:
     def _wake_others(self, key: Key, changed: set[Key]) -> None:
         """Queue the runs that share a trainer with this one: the watch reports no change that the cache already contains."""
         for other in changed - {key}:
-            self._again(other, 0.0)
+            self._requeue(other, 0.0)
 
     async def _post_events(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
         for event in events:
-            await self._poster.post(run, event)
+            await self._poster.post_event(run, event)
 
 
 def _applies_access_policy(key: Key, decision: Decision) -> bool:

@@ -102,7 +102,7 @@ def request_refused(error: ApiError) -> EventRecord | None:
     Returns:
         the event, or None if the error may disappear by itself, as a conflict does.
     """
-    if not (error.withheld or error.refused):
+    if not (error.is_withheld or error.refused):
         return None
     refused = claim_messages.kept_out(f"the operator cannot {error.what}", error.message, "the run")
     return EventRecord("Warning", reasons.REQUEST_REFUSED, refused.message)

@@ -14,7 +14,7 @@ from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import EVENT, POD_GROUP, VOLCANO_QUEUE
 from rlrun_operator.providers import volcano
-from rlrun_operator.providers.queue_answers import Step, Subject
+from rlrun_operator.providers.queue_answers import QueuedRun, Step
 from rlrun_operator.queue.packing import gang_of
 from rlrun_operator.reconcile.external_queue import QueueAdapter
 from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, Cluster
@@ -50,7 +50,7 @@ class VolcanoAdapter(QueueAdapter):
         self._settings = settings
         self._queues: dict[str, _Read] = {}
         """States of Queues by name. Entries are replaced and never removed, because a cluster has few Queues."""
-        self._told: dict[str, tuple[str, float]] = {}
+        self._messages: dict[str, tuple[str, float]] = {}
         """Volcano's last message and the time until which it is cached, by the PodGroup's UID."""
 
     def explain_absence(self, error: ApiError) -> str:
@@ -70,28 +70,30 @@ class VolcanoAdapter(QueueAdapter):
 
     def render_needs(self, snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
         """Return the pods of each role without which the run cannot work."""
-        return members_of(snapshot, spec)
+        return required_pods(snapshot, spec)
 
-    async def next_step(self, subject: Subject, run: Manifest, held: Manifest | None) -> Step:
+    async def next_step(self, queued_run: QueuedRun, run: Manifest, held: Manifest | None) -> Step:
         """Read the reasons of the wait of a waiting run; return the answer and the next write.
 
         The Queue and the events only explain a wait, so they are not read for other runs or for a group whose pods Volcano already allows.
         """
-        waits = not (subject.has_pods or subject.over or subject.suspended)
+        waits = not (queued_run.has_pods or queued_run.over or queued_run.suspended)
         if not waits or (held is not None and volcano.phase_of(held) in volcano.BEGUN):
-            return volcano.next_step(subject, held)
-        told = await self._read_last_message(held) if held is not None else ""
-        return volcano.next_step(subject, held, queue=await self._read_queue_state(subject.queue), event_text=told)
+            return volcano.next_step(queued_run, held)
+        last_message = await self._read_last_message(held) if held is not None else ""
+        return volcano.next_step(
+            queued_run, held, queue=await self._read_queue_state(queued_run.queue), event_text=last_message
+        )
 
-    def keep_admission(self, subject: Subject, absent: str) -> Admission:
+    def keep_admission(self, queued_run: QueuedRun, absent: str) -> Admission:
         """Return an admission, because the additions to the pods follow from the run only."""
         kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps its resources: {absent}")
-        return replace(kept, placed=volcano.pod_additions(subject))
+        return replace(kept, placed=volcano.pod_additions(queued_run))
 
     def drop_runs(self, uids: set[str]) -> None:
         """Remove expired messages: they are cached by PodGroup, and expire before a run is missed."""
         now = self._cluster.clock()
-        self._told = {uid: kept for uid, kept in self._told.items() if now < kept[1]}
+        self._messages = {uid: kept for uid, kept in self._messages.items() if now < kept[1]}
 
     async def _read_queue_state(self, name: str) -> volcano.QueueState:
         """Return the state of a Queue; unknown if it may not be read."""
@@ -111,7 +113,7 @@ class VolcanoAdapter(QueueAdapter):
     async def _read_last_message(self, group: Manifest) -> str:
         """Return Volcano's last message why a PodGroup is Pending; only an event contains it."""
         metadata = group["metadata"]
-        known = self._told.get(metadata["uid"])
+        known = self._messages.get(metadata["uid"])
         if known is not None and self._cluster.clock() < known[1]:
             return known[0]
         fields = f"involvedObject.kind={POD_GROUP.kind},involvedObject.name={metadata['name']}"
@@ -126,12 +128,12 @@ class VolcanoAdapter(QueueAdapter):
                     last = max(last, (str(event.get("lastTimestamp") or event.get("eventTime") or ""), message))
         except ApiError as error:
             log.info("events of PodGroup %s were not read: %s", metadata["name"], error)
-        believed = READ_SECONDS if last[1] else LOOK_SECONDS
-        self._told[metadata["uid"]] = last[1], self._cluster.clock() + believed
+        cache_seconds = READ_SECONDS if last[1] else LOOK_SECONDS
+        self._messages[metadata["uid"]] = last[1], self._cluster.clock() + cache_seconds
         return last[1]
 
 
-def members_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
+def required_pods(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
     """Return the pods of each role without which a run cannot work. Volcano admits the run when all of them fit.
 
     The workloads are rendered for the newest attempt, or for attempt 1 of a run without attempts. Engines and pods of an

@@ -68,7 +68,7 @@ class Watcher:
             with contextlib.suppress(RuntimeError):  # the home loop is closed: the process ends
                 home.call_soon_threadsafe(self._on_object, event, found)
 
-        self._thread = threading.Thread(target=self._supervise, args=(hand_over,), name="watches", daemon=True)
+        self._thread = threading.Thread(target=self._keep_watching, args=(hand_over,), name="watches", daemon=True)
         self._thread.start()
 
     def restart(self) -> None:
@@ -86,7 +86,7 @@ class Watcher:
         with contextlib.suppress(RuntimeError):
             self._stop()
 
-    def _supervise(self, hand_over: OnObject) -> None:
+    def _keep_watching(self, hand_over: OnObject) -> None:
         while not self._stopping.is_set():
             try:
                 asyncio.run(self._run_kopf(hand_over))

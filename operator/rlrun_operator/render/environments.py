@@ -312,7 +312,7 @@ def written_folders(ctx: RunContext) -> list[str]:
     )
 
 
-def mounts(ctx: RunContext, role: Role) -> list[Json]:
+def container_mounts(ctx: RunContext, role: Role) -> list[Json]:
     """Return the mounts of the container."""
     return [
         container_parts.run_mount(ctx) | {"readOnly": True},
@@ -329,7 +329,7 @@ def config_maps(sources: Sequence[EnvFromSource]) -> Iterator[Json]:
             yield source.config_map_ref.model_dump(by_alias=True, exclude_none=True)
 
 
-def variables(ctx: RunContext, own: Sequence[EnvVar], sources: Sequence[EnvFromSource]) -> list[Json]:
+def container_variables(ctx: RunContext, own: Sequence[EnvVar], sources: Sequence[EnvFromSource]) -> list[Json]:
     """Return the variables of the container: the operator's own, and those of the role that an environment may have.
 
     Args:
@@ -356,11 +356,11 @@ def variables(ctx: RunContext, own: Sequence[EnvVar], sources: Sequence[EnvFromS
         *({"name": name, "value": value} for name, value in values.items()),
         *(_POD_NAME if ctx.model_maker == "trainer" else ()),
         *(v.model_dump(by_alias=True, exclude_none=True) for v in own if v.name in allowed),
-        *_candidates([name for name in named if name not in allowed], sources),
+        *_candidate_secrets([name for name in named if name not in allowed], sources),
     ]
 
 
-def _candidates(names: Sequence[str], sources: Sequence[EnvFromSource]) -> Iterator[Json]:
+def _candidate_secrets(names: Sequence[str], sources: Sequence[EnvFromSource]) -> Iterator[Json]:
     """Yield the keys of Secrets that may contain a variable of the environment, such as the hub's token, but no other keys of these
     Secrets.
 

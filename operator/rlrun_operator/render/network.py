@@ -290,7 +290,7 @@ def _reference_access(ctx: RunContext) -> list[Manifest]:
     if not ctx.has_trainer or ctx.spec.model.name is not None:
         return []
     reference, tiny = ctx.spec.algorithm.reference, ctx.spec.model.tiny
-    fetched = reference is not None and reference.resolved(ctx.spec.model).name is not None
+    fetched = reference is not None and reference.resolve_model(ctx.spec.model).name is not None
     if not fetched and (tiny is None or not _reads_hub(tiny.warmup_environment, tiny.warmup_args)):
         return []
     egress = with_addresses([_tcp_ports(HUB_PORT)], ctx.settings.installation.policy.egress)

@@ -115,7 +115,7 @@ class RunContext:
     @property
     def engine_total(self) -> int:
         """Number of the run's engines, including spot engines."""
-        return self.engine_count or self.spec.inference.least
+        return self.engine_count or self.spec.inference.min_replicas
 
     @property
     def colocated(self) -> bool:
@@ -145,17 +145,17 @@ class RunContext:
     @property
     def key_secret(self) -> str:
         """Name of the Secret with the run's key, for its trainer and engines; a guest's orchestrator requests its slot with it."""
-        return self.names.secret(self.uid, self.key_attempt)
+        return self.names.key_secret(self.uid, self.key_attempt)
 
     @property
     def first_trainer(self) -> str:
         """DNS name of the trainer's first pod."""
-        return f"{self.serving.trainer_pod(0)}.{self.serving.trainer}.{self._domain}"
+        return f"{self.serving.trainer_pod(0)}.{self.serving.trainer}.{self._namespace_domain}"
 
     @property
     def engines(self) -> str:
         """DNS name of all engines."""
-        return f"{self.serving.inference}.{self._domain}"
+        return f"{self.serving.inference}.{self._namespace_domain}"
 
     @cached_property
     def config(self) -> RunConfig:
@@ -183,7 +183,7 @@ class RunContext:
         )
 
     @property
-    def _domain(self) -> str:
+    def _namespace_domain(self) -> str:
         return f"{self.namespace}.svc.{self.settings.cluster_domain}"
 
 

@@ -125,8 +125,8 @@ def demonstrations_container(ctx: RunContext, role: Role) -> list[dict[str, obje
         "name": DEMONSTRATIONS_CONTAINER,
         **_image_fields(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "demonstrations", environments.DEMONSTRATIONS_FOLDER],
-        "env": without_proxy(ctx.spec, environments.variables(ctx, own.env, own.env_from)),
-        "volumeMounts": environments.mounts(ctx, role),
+        "env": without_proxy(ctx.spec, environments.container_variables(ctx, own.env, own.env_from)),
+        "volumeMounts": environments.container_mounts(ctx, role),
         "securityContext": container_parts.CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

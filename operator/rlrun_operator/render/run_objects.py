@@ -134,7 +134,11 @@ def _config_map(ctx: RunContext, text: str) -> Manifest:
 def has_engines_to_keep(ctx: RunContext) -> bool:
     """Return whether an eviction budget makes sense: the run has several engines, and `minAvailable` is above 0."""
     engines = ctx.spec.inference
-    return ctx.has_engines and engines.most - engines.on_spot(engines.most) > 1 and engines.min_available > 0
+    return (
+        ctx.has_engines
+        and engines.max_replicas - engines.on_spot(engines.max_replicas) > 1
+        and engines.min_available > 0
+    )
 
 
 def eviction_budget(ctx: RunContext) -> Manifest:
@@ -149,7 +153,7 @@ def eviction_budget(ctx: RunContext) -> Manifest:
     selector: Json = {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "inference"}}
     if engines.spot is not None:
         selector["matchExpressions"] = [{"key": SPOT_LABEL, "operator": "DoesNotExist"}]
-    least = engines.least - engines.on_spot(engines.least)
+    least = engines.min_replicas - engines.on_spot(engines.min_replicas)
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -112,14 +112,14 @@ def find_refusals(installation: Installation, namespace: str, name: str, spec: M
     for role in ROLES:
         block = spec.get(role)
         if isinstance(block, Mapping):
-            found += _Place(policy, role, role).judge(allowed_fields.ROLE, block)
-    found += _Place(policy, "", "").judge(allowed_fields.REST, spec)
+            found += _Place(policy, role, role).check_value(allowed_fields.ROLE, block)
+    found += _Place(policy, "", "").check_value(allowed_fields.REST, spec)
     return [*found, *refused_egress(policy, spec), *_operators_own(installation, namespace, name, spec)]
 
 
 def refused_claim(policy: RunPolicy, path: str, claim: str) -> list[str]:
     """Return the refusals for a claim that a run gets from elsewhere than its own fields."""
-    return list(_Place(policy, path, "").judge(Listed("claims"), claim))
+    return list(_Place(policy, path, "").check_value(Listed("claims"), claim))
 
 
 def _operators_own(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> Iterator[str]:
@@ -148,7 +148,7 @@ class _Place:
     exact: bool = True
     """Whether rules other than the policy's lists apply: not in an unrestricted `podTemplate`."""
 
-    def judge(self, rule: Rule, value: object) -> Iterator[str]:
+    def check_value(self, rule: Rule, value: object) -> Iterator[str]:
         """Yield messages about the value at this position."""
         match rule:
             case Anything():
@@ -165,60 +165,60 @@ class _Place:
                 yield from self._check_isolation(value)
             case _:
                 if self.exact and (fix := _describe_fault(rule, value)):
-                    yield self._refuse(value, fix)
+                    yield self._refusal_message(value, fix)
 
     def _check_fields(self, rule: Fields, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
             if self.exact:
-                yield self._refuse(value, "write a map of fields")
+                yield self._refusal_message(value, "write a map of fields")
             return
         for key, inner in value.items():
-            there = self._at(f"{self.path}.{key}" if self.path else str(key))
+            there = self._with_path(f"{self.path}.{key}" if self.path else str(key))
             if inner is None:
                 if rule.closed and self.exact:
-                    yield there._refuse(None, "null would remove the operator's own value; remove the line")
+                    yield there._refusal_message(None, "null would remove the operator's own value; remove the line")
             elif key in rule.fields:
                 if rule.fields[key] is allowed_fields.POD_TEMPLATE:
                     there = replace(there, exact=self.policy.pod_template == "Restricted")
-                yield from there.judge(rule.fields[key], inner)
+                yield from there.check_value(rule.fields[key], inner)
             elif rule.closed and self.exact:
-                yield there._refuse(inner, f"remove it; allowed here: {', '.join(sorted(rule.fields))}")
+                yield there._refusal_message(inner, f"remove it; allowed here: {', '.join(sorted(rule.fields))}")
 
     def _check_elements(self, rule: Each | Containers, value: object) -> Iterator[str]:
         if not isinstance(value, list):
             if self.exact:
-                yield self._refuse(value, "write a list")
+                yield self._refusal_message(value, "write a list")
             return
         for index, element in enumerate(value):
-            there = self._at(f"{self.path}[{index}]")
-            yield from there.judge(rule.element, element)
+            there = self._with_path(f"{self.path}[{index}]")
+            yield from there.check_value(rule.element, element)
             if not isinstance(rule, Containers) or not self.exact or not isinstance(element, Mapping):
                 continue
             if not (rule.own and element.get("name") == self.role) and not _states_limits(element):
                 fix = "set securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
-                yield there._refuse(element.get("name"), fix)
+                yield there._refusal_message(element.get("name"), fix)
 
     def _check_listed(self, rule: Listed, value: object) -> Iterator[str]:
-        if isinstance(value, str) and self.policy.allows(rule.list, value):
+        if isinstance(value, str) and self.policy.allows_value(rule.list, value):
             return
-        names = ", ".join(self.policy.patterns(rule.list)) or "none"
+        names = ", ".join(self.policy.patterns_of(rule.list)) or "none"
         fix = "name one of them, or ask the administrator of the operator to allow it"
         yield f"{self.path} ({_show_value(value)}) is not allowed by this installation (policy.{rule.list}: {names}); {fix}"
 
     def _check_keys(self, rule: Keys, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
             if self.exact:
-                yield self._refuse(value, "write a map of strings")
+                yield self._refusal_message(value, "write a map of strings")
             return
         for key, inner in value.items():
-            there = self._at(f"{self.path}[{key}]")
+            there = self._with_path(f"{self.path}[{key}]")
             if rule.kind == "annotations":
-                if not self.policy.allows("annotations", key):
+                if not self.policy.allows_value("annotations", key):
                     yield from there._check_listed(Listed("annotations"), key)
             elif self.exact and _RESERVED_LABEL.fullmatch(key):
-                yield there._refuse(inner, "remove it: the operator and Kubernetes select pods by such labels")
+                yield there._refusal_message(inner, "remove it: the operator and Kubernetes select pods by such labels")
             if inner is None and self.exact:
-                yield there._refuse(None, "null would remove the operator's own value; remove the line")
+                yield there._refusal_message(None, "null would remove the operator's own value; remove the line")
 
     def _check_isolation(self, value: object) -> Iterator[str]:
         """Check the isolation of an environment; the default is the container (`EnvironmentConfig.shares_container`)."""
@@ -232,10 +232,10 @@ class _Place:
                 f"(policy.environmentIsolation: {required}); {fix}"
             )
 
-    def _at(self, path: str) -> _Place:
+    def _with_path(self, path: str) -> _Place:
         return replace(self, path=path)
 
-    def _refuse(self, value: object, fix: str) -> str:
+    def _refusal_message(self, value: object, fix: str) -> str:
         return f"{self.path} ({_show_value(value)}) {_NO_TEMPLATE}; {fix}"
 
 

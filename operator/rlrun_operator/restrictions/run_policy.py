@@ -90,7 +90,7 @@ class RunPolicy(Config):
                 )
         return self
 
-    def patterns(self, name: ListName) -> Patterns:
+    def patterns_of(self, name: ListName) -> Patterns:
         """Return the list of this name."""
         lists: dict[ListName, Patterns] = {
             "serviceAccounts": self.service_accounts,
@@ -102,11 +102,11 @@ class RunPolicy(Config):
         }
         return lists[name]
 
-    def allows(self, name: ListName, value: str) -> bool:
+    def allows_value(self, name: ListName, value: str) -> bool:
         """Return whether the list of this name contains `value`."""
         if name == "secrets" and re.fullmatch(RUN_KEY, value):
             return False
-        return any(_matches_pattern(pattern, value) for pattern in self.patterns(name))
+        return any(_matches_pattern(pattern, value) for pattern in self.patterns_of(name))
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -84,12 +84,12 @@ class Store:
                 self._forget_gone(key)
             self._remember_claim(key, known, slim)
             shares = self._remember_host(key, known, slim)
-        keys = self._keys(ident, slim) | shares
+        keys = self._affected_runs(ident, slim) | shares
         if known is not None:
             if _is_same(slim, known):
                 return set()
-            keys |= self._keys(ident, known)
-            self._disown(ident, known)
+            keys |= self._affected_runs(ident, known)
+            self._detach_from_run(ident, known)
             if ident[0] == POD.kind and replaced:
                 self._remember_gone(known)  # its deletion may be reported after its successor
         owner = _run_label(slim)
@@ -127,17 +127,19 @@ class Store:
         if kind == RLRUN.kind:
             self._runs.pop((namespace, name), None)
         self._pulses.pop(ident, None)
-        keys = self._keys(ident, known)
+        keys = self._affected_runs(ident, known)
         if kind == RLRUN.kind:
             self._remember_claim((namespace, name), known, None)
             self._forget_gone((namespace, name))
             keys |= self._remember_host((namespace, name), known, None)
-        self._disown(ident, known)
+        self._detach_from_run(ident, known)
         if kind == POD.kind:
             self._remember_gone(known)
         return keys
 
-    def prune(self, kind: str, namespace: str | None, before: Iterable[Ident], listed: Iterable[Ident]) -> set[Key]:
+    def remove_unlisted(
+        self, kind: str, namespace: str | None, before: Iterable[Ident], listed: Iterable[Ident]
+    ) -> set[Key]:
         """Remove objects that a complete list no longer contains: they were deleted while no watch was open.
 
         Args:
@@ -153,7 +155,7 @@ class Store:
                 keys |= self.remove(*ident, uid=known["metadata"]["uid"])
         return keys
 
-    def idents(self, kind: str, namespace: str | None) -> set[Ident]:
+    def idents_of(self, kind: str, namespace: str | None) -> set[Ident]:
         """Return all objects of a kind."""
         return {i for i in self._objects if i[0] == kind and namespace in (None, i[1])}
 
@@ -167,7 +169,9 @@ class Store:
 
     def memory(self, kind: str, namespace: str | None) -> tuple[dict[Ident, int], set[str]]:
         """Return the versions of all objects of a kind, and the UIDs of deleted objects: the input of `forget_rewound`."""
-        return {ident: _version_number(self._objects[ident]) for ident in self.idents(kind, namespace)}, set(self._dead)
+        return {ident: _version_number(self._objects[ident]) for ident in self.idents_of(kind, namespace)}, set(
+            self._dead
+        )
 
     def forget_rewound(self, found: Manifest, before: tuple[Mapping[Ident, int], Collection[str]]) -> bool:
         """Let `put` accept a state that is older than the cached one, because etcd was restored from a backup.
@@ -244,7 +248,7 @@ class Store:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
 
-    def _keys(self, ident: Ident, manifest: Manifest) -> set[Key]:
+    def _affected_runs(self, ident: Ident, manifest: Manifest) -> set[Key]:
         kind, namespace, name = ident
         if kind == RLRUN.kind:
             return {(namespace, name)}
@@ -252,7 +256,7 @@ class Store:
         owner = _run_label(manifest)
         return keys if owner is None else keys | {owner}
 
-    def _disown(self, ident: Ident, manifest: Manifest) -> None:
+    def _detach_from_run(self, ident: Ident, manifest: Manifest) -> None:
         owner = _run_label(manifest)
         if owner is not None and owner in self._of_run:
             self._of_run[owner].discard(ident)

@@ -28,9 +28,9 @@ class DefaultsFiles:
         self._texts: dict[str, str] = {}
         self.current: Mapping[str, TeamDefaults] = {}
 
-    def refresh(self) -> bool:
+    def reload_files(self) -> bool:
         """Read the files again. Returns whether they have changed."""
-        texts = self._read()
+        texts = self._read_texts()
         if texts == self._texts:
             return False
         self._texts = texts
@@ -43,7 +43,7 @@ class DefaultsFiles:
         self.current = found
         return True
 
-    def _read(self) -> dict[str, str]:
+    def _read_texts(self) -> dict[str, str]:
         if self._folder is None:
             return {}
         texts: dict[str, str] = {}

@@ -37,7 +37,7 @@ class Poster:
         self._clock = clock
         self._posted: OrderedDict[tuple[str, str, str], tuple[str, int, float]] = OrderedDict()
 
-    async def post(self, run: Manifest, event: EventRecord) -> None:
+    async def post_event(self, run: Manifest, event: EventRecord) -> None:
         """Post one event. Errors of the API server are only logged."""
         metadata = run["metadata"]
         level = logging.WARNING if event.type == "Warning" else logging.INFO
@@ -50,10 +50,10 @@ class Poster:
         try:
             if name:
                 patch = {"count": count + 1, "lastTimestamp": now}
-                await self._client.merge(EVENT, run["metadata"]["namespace"], name, patch)
+                await self._client.merge_patch(EVENT, run["metadata"]["namespace"], name, patch)
             else:
                 name, since = f"{run['metadata']['name']}.{secrets.token_hex(6)}", self._clock()
-                await self._client.create(self._manifest(run, event, name, now))
+                await self._client.create(self._event_manifest(run, event, name, now))
         except ApiError as error:
             self._posted.pop(key, None)
             log.warning("cannot post event %s of run %s: %s", event.reason, run["metadata"]["name"], error)
@@ -65,7 +65,7 @@ class Poster:
             while len(self._posted) > REMEMBERED:
                 self._posted.popitem(last=False)
 
-    def _manifest(self, run: Manifest, event: EventRecord, name: str, now: str) -> dict[str, object]:
+    def _event_manifest(self, run: Manifest, event: EventRecord, name: str, now: str) -> dict[str, object]:
         metadata = run["metadata"]
         message = event.message if len(event.message) <= MESSAGE_MAX else event.message[: MESSAGE_MAX - 1] + "…"
         return {

@@ -82,15 +82,15 @@ class Leader:
         return self._other_leader
 
     @property
-    def acts(self) -> bool:
-        """Whether it is between `on_start` and the next `on_pause`, even while a renewal is late; `check` then refuses writes."""
+    def is_acting(self) -> bool:
+        """Whether it is between `on_start` and the next `on_pause`, even while a renewal is late; `check_leading` then refuses writes."""
         return self._acting
 
     def is_leading(self) -> bool:
         """Return whether this process may act now; False in time even after a blocked event loop or a frozen process."""
         return self._acting and self._renewed_at is not None and self._clock() - self._renewed_at < LEADER_RENEW_SECONDS
 
-    def check(self) -> None:
+    def check_leading(self) -> None:
         """Raise NotLeadingError unless this process may act."""
         if not self.is_leading():
             raise NotLeadingError("this operator does not lead")
@@ -215,13 +215,13 @@ class Territory:
         self._clock = clock
         self._claims: dict[Place, _Claim] = {}
 
-    def others(self) -> dict[Place, str]:
+    def places_of_others(self) -> dict[Place, str]:
         """Return the places that other releases hold, each with its release."""
         return {place: claim.other for place, claim in self._claims.items() if claim.other}
 
-    def held(self) -> list[Place]:
+    def held_places(self) -> list[Place]:
         """Return the places where this release may act."""
-        return [place for place, claim in self._claims.items() if self._holds(claim)]
+        return [place for place, claim in self._claims.items() if self._is_held(claim)]
 
     async def may_act(self, place: Place) -> bool:
         """Return whether this release serves the runs of a place; the first call requests the Lease.
@@ -234,11 +234,11 @@ class Territory:
         claim = self._claims.get(place)
         if claim is None:
             claim = self._claims[place] = _Claim(self._lock(place))
-        if not self._holds(claim) and not claim.other:
+        if not self._is_held(claim) and not claim.other:
             async with claim.asking:
-                if not self._holds(claim) and not claim.other:
+                if not self._is_held(claim) and not claim.other:
                     await self._renew_claim(place, claim)
-        return self._holds(claim)
+        return self._is_held(claim)
 
     async def run(self) -> None:
         """Renew until cancelled, and take over abandoned places."""
@@ -267,7 +267,7 @@ class Territory:
                     error,
                 )
 
-    def _holds(self, claim: _Claim) -> bool:
+    def _is_held(self, claim: _Claim) -> bool:
         return self._clock() - claim.renewed_at < STOP_SECONDS
 
     async def _renew_claim(self, place: Place, claim: _Claim) -> None:

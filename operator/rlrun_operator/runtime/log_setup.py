@@ -9,7 +9,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun_operator.settings import LogFormat
 
 
@@ -57,4 +57,4 @@ def _format_message(record: logging.LogRecord) -> str:
     message = " ".join(record.getMessage().split())
     if record.exc_info and record.exc_info[1] is not None:
         message += f": {describe_exception(record.exc_info[1])}"
-    return printable(message)
+    return escape_controls(message)

@@ -157,40 +157,40 @@ class Metrics:
     def __init__(self, store: Store) -> None:
         self.registry = CollectorRegistry()
         self._seen = Failures()
-        self.api_requests = self._counter("rlrun_operator_api_requests_total")
+        self.api_requests = self._make_counter("rlrun_operator_api_requests_total")
         self.reconcile_seconds = Histogram(
-            *OPERATOR.arguments("rlrun_operator_reconcile_seconds"),
+            *OPERATOR.metric_arguments("rlrun_operator_reconcile_seconds"),
             registry=self.registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         self.phase_seconds = Histogram(
-            *OPERATOR.arguments("rlrun_phase_duration_seconds"),
+            *OPERATOR.metric_arguments("rlrun_phase_duration_seconds"),
             registry=self.registry,
             buckets=(1, 3, 10, 30, 60, 180, 600, 1800, 3600, 4 * 3600, 24 * 3600),
         )
         self._restart_seconds = Histogram(
-            *OPERATOR.arguments("rlrun_restart_seconds"),
+            *OPERATOR.metric_arguments("rlrun_restart_seconds"),
             registry=self.registry,
             buckets=(1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600),
         )
-        self._queue_depth = self._gauge("rlrun_operator_queue_depth")
-        self._queue_age = self._gauge("rlrun_operator_queue_age_seconds")
-        self._watch_age = self._gauge("rlrun_operator_watch_age_seconds")
-        self._leader = self._gauge("rlrun_operator_leader")
-        self._places = self._gauge("rlrun_operator_serves")
-        self._objects = self._gauge("rlrun_operator_objects")
-        self._stops = self._counter("rlrun_queue_stops_total")
-        for reason in reasons.GIVES_BACK:
+        self._queue_depth = self._make_gauge("rlrun_operator_queue_depth")
+        self._queue_age = self._make_gauge("rlrun_operator_queue_age_seconds")
+        self._watch_age = self._make_gauge("rlrun_operator_watch_age_seconds")
+        self._leader = self._make_gauge("rlrun_operator_leader")
+        self._places = self._make_gauge("rlrun_operator_serves")
+        self._objects = self._make_gauge("rlrun_operator_objects")
+        self._stops = self._make_counter("rlrun_queue_stops_total")
+        for reason in reasons.QUEUE_SUSPENSION:
             self._stops.labels(reason)
         self._runs = _Runs(store, self._seen)
         self.registry.register(self._runs)
         ProcessCollector(registry=self.registry)
 
-    def _gauge(self, name: str) -> Gauge:
-        return Gauge(*OPERATOR.arguments(name), registry=self.registry)
+    def _make_gauge(self, name: str) -> Gauge:
+        return Gauge(*OPERATOR.metric_arguments(name), registry=self.registry)
 
-    def _counter(self, name: str) -> Counter:
-        return Counter(*OPERATOR.arguments(name), registry=self.registry)
+    def _make_counter(self, name: str) -> Counter:
+        return Counter(*OPERATOR.metric_arguments(name), registry=self.registry)
 
     def count_request(self, verb: str, resource: str, code: str) -> None:
         """Count one request to the API server; for an unanswered one `code` is the error."""
@@ -257,7 +257,7 @@ class Metrics:
             if isinstance(value, int):
                 self._restart_seconds.labels(phase).observe(value)
 
-    def forget(self, key: Key) -> None:
+    def forget_run(self, key: Key) -> None:
         """Drop the state of a deleted run."""
         self._seen.total.pop(key, None)
         self._seen.phase_since.pop(key, None)
@@ -275,7 +275,7 @@ class _Runs:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        families = {spec.name: RUNS.family(spec.name) for spec in RUNS}
+        families = {spec.name: RUNS.make_family(spec.name) for spec in RUNS}
         for run in self._store.runs() if self.leads() else ():
             key = run["metadata"]["namespace"], run["metadata"]["name"]
             families["rlrun_info"].add_metric([*key, _read_model(run), run["metadata"]["uid"]], 1)
@@ -370,7 +370,7 @@ def _read_restart(status: Mapping[str, object]) -> Mapping[str, object]:
 def _gives_back(status: Mapping[str, object]) -> str | None:
     """Return the reason with which the queue suspends a run, or None."""
     found = {c.get("type"): c.get("reason") for c in raw_conditions(dict(status))}.get(reasons.ADMITTED)
-    return str(found) if found in reasons.GIVES_BACK else None
+    return str(found) if found in reasons.QUEUE_SUSPENSION else None
 
 
 def _read_model(run: Manifest) -> str:

@@ -156,7 +156,7 @@ class Watches:
         alive_at = self._states[stream].alive_at
         return float("inf") if alive_at is None else self.clock() - alive_at
 
-    def stale(self) -> list[Stream]:
+    def stale_streams(self) -> list[Stream]:
         """Return the watches that are not open yet, or stale."""
         return [stream for stream in self._states if self.age(stream) > STALE_SECONDS]
 
@@ -168,7 +168,7 @@ class Watches:
         """
         return [stream for stream in self._states if min(self.age(stream), answering) > DEAD_SECONDS]
 
-    async def middleware(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+    async def observe_request(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Observe one request of kopf, and slim its response."""
         stream = self._by_path.get(request.url.path)
         if stream is None or request.method != "GET":

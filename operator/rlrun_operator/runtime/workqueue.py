@@ -65,11 +65,11 @@ class WorkQueue(Generic[K]):
         if key in self._active:
             self._again.add(key)
         else:
-            self._enter(key, now)
+            self._add_ready(key, now)
 
     def pop(self, now: float) -> K | None:
         """Return the next key, which is then in work, or None if no key is ready."""
-        self._promote(now)
+        self._promote_due(now)
         lanes = [lane for lane in (self._known, self._new) if lane]
         if not lanes:
             return None
@@ -82,24 +82,24 @@ class WorkQueue(Generic[K]):
         self._active[key] = self._taken_at = now
         return key
 
-    def done(self, key: K, now: float) -> None:
+    def record_success(self, key: K, now: float) -> None:
         """Record that work on `key` succeeded."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
-        self._finish(key, now)
+        self._finish_key(key, now)
 
-    def failed(self, key: K, now: float) -> float:
+    def record_failure(self, key: K, now: float) -> float:
         """Record that work on `key` failed. Returns the seconds until its retry."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = backoff(failures, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
         self._not_before[key] = now + pause
         self._again.discard(key)
         self._due.pop(key, None)  # requests from before the failure
-        self._finish(key, now)
+        self._finish_key(key, now)
         self.add(key, now)
         return pause
 
-    def reopen(self, now: float) -> None:
+    def end_pauses(self, now: float) -> None:
         """End all pauses, because the common cause of the failures (an unavailable API server) is over."""
         self._taken_at = now
         waiting = list(self._not_before)
@@ -114,14 +114,14 @@ class WorkQueue(Generic[K]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def depth(self, now: float) -> int:
+    def count_ready(self, now: float) -> int:
         """Return the number of ready keys that are not in work."""
-        self._promote(now)
+        self._promote_due(now)
         return len(self._known) + len(self._new)
 
     def age(self, now: float) -> float:
         """Return the seconds since the oldest ready key became ready."""
-        self._promote(now)
+        self._promote_due(now)
         return max((now - _oldest_ready(lane) for lane in (self._known, self._new) if lane), default=0.0)
 
     def standstill(self, now: float) -> float:
@@ -135,25 +135,25 @@ class WorkQueue(Generic[K]):
     def _is_ready(self, key: K) -> bool:
         return key in self._known or key in self._new
 
-    def _enter(self, key: K, at: float) -> None:
+    def _add_ready(self, key: K, at: float) -> None:
         if not self._is_ready(key):
             (self._new if self._is_new(key) else self._known)[key] = at
 
-    def _finish(self, key: K, now: float) -> None:
+    def _finish_key(self, key: K, now: float) -> None:
         self._active.pop(key, None)
         self._begun.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key, now)
 
-    def _promote(self, now: float) -> None:
+    def _promote_due(self, now: float) -> None:
         while (at := self.next_due()) is not None and at <= now:
             key = heapq.heappop(self._heap)[2]
             del self._due[key]
             if key in self._active:
                 self._again.add(key)
             else:
-                self._enter(key, at)
+                self._add_ready(key, at)
 
 
 def _oldest_ready(lane: OrderedDict[K, float]) -> float:
@@ -197,7 +197,7 @@ class Workers(Generic[K]):
 
     def open(self) -> None:
         """Start to work, without the pauses of earlier failures."""
-        self.queue.reopen(self._clock())
+        self.queue.end_pauses(self._clock())
         self._open = True
         self._wake.set()
 
@@ -215,9 +215,9 @@ class Workers(Generic[K]):
         """Whether keys are processed."""
         return self._open
 
-    def depth(self) -> int:
+    def count_ready(self) -> int:
         """Return the number of ready keys."""
-        return self.queue.depth(self._clock())
+        return self.queue.count_ready(self._clock())
 
     def age(self) -> float:
         """Return the seconds that the oldest ready key has waited; 0 while closed, because keys then wait by design."""
@@ -257,13 +257,13 @@ class Workers(Generic[K]):
         try:
             await self._work(key)
         except Exception as error:
-            self._on_failure(key, error, self.queue.failed(key, self._clock()))
+            self._on_failure(key, error, self.queue.record_failure(key, self._clock()))
         else:
-            self.queue.done(key, self._clock())
+            self.queue.record_success(key, self._clock())
 
     def _finish_task(self, task: asyncio.Task[None]) -> None:
         key = self._tasks.pop(task)
         if task.cancelled():  # possibly before its first line ran, so `_work_on` cannot handle it
-            self.queue.done(key, self._clock())
+            self.queue.record_success(key, self._clock())
             self.queue.add(key, self._clock())
         self._wake.set()

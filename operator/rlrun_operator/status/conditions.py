@@ -34,7 +34,7 @@ from rlrun.runtime.printable import shorten_text
 from rlrun_operator.names import Role
 from rlrun_operator.state import Json, Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -140,7 +140,7 @@ def write_conditions(
             result += [old] if old is not None and kind not in updates else []
             continue
         at = max(now, born) if (kind, new.status) in _SETTLED else now
-        when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(at)
+        when = old.last_transition_time if old is not None and old.status == new.status else format_rfc3339(at)
         result.append(
             Condition(
                 type=kind,
@@ -183,7 +183,10 @@ def foremost_condition(conditions: Sequence[Condition]) -> Condition | None:
         found = find_condition(conditions, kind)
         if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
             continue
-        if (kind, status) == (reasons.ADMITTED, "False") and found.reason not in reasons.QUEUED | reasons.GIVES_BACK:
+        if (kind, status) == (
+            reasons.ADMITTED,
+            "False",
+        ) and found.reason not in reasons.QUEUED | reasons.QUEUE_SUSPENSION:
             continue
         if found.reason not in reasons.PROBLEMS and _problem_after(conditions, kind):
             continue

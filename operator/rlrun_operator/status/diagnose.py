@@ -103,7 +103,7 @@ def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mappi
         details = (
             f": {shorten_text(end.message, TEXT_MAX)}"
             if end.message
-            else f"; see kubectl logs {pod.argument} -c {container.name} --previous"
+            else f"; see kubectl logs {pod.kubectl_argument} -c {container.name} --previous"
         )
         message = f"{role}: container {container.name} {why} (exit code {end.code}){details}"
         return ConditionUpdate("False", reasons.CONTAINER_FAILING, message)

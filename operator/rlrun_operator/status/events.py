@@ -17,27 +17,28 @@ EVENT_MAX = 1000
 """Characters of an event's message; the API's limit is 1024."""
 
 
-def list_events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
+def list_events(old: RLRunStatus, new: RLRunStatus, *, is_training_run: bool = True) -> tuple[EventRecord, ...]:
     """Return the events between two statuses: at most three from creation to the first step of a healthy run.
 
     Args:
         old: previous status.
         new: status that is being written.
-        trains: whether the run trains; otherwise its steps are answers.
+        is_training_run: whether the run trains; otherwise its steps are answers.
     """
     return tuple(
-        EventRecord(e.type, e.reason, shorten_text(e.message, EVENT_MAX)) for e in _new_events(old, new, trains)
+        EventRecord(e.type, e.reason, shorten_text(e.message, EVENT_MAX))
+        for e in _new_events(old, new, is_training_run)
     )
 
 
-def _new_events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+def _new_events(old: RLRunStatus, new: RLRunStatus, is_training_run: bool) -> Iterator[EventRecord]:
     yield from _of_failure(old, new)
-    yield from _of_beginning(old, new, trains)
+    yield from _of_beginning(old, new, is_training_run)
     yield from _of_nodes(old, new)
     yield from _of_configuration(old, new)
     yield from _of_trainer(old, new)
     yield from _of_inference(old, new)
-    yield from _of_resumption(old, new, trains)
+    yield from _of_resumption(old, new, is_training_run)
     yield from _of_problems(old, new)
     if _has_place(new) and not _has_place(old):
         yield EventRecord("Normal", reasons.ENQUEUED, _reason_and_message(new, reasons.ADMITTED)[1])
@@ -49,7 +50,7 @@ def _new_events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[Ev
     if new.phase == "Complete" and old.phase != "Complete":
         steps = f"all {new.progress.total_steps} steps are trained"
         measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
-        yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
+        yield EventRecord("Normal", reasons.COMPLETED, steps if is_training_run else measured)
 
 
 def _has_place(status: RLRunStatus) -> bool:
@@ -57,32 +58,32 @@ def _has_place(status: RLRunStatus) -> bool:
     return status.phase == "Queued" and _reason_and_message(status, reasons.ADMITTED)[1] != QUEUE_LOOKS_SOON
 
 
-def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+def _of_beginning(old: RLRunStatus, new: RLRunStatus, is_training_run: bool) -> Iterator[EventRecord]:
     if new.attempt <= old.attempt:
         return
     engines = f", {count_noun(new.inference.desired, 'engine')}" if new.inference.desired else ""
     what = f"{count_noun(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
-    if not trains:
+    if not is_training_run:
         what = f"{engines.removeprefix(', ')} and the orchestrator"
     if new.shared_with is not None:
         what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
     yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
 
 
-def _of_resumption(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+def _of_resumption(old: RLRunStatus, new: RLRunStatus, is_training_run: bool) -> Iterator[EventRecord]:
     """Yield events of a continued attempt: the step from which it resumes, and that it runs."""
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
         message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {count_noun(lost, 'step')} to train again"
-        if not trains:
+        if not is_training_run:
             message = f"attempt {new.attempt} found {count_noun(resumed, 'answer')} and requests the rest"
         yield EventRecord("Normal", reasons.RESUMED, message)
     if new.phase == "Running" and old.phase != "Running":
         message = f"attempt {new.attempt} trains: step {new.progress.step} is done"
-        if not trains:
+        if not is_training_run:
             message = f"attempt {new.attempt} is answering: {new.steps} answers are complete"
-        yield EventRecord("Normal", reasons.TRAINING if trains else reasons.ANSWERING, message)
+        yield EventRecord("Normal", reasons.TRAINING if is_training_run else reasons.ANSWERING, message)
 
 
 def _of_requests(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:

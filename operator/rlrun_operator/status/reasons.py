@@ -253,7 +253,7 @@ QUEUED = frozenset(
     }
 )
 """Reasons of Admitted while the phase is Queued."""
-GIVES_BACK = frozenset({PREEMPTED, RELEASED, EVICTED})
+QUEUE_SUSPENSION = frozenset({PREEMPTED, RELEASED, EVICTED})
 """Reasons of Admitted with which the queue suspends a run."""
 NEVER_STARTS = frozenset(
     {REFERENCE_NOT_FOUND, IMAGE_PULL_FAILED, CONTAINER_CONFIG_INVALID, CONTAINER_FAILING, MOUNT_FAILED}

@@ -28,7 +28,7 @@ from rlrun.protocol.messages.lease_annotations import (
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import StatusChange
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 
 HEARTBEAT_SECONDS = 3 * keys.RENEW_SECONDS
 """Age at which an unchanged Lease is stale: two renewals in a row are missing."""
@@ -156,8 +156,8 @@ def progress_after(past: RLRunStatus, report: Report | None, total: int, now: fl
     total = min(total or COUNT_MAX, report.total_steps or total)
     last, estimate = past.progress.last_step_time, past.progress.estimated_completion_time
     if report.step != past.progress.step or last is None:
-        last = rfc3339(now) if is_training(report) else None
-        estimate = rfc3339(now + report.eta_seconds) if report.eta_seconds is not None else None
+        last = format_rfc3339(now) if is_training(report) else None
+        estimate = format_rfc3339(now + report.eta_seconds) if report.eta_seconds is not None else None
     return ProgressStatus(
         step=report.step,
         total_steps=total,
@@ -190,7 +190,7 @@ def checkpoint_after(past: RLRunStatus, report: Report | None, now: float) -> Ch
     if newest is not None and old.resumed_from_step is None and resumed < newest:  # damaged or missing
         newest = when = None
     if report.checkpoint_step is not None and report.checkpoint_step != newest:
-        newest, when = report.checkpoint_step, rfc3339(now)
+        newest, when = report.checkpoint_step, format_rfc3339(now)
     return CheckpointStatus(
         latest_complete_step=newest, latest_complete_time=when, resumed_from_step=resumed, steps_lost_total=lost
     )
@@ -292,7 +292,7 @@ def restart_after(past: RestartStatus | None, look: Look, now: float) -> Restart
         now: seconds since the epoch.
     """
     if look.restarting and not look.was_restarting:
-        past = RestartStatus(since=rfc3339(now))
+        past = RestartStatus(since=format_rfc3339(now))
     if past is None or past.total_seconds is not None:
         return past
     if not look.restarting and look.trained:

@@ -52,7 +52,7 @@ def event_time(event: Manifest) -> float:
 
 
 @dataclass(frozen=True)
-class Words:
+class ProgressTexts:
     """Texts for the progress of one task."""
 
     unit: str
@@ -67,8 +67,8 @@ class Words:
     """Clause for the end, when all units are complete."""
 
 
-TRAINING = Words("step", "first step", "is not done", "steps are trained", "all steps are trained")
-ASKING = Words("answer", "first answer", "has not come", "questions are answered", "every policy is measured")
+TRAINING = ProgressTexts("step", "first step", "is not done", "steps are trained", "all steps are trained")
+ASKING = ProgressTexts("answer", "first answer", "has not come", "questions are answered", "every policy is measured")
 QUEUE_LOOKS_SOON = "the queue has not considered the run yet"
 """Message of Admitted until the queue has answered."""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlrun_operator.names import RESTART_ANNOTATION
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.cluster import deploy
 from tests.e2e.chaos.chaos_run import ChaosRun
 
@@ -124,7 +124,7 @@ class Faults:
     def restart(self) -> float:
         """Request a restart, as a user does."""
         now = time.time()
-        self.run.kubectl("annotate", "rlrun", self.run.name, f"{RESTART_ANNOTATION}={rfc3339(now)}")
+        self.run.kubectl("annotate", "rlrun", self.run.name, f"{RESTART_ANNOTATION}={format_rfc3339(now)}")
         return now
 
     def node_of(self, who: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.pod.role_process import descendants
+from rlrun.pod.role_process import descendant_pids
 from rlrun.protocol.files.metrics_line import read_metrics
 from tests.listening import listening
 from tests.support.programs import finish, wait_for
@@ -103,7 +103,7 @@ class LocalRun:
     def note_listeners(self) -> None:
         """Add the listening addresses of its processes to `listened`."""
         assert self.process is not None
-        self.listened |= set(listening([self.process.pid, *descendants(self.process.pid)]))
+        self.listened |= set(listening([self.process.pid, *descendant_pids(self.process.pid)]))
 
     def stop(self) -> None:
         """End it if it still runs."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlrun.pod.role_process import descendants
+from rlrun.pod.role_process import descendant_pids
 from tests.e2e.local.local_run import LocalRun, quickstart
 from tests.support.command_line import command_line
 
@@ -37,7 +37,7 @@ def test_distributed_run_listens_on_loopback_only(new_run: Callable[..., LocalRu
     run.start()
     run.wait_until(lambda: (run.folder / "metrics.jsonl").is_file() and len(run.steps()) >= 1, "a step")
     assert run.process is not None
-    pids = [run.process.pid, *descendants(run.process.pid)]
+    pids = [run.process.pid, *descendant_pids(run.process.pid)]
     commands = " ".join(command_line(pid) for pid in pids)
     assert [
         role

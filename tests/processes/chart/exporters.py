@@ -160,7 +160,7 @@ class Replay:
 class TwoGpus:
     """One busy and one idle GPU."""
 
-    def sample(self) -> Sequence[Sample]:
+    def sample_gpus(self) -> Sequence[Sample]:
         return [Sample(0.95, 70 << 30, 80 << 30), Sample(0.0, 1 << 30, 80 << 30)]
 
 

@@ -80,7 +80,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Volume:
 
 def mount_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *pods: dict[str, Any]) -> Volume:
     found = Volume(tmp_path / "claim", *pods)
-    monkeypatch.setattr(data_files, "api", lambda _options: found.cluster.kubectl())
+    monkeypatch.setattr(data_files, "cluster_client", lambda _options: found.cluster.kubectl())
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

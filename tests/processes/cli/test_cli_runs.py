@@ -88,7 +88,7 @@ def test_command_imports_no_other_commands(words: list[str]) -> None:
 
 
 def test_each_command_is_importable() -> None:
-    code = "from rlrun.cli.main import COMMANDS; [one.run.found() for one in COMMANDS.values()]"
+    code = "from rlrun.cli.main import COMMANDS; [one.run.import_function() for one in COMMANDS.values()]"
     done = run_program([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 

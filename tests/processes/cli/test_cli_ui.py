@@ -79,7 +79,7 @@ def test_public_address_requires_a_token(tmp_path: Path) -> None:
 )
 def test_loopback_addresses_are_recognized(host: str, loopback: bool) -> None:
     address = Address(host, 1, token=False)
-    assert address.loopback is loopback
+    assert address.is_loopback is loopback
     if not loopback:
         assert Client(guard_app(None, address, 1, "t")).get("/api/runs").status == 401  # type: ignore[arg-type]
 

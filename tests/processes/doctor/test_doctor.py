@@ -34,7 +34,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_reports_each_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     locks = GpuLocks(tmp_path / "locks")
-    held = locks.take("GPU-1", shared=False)
+    held = locks.take_lock("GPU-1", shared=False)
     assert held is not None
     code = main(["doctor", "--json", "--output-dir", str(tmp_path / "runs" / "of-nobody")])
     os.close(held)

@@ -18,7 +18,7 @@ from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.environments.protocol import SingleTurnEnvironment
 from rlrun.environments.registry import load_environment
-from rlrun.environments.splits import GeneratedTasks, SharedTaskError, check_distinct, split_of
+from rlrun.environments.splits import DuplicateTaskError, GeneratedTasks, check_distinct, split_of
 from rlrun.environments.stage import InProcessStage, TaskRef
 from tests.support.python_path import before
 from tests.support.waiting import UNREACHED_SECONDS
@@ -39,7 +39,7 @@ def make_task(id: Any, text: str = "", answer: str | None = None, **info: Any) -
 
 
 def get_refusal(train: Sequence[Task], held_out: Sequence[Task]) -> str:
-    with pytest.raises(SharedTaskError) as caught:
+    with pytest.raises(DuplicateTaskError) as caught:
         check_distinct({"train": train, "eval": held_out})
     return str(caught.value)
 
@@ -237,7 +237,7 @@ def test_duplicate_rows_are_refused(
 ) -> None:
     write_rows(tmp_path / "train.jsonl", [*train, {"prompt": "another"}])
     write_rows(tmp_path / "test.jsonl", test)
-    with pytest.raises(SharedTaskError) as caught:
+    with pytest.raises(DuplicateTaskError) as caught:
         check_distinct(load_tasks(tmp_path))
     assert message in str(caught.value)
 
@@ -245,7 +245,7 @@ def test_duplicate_rows_are_refused(
 def test_single_shared_row_is_refused(tmp_path: Path) -> None:
     for name in ("train", "test"):
         write_rows(tmp_path / f"{name}.jsonl", [{"prompt": "a"}])
-    with pytest.raises(SharedTaskError, match=r"'eval-0' .*same content as 'train-0'"):
+    with pytest.raises(DuplicateTaskError, match=r"'eval-0' .*same content as 'train-0'"):
         check_distinct(load_tasks(tmp_path))
 
 
@@ -281,7 +281,9 @@ def test_unreadable_task_is_skipped_by_check() -> None:
 
 
 def test_check_of_endless_rows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun.environments.splits.CHECKED", 1000)  # The default limit runs the same loop for 3 s.
+    monkeypatch.setattr(
+        "rlrun.environments.splits.MAX_CHECKED_TASKS", 1000
+    )  # The default limit runs the same loop for 3 s.
 
     class Endless:
         identified_by_content = False

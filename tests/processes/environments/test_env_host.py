@@ -153,13 +153,13 @@ async def test_process_end_is_reported_before_rollout_ends(
     container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a rollout that is sent in between is lost with a process that has already ended."""
-    told, real = list[str](), isolated.Remote._handle
+    told, real = list[str](), isolated.Remote._handle_message
 
     def handle(self: isolated.Remote, document: Any) -> None:
         told.append(document["op"])
         real(self, document)
 
-    monkeypatch.setattr(isolated.Remote, "_handle", handle)
+    monkeypatch.setattr(isolated.Remote, "_handle_message", handle)
     async with run_environment(container) as environment:
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
             await play_task(environment, "exits")

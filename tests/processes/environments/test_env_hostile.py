@@ -343,7 +343,7 @@ async def test_orchestrator_validates_scores_itself() -> None:
     for number, reward in enumerate((1e300, float("nan"), "1")):
         result: asyncio.Future[Played] = asyncio.get_running_loop().create_future()
         living._rollouts[number] = talk._Rollout(TaskRef("train", 0), Model(), result)
-        living._handle({"op": "played", "rollout": number, "reward": reward, **told})
+        living._handle_message({"op": "played", "rollout": number, "reward": reward, **told})
         error = result.exception()
         assert isinstance(error, EpisodeError)
         assert (error.kind, error.task_id) == ("reward", "train[0]")

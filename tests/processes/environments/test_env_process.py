@@ -188,9 +188,9 @@ async def test_loaded_objects_are_frozen_only_after_complete_load(monkeypatch: p
     spared: list[bool] = []
     inside = worker.Worker()
     monkeypatch.setattr(worker.heap, "freeze_loaded", lambda: spared.append(inside._stage is not None))
-    assert inside._load({"op": "load", "id": "no:such", "args": {}})["op"] == "unusable"
+    assert inside._load_code({"op": "load", "id": "no:such", "args": {}})["op"] == "unusable"
     assert spared == []
-    assert inside._load({"op": "load", "id": MODULE, "args": {}})["op"] == "ready"
+    assert inside._load_code({"op": "load", "id": MODULE, "args": {}})["op"] == "ready"
     assert spared == [True]
 
 

@@ -119,7 +119,7 @@ def test_answer_file_name_depends_on_all_inputs(tmp_path: Path) -> None:
         **other: Any,
     ) -> str:
         digest = answer_fingerprint(policy, environment, sampling, **{"seq_len": 64, "split": "eval"} | other)
-        return str(AnswerFile.of(tmp_path, policy, environment, digest).path)
+        return str(AnswerFile.open_in(tmp_path, policy, environment, digest).path)
 
     same = [name(), name(environment=ENVIRONMENT.model_copy(update={"timeout_seconds": 5.0, "group_size": 4}))]
     others = [

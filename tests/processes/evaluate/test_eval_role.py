@@ -284,7 +284,7 @@ def test_engines_need_room_for_adapters(tmp_path: Path, adapter: bool, lora: int
 
 def test_attempt_reads_all_files_and_writes_its_own(tmp_path: Path) -> None:
     def of(number: int) -> AnswerFile:
-        return AnswerFile.of(tmp_path, POLICY, WHERE, "0123", number)
+        return AnswerFile.open_in(tmp_path, POLICY, WHERE, "0123", number)
 
     old = of(1)
     old.add((QUESTIONS[0], answer(1.0)))

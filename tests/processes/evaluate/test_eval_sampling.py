@@ -93,8 +93,8 @@ async def test_engine_gets_parameters_by_its_own_names(monkeypatch: pytest.Monke
         found.append(head["sampling_params"])
         return 500, b"{}"
 
-    monkeypatch.setattr(EngineClient, "_request", refuse)
-    complete = EvaluationSamplingConfig(**ALL_OF_THEM | {"min_tokens": 9}).over(SamplingConfig())
+    monkeypatch.setattr(EngineClient, "_send_request", refuse)
+    complete = EvaluationSamplingConfig(**ALL_OF_THEM | {"min_tokens": 9}).merged_over(SamplingConfig())
     common: dict[str, Any] = {"n": 1, "temperature": 0.0, "top_p": 1.0, "stop_token_ids": [2], "cache_salt": "3"}
     async with EngineClient("http://engine", "key") as client:
         for parameters in (complete.engine_parameters(5), {"top_k": 3}):
@@ -110,14 +110,17 @@ async def test_engine_gets_parameters_by_its_own_names(monkeypatch: pytest.Monke
 def test_evaluation_inherits_stop_seed_and_template_arguments() -> None:
     thinks = {"enable_thinking": True}
     training = SamplingConfig(stop=["a"], seed=3, chat_template_arguments=thinks)
-    same, other = EvaluationSamplingConfig().over(training), EvaluationSamplingConfig(stop=["b"], seed=4).over(training)
+    same, other = (
+        EvaluationSamplingConfig().merged_over(training),
+        EvaluationSamplingConfig(stop=["b"], seed=4).merged_over(training),
+    )
     assert (same.stop, same.seed, same.chat_template_arguments) == (["a"], 3, thinks)
     assert (other.stop, other.seed, other.chat_template_arguments) == (["b"], 4, thinks)
     assert [same.seed_of(sample) for sample in (0, 1)] == [3, 4]
 
 
 def test_omitted_evaluation_sampling_equals_training() -> None:
-    complete = EvaluationSamplingConfig(temperature=0.0).over(SamplingConfig(temperature=0.7, max_tokens=99))
+    complete = EvaluationSamplingConfig(temperature=0.0).merged_over(SamplingConfig(temperature=0.7, max_tokens=99))
     assert (complete.temperature, complete.max_tokens) == (0.0, 99)
     assert complete.engine_parameters(complete.seed_of(3)) == {}
     assert complete.identity() == {"temperature": 0.0, "max_tokens": 99}, "answers of before are not asked again"

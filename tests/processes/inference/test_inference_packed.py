@@ -112,7 +112,7 @@ class Engine:
     def __init__(self) -> None:
         self.asked: list[Head] = []
 
-    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+    async def sample_tokens(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
         if head.model not in (None, "held"):
             raise GenerateError(f"the model {head.model} does not exist", GONE)
         self.asked.append(head)

@@ -51,7 +51,7 @@ def claim_run_gpus(run: RunConfig, locks: Path, **more: Any) -> Any:
     ],
 )
 def test_visible_gpus_match_cuda(text: str | None, expected: list[int | str]) -> None:
-    assert BUSY.visible({} if text is None else {"CUDA_VISIBLE_DEVICES": text}) == expected
+    assert BUSY.visible_gpus({} if text is None else {"CUDA_VISIBLE_DEVICES": text}) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_visible_gpus_match_cuda(text: str | None, expected: list[int | str]) ->
 )
 def test_invalid_visible_devices_variable_is_refused(text: str, message: str) -> None:
     with pytest.raises(PreflightError, match=rf"CUDA_VISIBLE_DEVICES \({re.escape(text)}\).*{message}"):
-        BUSY.visible({"CUDA_VISIBLE_DEVICES": text})
+        BUSY.visible_gpus({"CUDA_VISIBLE_DEVICES": text})
 
 
 def test_gpu_has_one_key_for_all_names() -> None:
     assert BUSY.key(2) == BUSY.key("GPU-cccc-3") == BUSY.key("GPU-cc") == "GPU-cccc-3"
     assert BUSY.key("GPU-aa") == "GPU-aa"  # Two GPUs have this prefix.
     assert Machine([None]).key(0) == "index-0"
-    assert BUSY.chosen([0, 3], ["GPU-aaaa-1", 1]) == ["GPU-aaaa-1", 3]
+    assert BUSY.chosen_gpus([0, 3], ["GPU-aaaa-1", 1]) == ["GPU-aaaa-1", 3]
 
 
 def test_gpus_are_found_without_a_library(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ HOLDS = """
 import sys, time
 from pathlib import Path
 from rlrun.local.gpus import GpuLocks
-assert GpuLocks(Path(sys.argv[1])).take("GPU-aaaa-1", shared=False) is not None
+assert GpuLocks(Path(sys.argv[1])).take_lock("GPU-aaaa-1", shared=False) is not None
 print("held", flush=True)
 time.sleep(600)
 """
@@ -185,10 +185,10 @@ def test_kernel_releases_lock_of_killed_process(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         locks = GpuLocks(tmp_path)
-        assert locks.take("GPU-aaaa-1", shared=False) is None
+        assert locks.take_lock("GPU-aaaa-1", shared=False) is None
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        file = locks.take("GPU-aaaa-1", shared=False)
+        file = locks.take_lock("GPU-aaaa-1", shared=False)
         assert file is not None
         os.close(file)
 
@@ -203,13 +203,13 @@ def test_roles_keep_lock_after_launcher_ends(tmp_path: Path) -> None:
 
     locks = GpuLocks(tmp_path / "locks")
     for gpus, kept in (("0", True), ("", False)):
-        file = locks.take("GPU-aaaa-1", shared=False)
+        file = locks.take_lock("GPU-aaaa-1", shared=False)
         assert file is not None
         supervisor = Supervisor(uuid.uuid4().hex, [file])
         try:
             supervisor.start([role(f"gpus-{gpus}", gpus)])
             os.close(file)
-            again = locks.take("GPU-aaaa-1", shared=False)
+            again = locks.take_lock("GPU-aaaa-1", shared=False)
             assert (again is None) == kept
             if again is not None:
                 os.close(again)

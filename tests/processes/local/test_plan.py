@@ -36,7 +36,7 @@ def test_each_role_gets_addresses_of_others(tmp_path: Path) -> None:
     assert (first.inference.port, second.inference.port) == (1004, 1005)
     assert first.orchestrator.inference_urls == ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
     assert first.orchestrator.trainer_url == f"http://127.0.0.1:{first.trainer.port}"
-    assert first.hash() == make_config(tmp_path, inference={"replicas": 2}).hash()
+    assert first.config_hash() == make_config(tmp_path, inference={"replicas": 2}).config_hash()
 
 
 def test_key_is_in_no_command_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run_config import RunConfig
-from rlrun.local.local_command import parser
+from rlrun.local.local_command import local_parser
 from rlrun.local.preflight import PreflightError, check_folder
 from rlrun.local.process_plan import Ports, with_endpoints
 from rlrun.local.shared_processes import check_engines
@@ -34,7 +34,7 @@ def make_config(**spec: Any) -> RunConfig:
 
 
 def parse_options(*words: str) -> argparse.Namespace:
-    return parser().parse_args(["run.yaml", *words])
+    return local_parser().parse_args(["run.yaml", *words])
 
 
 def test_run_uses_running_engine_and_starts_none(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_stop_ends_children_of_killed_role(tmp_path: Path, launch_id: str) -> No
     supervisor.start([make_role(tmp_path, launch_id, STUBBORN)])
     wait_for(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
     os.kill(supervisor.running[0].process.pid, signal.SIGKILL)
-    wait_for(lambda: len(supervisor.exited()) == 1, "the role's end is seen")
+    wait_for(lambda: len(supervisor.poll_exited()) == 1, "the role's end is seen")
     supervisor.stop(grace_seconds=0.5)
     assert marked_processes(launch_id) == []
 
@@ -102,7 +102,7 @@ def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -
 def test_log_keeps_output_and_last_lines_are_shown(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
     supervisor.start([make_role(tmp_path, launch_id, "print('one'); print('two'); raise SystemExit(7)")])
-    wait_for(lambda: len(supervisor.exited()) == 1, "the role has ended")
+    wait_for(lambda: len(supervisor.poll_exited()) == 1, "the role has ended")
     assert supervisor.running[0].process.returncode == 7
     assert last_lines(supervisor.running[0].spec.log, 1) == ["two"]
 

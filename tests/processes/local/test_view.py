@@ -29,13 +29,13 @@ def test_sparkline_rises_with_values_and_fits() -> None:
 def test_tail_reads_complete_lines_and_follows_rewrite(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
-    assert list(tail.poll()) == []
+    assert list(tail.read_new_lines()) == []
     path.write_text('{"step": 1}\n{"st')
-    assert [line["step"] for line in tail.poll()] == [1]
+    assert [line["step"] for line in tail.read_new_lines()] == [1]
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    assert [line["step"] for line in tail.poll()] == [2]
+    assert [line["step"] for line in tail.read_new_lines()] == [2]
     path.write_text('{"step": 1}\n')  # A resume deleted a lost step.
-    assert list(tail.poll()) == []
+    assert list(tail.read_new_lines()) == []
     assert tail.history.last == {"step": 1}
 
 
@@ -44,20 +44,20 @@ def test_tail_detects_replaced_file_of_same_length(tmp_path: Path) -> None:
     path, again = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.tmp"
     tail = MetricsTail(path)
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
-    assert len(list(tail.poll())) == 3
+    assert len(list(tail.read_new_lines())) == 3
     again.write_text('{"step": 1}\n{"step": 2, "attempt": 2}\n{"step": 3, "attempt": 2}\n')
     again.replace(path)
-    assert [(line["step"], line["attempt"]) for line in tail.poll()] == [(2, 2), (3, 2)]
+    assert [(line["step"], line["attempt"]) for line in tail.read_new_lines()] == [(2, 2), (3, 2)]
     assert tail.history.last == {"step": 3, "attempt": 2}
     with path.open("a") as file:
         file.write('{"step": 4}\n')
-    assert [line["step"] for line in tail.poll()] == [4]
+    assert [line["step"] for line in tail.read_new_lines()] == [4]
 
 
 def test_invalid_metrics_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('p": 1}\n7\n{"step": 2}\n')
-    assert [line["step"] for line in MetricsTail(path).poll()] == [2]
+    assert [line["step"] for line in MetricsTail(path).read_new_lines()] == [2]
 
 
 def test_step_is_printed_in_one_line() -> None:
@@ -165,9 +165,9 @@ def test_tail_keeps_few_numbers_per_step(tmp_path: Path) -> None:
             )
     tail = MetricsTail(path)
     tracemalloc.start()
-    assert sum(1 for _ in tail.poll()) == 3000
+    assert sum(1 for _ in tail.read_new_lines()) == 3000
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held < 3000 * 100, "whole lines are held"
     assert tail.history.held_out == ["v0 0.500", "v2999 0.500"]
-    assert tail.history.curve("reward/mean")[-1] == 2999 / 3000
+    assert tail.history.curve_values("reward/mean")[-1] == 2999 / 3000

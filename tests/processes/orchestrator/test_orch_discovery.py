@@ -17,7 +17,7 @@ from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.attempt import first_cause
 from rlrun.orchestrator.engines import discovery
 from rlrun.orchestrator.engines.discovery import Discovery, resolve_addresses
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.failures import RoleError
@@ -67,7 +67,7 @@ async def orchestrate(
     cluster: Cluster,
     during: Callable[[FakeTrainer], object],
     step_seconds: float = 0.0,
-    wishes: Wishes | None = None,
+    engine_requests: EngineRequests | None = None,
     endless: bool = False,
 ) -> FakeTrainer:
     """Run an orchestrator to its end, or without end until `during` returns; the coroutine function `during` controls the cluster."""
@@ -77,7 +77,7 @@ async def orchestrate(
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_service": SERVICE})
         world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
         try:
-            outside = Outside(cluster.connect, cluster.look_up, wishes=wishes)
+            outside = Outside(cluster.connect, cluster.look_up, engine_requests=engine_requests)
             work = asyncio.ensure_future(orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, outside=outside))
             if endless:
                 first = asyncio.wait({work, world}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +120,7 @@ async def test_replicas_appear_leave_and_are_replaced_during_run(tmp_path: Path,
 
 async def test_drained_engines_finish_requests_without_lost_rollouts(tmp_path: Path, tokenizer_folder: Path) -> None:
     """The run continues until all events have happened, however long that takes."""
-    cluster, wishes = Cluster(), Wishes()
+    cluster, engine_requests = Cluster(), EngineRequests()
     algorithm = {
         "max_async_level": 2,
         "max_off_policy_steps": 1000,
@@ -150,7 +150,7 @@ async def test_drained_engines_finish_requests_without_lost_rollouts(tmp_path: P
     async def world(trainer: FakeTrainer) -> None:
         await eventually(lambda: all(engine.requests for engine in engines.values()))
         for wanted in (2, 1):
-            wishes.engines = wanted
+            engine_requests.engines = wanted
             host = await drained()
             gone, seen = engines[host], len(engines[host].requests)
             assert (gone.running, gone.aborted) == (0, 0)
@@ -159,7 +159,7 @@ async def test_drained_engines_finish_requests_without_lost_rollouts(tmp_path: P
             await more(trainer, 3)
             assert len(gone.requests) == seen, "it was drained"
 
-    trainer = await orchestrate(config, cluster, world, wishes=wishes, endless=True)
+    trainer = await orchestrate(config, cluster, world, engine_requests=engine_requests, endless=True)
     groups = [group for batch in trainer.batches for group in {sample.group for sample in batch.samples}]
     assert len(groups) == len(set(groups)) == 4 * len(trainer.batches)
     lines = read_metrics(RunPaths(Path(config.output_dir)).metrics)[0]

@@ -22,7 +22,7 @@ from orch_simulation import API_KEY, FakeTrainer, eventually, make_config, simul
 
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.attempt import TERMINATED, Stop
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.progress import lease as lease_module
 from rlrun.orchestrator.progress.lease import ProgressLease, lease_from_environment, stall_of
 from rlrun.orchestrator.progress.progress_server import Progress, ProgressServer
@@ -178,19 +178,25 @@ async def test_lease_contains_progress_as_strings(server: ApiServer) -> None:
 async def test_load_is_reported_and_wishes_are_read_from_response(server: ApiServer) -> None:
     load = {"engines": 2, "seconds": 130.51234, "steps": 4, "waited": 0.25, "ahead": 0.0, "idle": 0.0}
     load |= {"busy": 1.0, "requests": 12.0, "waiting": 0.0, "kv": 0.5}
-    wishes = Wishes()
+    engine_requests = EngineRequests()
     server.annotations = {lease_annotations.ENGINES_WANTED: "3", lease_annotations.ENGINES_WINDOW: "60"}
     told = replace(PROGRESS, engine_load=load, engines_drained=("10.0.0.7", "fd00::7"))
     lease = lease_from_environment(
-        make_environment(server), attempt=3, look=lambda: told, wishes=wishes, credentials=server.folder
+        make_environment(server),
+        attempt=3,
+        look=lambda: told,
+        engine_requests=engine_requests,
+        credentials=server.folder,
     )
     assert lease is not None
     async with server.serve():
         await lease.renew()
-        assert (wishes.engines, wishes.window_seconds) == (3, 60.0)
+        assert (engine_requests.engines, engine_requests.window_seconds) == (3, 60.0)
         server.annotations |= {lease_annotations.ENGINES_WANTED: "nonsense", lease_annotations.ENGINES_WINDOW: "inf"}
         await lease.renew()
-        assert (wishes.engines, wishes.window_seconds) == (3, 60.0), "what cannot be read changes nothing"
+        assert (engine_requests.engines, engine_requests.window_seconds) == (3, 60.0), (
+            "what cannot be read changes nothing"
+        )
     assert server.annotations[lease_annotations.ENGINES_DRAINED] == "10.0.0.7 fd00::7"
     found = parse_load(server.annotations[lease_annotations.ENGINES])
     assert found is not None
@@ -374,7 +380,7 @@ async def test_stopped_run_reports_its_last_checkpoint(
         steps.append(len(trainer.batches))
         folder = trainer.paths.checkpoint(steps[0], 1)
         (folder / "trainer").mkdir(parents=True)
-        trainer.channel.emit("checkpoint_saved", steps[0], path=folder)
+        trainer.channel.append_event("checkpoint_saved", steps[0], path=folder)
         headers, heard = {"Authorization": f"Bearer {API_KEY}"}, None
         async with aiohttp.ClientSession(f"http://127.0.0.1:{config.metrics_port}", headers=headers) as session:
             while heard != steps[0]:
@@ -422,6 +428,6 @@ def test_young_attempt_reports_changes_sooner(server: ApiServer) -> None:
     lease = lease_module.ProgressLease(
         "a", holder="b", attempt=1, server=api, look=lambda: PROGRESS, clock=lambda: now[0]
     )
-    assert lease._least() == lease_module.YOUNG_CHANGE_SECONDS
+    assert lease._least_pause() == lease_module.YOUNG_CHANGE_SECONDS
     now[0] += lease_module.YOUNG_SECONDS
-    assert lease._least() == lease_module.CHANGE_SECONDS > lease_module.YOUNG_CHANGE_SECONDS
+    assert lease._least_pause() == lease_module.CHANGE_SECONDS > lease_module.YOUNG_CHANGE_SECONDS

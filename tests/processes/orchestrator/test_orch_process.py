@@ -134,7 +134,7 @@ async def test_stopped_orchestrator_helps_trainer_complete_checkpoint(tmp_path: 
         step = len(trainer.batches)
         folder = trainer.paths.checkpoint(step, 1)
         (folder / "trainer").mkdir(parents=True)
-        trainer.channel.emit("checkpoint_saved", step, path=folder)
+        trainer.channel.append_event("checkpoint_saved", step, path=folder)
         await eventually(lambda: (folder / "manifest.json").exists())
         seen["state"] = json.loads((folder / "orchestrator/state.json").read_text())["step"]
         seen["step"] = step

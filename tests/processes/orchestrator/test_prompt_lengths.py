@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.environments.process.user_code_check import check_subjects
-from rlrun.local.read_inputs import count_pieces
+from rlrun.local.read_inputs import prompt_checks
 from rlrun.orchestrator.rollouts.playable_tasks import count_unplayable
 from rlrun.protocol.files.failures import RoleError
 
@@ -68,9 +68,9 @@ def test_prompt_length_check_runs_in_a_process(tmp_path: Path, tokenizer_folder:
             "environments": [environment],
         }
     )
-    (piece,) = count_pieces(spec, set())
+    (piece,) = prompt_checks(spec, set())
     assert piece.key == ("environments", 0, "args")
     notices: list[str] = []
     assert check_subjects([(piece.command, piece.limits)], lambda _, text: notices.append(text)) == [None]
     assert "5 leave no room" in notices[0]
-    assert not [*count_pieces(spec, {("model", "path")})]
+    assert not [*prompt_checks(spec, {("model", "path")})]

@@ -9,7 +9,7 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.environments.process.user_code_check import check_subjects
-from rlrun.local.read_inputs import CHECK_ENCODER, template_pieces
+from rlrun.local.read_inputs import CHECK_ENCODER, template_checks
 from rlrun.orchestrator.rollouts.playable_tasks import check_template
 from rlrun.orchestrator.sft.sft_attempt import check_encoder
 from rlrun.protocol.files.failures import RoleError
@@ -88,24 +88,24 @@ def make_spec(folder: Path, **environment: Any) -> RLRunSpec:
 
 
 def test_specification_has_one_template_check(tmp_path: Path) -> None:
-    (piece,) = template_pieces(make_spec(tmp_path, id="calculator"), set())
+    (piece,) = template_checks(make_spec(tmp_path, id="calculator"), set())
     assert piece.key == ("model", "path")
     assert [one["place"] for one in piece.command.args["environments"]] == ["environments[0] (calculator)"]
-    (elsewhere,) = template_pieces(make_spec(tmp_path, id="mine:make", python="/venv/bin/python"), set())
+    (elsewhere,) = template_checks(make_spec(tmp_path, id="mine:make", python="/venv/bin/python"), set())
     assert [one["here"] for one in elsewhere.command.args["environments"]] == [False]
-    assert not [*template_pieces(make_spec(tmp_path, id="calculator"), {("model", "path")})]
-    assert not [*template_pieces(make_spec(tmp_path / "none", id="calculator"), set())]
+    assert not [*template_checks(make_spec(tmp_path, id="calculator"), {("model", "path")})]
+    assert not [*template_checks(make_spec(tmp_path / "none", id="calculator"), set())]
 
 
 def test_fine_tuning_has_its_own_template_check(tmp_path: Path) -> None:
     fields = {"task": "SFT", "model": {"path": str(tmp_path)}, "data": {"sources": [{"path": "rows.jsonl"}]}}
-    (piece,) = template_pieces(RLRunSpec.model_validate(fields), set())
+    (piece,) = template_checks(RLRunSpec.model_validate(fields), set())
     assert (piece.key, piece.command.id) == (("model", "path"), CHECK_ENCODER)
 
 
 @pytest.mark.full  # Starts a process that imports transformers.
 def test_template_check_runs_in_a_process(tmp_path: Path) -> None:
-    (piece,) = template_pieces(make_spec(write_model(tmp_path, ONE_TURN), id="calculator"), set())
+    (piece,) = template_checks(make_spec(write_model(tmp_path, ONE_TURN), id="calculator"), set())
     (refusal,) = check_subjects([(piece.command, piece.limits)])
     assert refusal is not None
     assert "cannot render a second turn" in refusal.message

@@ -13,7 +13,7 @@ from pod_harness import Pod, run_config
 
 from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.pod.role_process import descendants
+from rlrun.pod.role_process import descendant_pids
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.support.command_line import command_line
@@ -49,7 +49,7 @@ def cluster_config(root: Path) -> RunConfig:
 
 def engine_of(container: int) -> int | None:
     """Return the engine process below the first process of a container."""
-    for pid in descendants(container):
+    for pid in descendant_pids(container):
         if "tests.support.stub.inference" in command_line(pid).split():
             return pid
     return None

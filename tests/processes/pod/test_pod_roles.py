@@ -127,10 +127,10 @@ def test_roles_listen_to_pods_and_restart_resumes_latest(tmp_path: Path) -> None
         assert role.host == "0.0.0.0"
     sixth = config_in_pod(config, restart=False, pod_ip="fd00::1")
     assert {role.host for role in (sixth.trainer, sixth.inference, sixth.orchestrator)} == {"::"}
-    assert sixth.hash() == config.hash()
+    assert sixth.config_hash() == config.config_hash()
     assert first.trainer.checkpoint.resume.step == 20
     assert restarted.trainer.checkpoint.resume.policy == "Latest"
-    assert first.hash() == restarted.hash() == config.hash()
+    assert first.config_hash() == restarted.config_hash() == config.config_hash()
     forked = run_config(tmp_path, checkpoint={"resume": {"policy": "Never", "fromRun": "other", "fromStep": 4}})
     again = config_in_pod(forked, restart=True).trainer.checkpoint.resume
     assert (again.policy, again.from_run, again.from_step) == ("Latest", "other", 4)

@@ -93,7 +93,7 @@ def test_ctrl_c_interrupts_only_the_wait(stand_in: Path, monkeypatch: pytest.Mon
         with pytest.raises(KeyboardInterrupt):
             run.wait(every=0.05)
     assert run._launched is not None
-    assert run._launched.code() is None
+    assert run._launched.poll_code() is None
     assert run.stop().status().phase == "Suspended"
     (stand_in / "go").touch()
     assert run.resume().wait(every=0.05).status().phase == "Complete"

@@ -68,10 +68,10 @@ def test_log_of_another_process_is_truncated(tmp_path: Path) -> None:
 
 def test_pod_bounds_output_of_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role_process, "BoundedLog", lambda path: BoundedLog(path, max_bytes=100_000))
-    monkeypatch.setattr(role_process, "_write", lambda stream, chunk: None)
+    monkeypatch.setattr(role_process, "_write_stream", lambda stream, chunk: None)
     kept = role_process.Output(tmp_path / "role.log")
     reading, writing = os.pipe()
-    kept.pump(reading, role_process.STDOUT)
+    kept.forward_stream(reading, role_process.STDOUT)
     with os.fdopen(writing, "wb") as pipe:
         for _ in range(100):
             pipe.write(b"z" * 9_999 + b"\n")
@@ -91,7 +91,7 @@ def test_local_run_bounds_output_of_its_roles(tmp_path: Path, monkeypatch: pytes
     try:
         for _ in range(6000):
             ended = all_said.exists()
-            supervisor.exited()
+            supervisor.poll_exited()
             if ended:
                 break
             threading.Event().wait(0.01)

@@ -41,8 +41,8 @@ from rlrun.protocol.files.metrics_line import Lines, read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import ForkedFrom, fork_document, read_fork, recorded_run
 from rlrun.protocol.files.shared_trainer_files import (
-    Join,
-    SharedState,
+    SlotAnswer,
+    SlotRequest,
     last_state,
     read_requests,
     write_answer,
@@ -101,7 +101,10 @@ def _read_kept_attempts(paths: RunPaths, file: Path) -> object:
 def _read_trace(paths: RunPaths, file: Path) -> object:
     with file.open("rb") as content:
         index = TraceIndex(content)
-        return [index.lags(4), *(index.choose(_match_all(), order) for order in ("worst", "longest", "trace"))]
+        return [
+            index.lag_counts(4),
+            *(index.select_rows(_match_all(), order) for order in ("worst", "longest", "trace")),
+        ]
 
 
 def _match_all() -> object:
@@ -187,8 +190,8 @@ def _add_files(paths: RunPaths) -> None:
     assert write_record(paths.launcher, new_record("stub", 1, "rlrun local run.yaml --resume", {"trainer": 1}))
     paths.fork.write_text(fork_document(ForkedFrom("other", "u", 3, 0, "/runs/other", ("maxSteps",))))
     paths.attempt_config(1).write_bytes(paths.run_json.read_bytes())
-    write_request(paths, Join(run="guest", attempt=1, folder="/runs/guest", key_digest="0" * 64))
-    write_answer(paths, SharedState(run="guest", attempt=1, state="Joined", slot=1))
+    write_request(paths, SlotRequest(run="guest", attempt=1, folder="/runs/guest", key_digest="0" * 64))
+    write_answer(paths, SlotAnswer(run="guest", attempt=1, state="Joined", slot=1))
     write_error(paths.logs(1, "trainer"), "trainer", RoleError("out of memory"))
     paths.logs(1, "orchestrator").mkdir(parents=True, exist_ok=True)
     (paths.logs(1, "orchestrator") / "config.json").write_text(json.dumps({"orchestrator": {"name": "stub"}}))

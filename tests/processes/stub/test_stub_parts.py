@@ -112,10 +112,10 @@ def test_stub_metrics_have_names_of_real_trainer(tmp_path: Path) -> None:
     class Alone(Group):
         """A group of one rank, without collectives."""
 
-        def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+        def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
             return dict(values)
 
-        maxima = sums
+        max_over_ranks = sum_over_ranks
 
     packed_attention.register_attention()
     shape = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

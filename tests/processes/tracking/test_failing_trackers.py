@@ -77,14 +77,14 @@ def test_killed_sink_is_restarted(
     process = SinkProcess(run.paths.run_json, root, os.environ)
     try:
         run.step(1)
-        process.keep()
+        process.keep_running()
         wait_for(lambda: len(server.points) == 1)
         assert process._process is not None
         first = process._process
         first.kill()
         first.wait()
         run.step(2)
-        wait_for(lambda: process.keep() is None and len(server.points) == 2)
+        wait_for(lambda: process.keep_running() is None and len(server.points) == 2)
         assert process._process is not first
         run.step(3)
     finally:

@@ -23,7 +23,7 @@ RANK = """
 import sys, time
 from rlrun.trainer.ranks.stop import Stop
 stop = Stop()
-stop.listen()
+stop.start_listening()
 {setup}
 print("up", flush=True)
 time.sleep(600)
@@ -108,14 +108,14 @@ def test_rank_does_not_wait_for_ended_peer() -> None:
 
 def test_inactive_stop_is_not_requested() -> None:
     stop = Stop()
-    assert not stop.asked
+    assert not stop.is_requested
 
 
 ANSWERS = """
 stop.allow_time(300)
 import os, threading
 def look():
-    while not stop.asked: time.sleep(0.01)
+    while not stop.is_requested: time.sleep(0.01)
     os._exit(stop.exit_code)
 threading.Thread(target=look).start()
 """
@@ -129,14 +129,14 @@ def test_stop_request_is_seen_and_keeps_its_code(number: signal.Signals) -> None
 
 def test_stop_by_orchestrator_is_not_a_first_signal() -> None:
     """Pods that are deleted together receive their signals in any order, before or after messages between the roles."""
-    asked = "stop.allow_time(300); stop.join()"
+    asked = "stop.allow_time(300); stop.request_stop()"
     code, said, _ = Rank(asked).ends(signal.SIGTERM, signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
-    code, said, _ = Rank("stop.allow_time(0.5); stop.join()").ends()
+    code, said, _ = Rank("stop.allow_time(0.5); stop.request_stop()").ends()
     assert code == exit_codes.FAILURE
     assert "0.5 s after the orchestrator, which has to stop" in said
 
 
 def test_joining_rank_keeps_code_of_other_and_own_time() -> None:
-    code, said, _ = Rank("stop.allow_time(1.5); stop.join(2)").ends(signal.SIGINT)
+    code, said, _ = Rank("stop.allow_time(1.5); stop.request_stop(2)").ends(signal.SIGINT)
     assert (code, "1.5 s after SIGINT" in said) == (128 + signal.SIGINT, True), said

@@ -26,8 +26,8 @@ def test_requests_share_connection_and_send_newest_token(account: Path) -> None:
         api = ApiServer(url, account)
         assert [run["metadata"]["name"] for run in api.get(RUNS)["items"]] == ["demo"]
         (account / "token").write_text("second\n")
-        caller = Callers(api).who(ANN, "1")
-        assert Rights(api).which(caller, [("team-a", "demo"), ("team-b", "demo")]) == {("team-a", "demo")}
+        caller = Callers(api).identify_user(ANN, "1")
+        assert Rights(api).allowed_runs(caller, [("team-a", "demo"), ("team-b", "demo")]) == {("team-a", "demo")}
         assert [bearer for bearer, _ in cluster.brought[:2]] == ["Bearer first", "Bearer second"]
         assert len({port for _, port in cluster.brought[:2]}) == 1
 

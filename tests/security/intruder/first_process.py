@@ -85,7 +85,7 @@ def _as_orchestrator(deed: str) -> int:
 
 
 def _as_pod(deed: str) -> int:
-    pod._run = lambda *_: asyncio.run(_run_deed(deed))  # type: ignore
+    pod._run_command = lambda *_: asyncio.run(_run_deed(deed))  # type: ignore
     return pod.main(["orchestrator"])
 
 
@@ -121,7 +121,7 @@ ENTRIES = {
     "container": _as_container,
     "orchestrator": _as_orchestrator,
     "pod": _as_pod,
-    "command line": lambda deed: command_options.piped(lambda: asyncio.run(_run_deed(deed))),
+    "command line": lambda deed: command_options.run_command_line(lambda: asyncio.run(_run_deed(deed))),
     "nothing": lambda deed: asyncio.run(_run_deed(deed)),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.sim.actions.action import Action
 from tests.sim.cluster.nodes import NODES
 from tests.sim.cluster.pods import end_of, has_started
@@ -152,7 +152,7 @@ def _suspends(world: World, a: int, b: int) -> None:
 def _asks_for_a_restart(world: World, a: int, b: int) -> None:
     asks = ROTATE_ANNOTATION if b % 3 == 0 else RESTART_ANNOTATION
     world.memory.restarts_asked += 1
-    world.annotate(**{asks: "soon" if a == 0 else rfc3339(world.clock.wall())})
+    world.annotate(**{asks: "soon" if a == 0 else format_rfc3339(world.clock.wall())})
 
 
 def _edits_status(world: World, a: int, b: int) -> None:

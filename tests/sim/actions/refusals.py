@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun.runtime import exit_codes
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.sim.actions.action import Action
 from tests.sim.cluster.admission import FOR_GOOD, SORTS, Refusal
 from tests.sim.cluster.pods import end_of, has_started
@@ -91,7 +91,7 @@ def _retries_far_off(world: World, a: int, b: int) -> None:
         world.hear()
         world.operate(8)
     if world.status.get("phase") == "Restarting":
-        world.edit_status(nextRetryTime=rfc3339(world.clock.wall() + 10.0 ** (4 + a % 5)), message="edited")
+        world.edit_status(nextRetryTime=format_rfc3339(world.clock.wall() + 10.0 ** (4 + a % 5)), message="edited")
 
 
 REFUSALS: dict[str, Action] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlrun_operator.kube.resources import BY_KIND, CLAIM, EVENT, PART_KINDS, RLRUN, WATCHED
 from rlrun_operator.names import MANAGER, RUN_LABEL
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 from tests.sim.cluster.admission import Refusal, RefusedError
 from tests.sim.cluster.gpus import GpuTime
 
@@ -92,7 +92,7 @@ class Api:
             uid: UID of the object, if the event contains it.
         """
         name = "/".join((*about, reason, message))
-        when = rfc3339(self._now() - age)
+        when = format_rfc3339(self._now() - age)
         events = self.kinds[EVENT.kind]
         known = events.get(name)
         if known is not None and age:
@@ -119,7 +119,7 @@ class Api:
             "uid": f"{self.version:08x}-{name}-{self.version}",
             "resourceVersion": str(self.version),
             "generation": 1,
-            "creationTimestamp": rfc3339(self._now()),
+            "creationTimestamp": format_rfc3339(self._now()),
         }
         new = {**manifest, "metadata": metadata}
         if kind in ("Pod", CLAIM.kind):
@@ -139,7 +139,7 @@ class Api:
         """Delete an object; a pod with a node ends first."""
         found = self.kinds[kind][name]
         if kind == CLAIM.kind and self.mounts(name):  # protected until no pod uses it
-            times = {"deletionTimestamp": rfc3339(self._now())}
+            times = {"deletionTimestamp": format_rfc3339(self._now())}
             return (
                 found
                 if times.items() <= found["metadata"].items()
@@ -155,7 +155,7 @@ class Api:
             ends = max(
                 asked + grace, self._now()
             )  # a shorter period counts from the first request and does not end in the past
-        times = {"deletionTimestamp": rfc3339(ends), "deletionGracePeriodSeconds": grace}
+        times = {"deletionTimestamp": format_rfc3339(ends), "deletionGracePeriodSeconds": grace}
         return self.put(found, metadata=found["metadata"] | times)
 
     def mounts(self, claim: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import ROLE_LABEL, SPOT_LABEL, attempt_of
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.sim.clock import Clock
 from tests.sim.cluster.api import Api, Json, claim_of
 from tests.sim.cluster.pods import end_of, has_started, key_of
@@ -63,11 +63,11 @@ class Nodes(Roles):
         if last or role == "inference" or not self.ends_in_view:
             self.api.drop("Pod", metadata["name"])
         elif end_of(pod) is None and "lastState" not in containers[0]:
-            end = {"exitCode": 143, "reason": "Error", "message": "", "finishedAt": rfc3339(self.clock.now())}
+            end = {"exitCode": 143, "reason": "Error", "message": "", "finishedAt": format_rfc3339(self.clock.now())}
             entry = {"name": role, "ready": False, "restartCount": 0, "state": {"terminated": end}}
             self.api.put(pod, status=pod["status"] | {"phase": "Failed", "containerStatuses": [entry]})
         else:
-            times = {"deletionTimestamp": rfc3339(self.clock.now()), "deletionGracePeriodSeconds": 0}
+            times = {"deletionTimestamp": format_rfc3339(self.clock.now()), "deletionGracePeriodSeconds": 0}
             self.api.put(pod, metadata=metadata | times)
 
     def _schedule(self, pod: Json) -> None:
@@ -94,7 +94,7 @@ class Nodes(Roles):
         self.api.put(
             pod,
             spec=pod["spec"] | {"nodeName": nodes[self._next % len(nodes)]},
-            status=pod["status"] | {"conditions": [], "startTime": rfc3339(self.clock.now())},
+            status=pod["status"] | {"conditions": [], "startTime": format_rfc3339(self.clock.now())},
         )
 
     def _is_furnished(self, pod: Json) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from rlrun.protocol.messages import lease_annotations as keys
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 from tests.sim.clock import Clock
 from tests.sim.cluster.api import Api, Json
 from tests.sim.cluster.fleet import Fleet
@@ -105,7 +105,7 @@ class Roles:
             engines = self.fleet.report(attempt, self.pods("inference"), wishes, self.clock.steady())
             annotations |= wishes | engines
         metadata = lease["metadata"] | {"annotations": annotations}
-        spec = lease["spec"] | {"renewTime": f"{rfc3339(self.clock.now())}+{self.api.version}"}
+        spec = lease["spec"] | {"renewTime": f"{format_rfc3339(self.clock.now())}+{self.api.version}"}
         self.api.put(lease, metadata=metadata, spec=spec)
 
     def exit(self, pod: Json, code: int, *, message: str = "", reason: str = "") -> None:
@@ -114,7 +114,7 @@ class Roles:
         """
         role = pod["metadata"]["labels"][ROLE_LABEL]
         end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
-        ended = {"terminated": end | {"finishedAt": rfc3339(self.clock.now())}}
+        ended = {"terminated": end | {"finishedAt": format_rfc3339(self.clock.now())}}
         taken = code == exit_codes.ATTEMPT_TAKEN and bool(message)
         self.failures += code != exit_codes.OK and not taken
         self.ended.add((attempt_of(pod["metadata"]) or 0, str(pod["metadata"]["name"]), code))

@@ -123,7 +123,7 @@ class Process:
                 queue=queue,
             ),
             settings=RELEASES[release],
-            again=self._add,
+            requeue=self._add,
             now=clock.wall,
             clock=clock.steady,
             random=Random(seed),
@@ -160,7 +160,7 @@ class Process:
     def relist(self) -> None:
         """Compare the store with the cluster."""
         for stream in STREAMS:
-            work = self._feed.compare(stream)
+            work = self._feed.compare_stream(stream)
             try:
                 asked = work.send(None)
                 while True:
@@ -217,11 +217,11 @@ class Process:
             self.asked = self._work.throw(error) if error is not None else self._work.send(answer)
             return
         except StopIteration:
-            self.queue.done(self._key, self._clock.steady())
+            self.queue.record_success(self._key, self._clock.steady())
         except (ApiError, UnavailableError):
-            self.queue.failed(self._key, self._clock.steady())
+            self.queue.record_failure(self._key, self._clock.steady())
         except Exception as unexpected:
-            self.queue.failed(self._key, self._clock.steady())
+            self.queue.record_failure(self._key, self._clock.steady())
             self._unexpected(unexpected)
         self._work = None
 

@@ -46,7 +46,14 @@ class HistoryAdmissions(Admissions):
         clock: Clock,
     ) -> None:
         super().__init__(
-            store, look_ups, SETTINGS, render, serves=lambda run: True, again=again, now=clock.wall, clock=clock.steady
+            store,
+            look_ups,
+            SETTINGS,
+            render,
+            serves=lambda run: True,
+            requeue=again,
+            now=clock.wall,
+            clock=clock.steady,
         )
         self._others = others
 

@@ -54,18 +54,18 @@ def the_limit_is_one_too_high(stack: contextlib.ExitStack) -> None:
 
 
 def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -> None:
-    real = Applier._apply
+    real = Applier._apply_object
     put(
         stack,
         Applier,
-        "_apply",
+        "_apply_object",
         lambda self, item: real(self, Apply(item.manifest, expect_absent=False, replaces=None)),
     )
 
 
 def what_a_deleted_run_has_left_is_taken_over(stack: contextlib.ExitStack) -> None:
     the_cache_is_believed_when_it_lacks_something(stack)
-    put(stack, snapshot.RunSnapshot, "strangers", property(lambda self: []))
+    put(stack, snapshot.RunSnapshot, "leftover_objects", property(lambda self: []))
 
 
 def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
@@ -82,21 +82,21 @@ def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
 
 
 def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> None:
-    act, report = Applier.act, Reconciler._report
+    make_writes, report = Applier.make_writes, Reconciler._report_status
 
     async def nothing(self: Applier, namespace: str, decision: Decision) -> Outcome:
         return DONE
 
     async def first(self: Reconciler, key: Any, run: Any, decision: Decision, memory: Any) -> None:
         await report(self, key, run, decision, memory)
-        await act(self._applier, key[0], decision)
+        await make_writes(self._applier, key[0], decision)
 
-    put(stack, Applier, "act", nothing)
-    put(stack, Reconciler, "_report", first)
+    put(stack, Applier, "make_writes", nothing)
+    put(stack, Reconciler, "_report_status", first)
 
 
 def a_refused_status_is_taken_for_written(stack: contextlib.ExitStack) -> None:
-    report, meant = Reconciler._report, {}
+    report, meant = Reconciler._report_status, {}
 
     async def reports(self: Reconciler, key: Any, run: Any, decision: Decision, memory: Any) -> None:
         meant[key] = {**run, "status": decision.status}
@@ -107,17 +107,17 @@ def a_refused_status_is_taken_for_written(stack: contextlib.ExitStack) -> None:
         newer = str(int(run["metadata"]["resourceVersion"]) + 1)
         self._store.put({**run, "metadata": {**run["metadata"], "resourceVersion": newer}}, self._now())
 
-    put(stack, Reconciler, "_report", reports)
-    put(stack, Reconciler, "_refresh", refreshes)
+    put(stack, Reconciler, "_report_status", reports)
+    put(stack, Reconciler, "_refresh_run", refreshes)
 
 
 def the_status_is_written_without_preconditions(stack: contextlib.ExitStack) -> None:
-    real = Client.merge
+    real = Client.merge_patch
 
-    async def merge(self: Client, resource: Any, namespace: str, name: str, patch: Any, **how: Any) -> Any:
+    async def merge_patch(self: Client, resource: Any, namespace: str, name: str, patch: Any, **how: Any) -> Any:
         return await real(self, resource, namespace, name, {k: v for k, v in patch.items() if k != "metadata"}, **how)
 
-    put(stack, Client, "merge", merge)
+    put(stack, Client, "merge_patch", merge_patch)
 
 
 def what_has_ended_begins_again(stack: contextlib.ExitStack) -> None:
@@ -140,7 +140,7 @@ def a_late_event_brings_back_what_is_gone(stack: contextlib.ExitStack) -> None:
 
 
 def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
-    put(stack, Store, "prune", lambda self, *what: set())
+    put(stack, Store, "remove_unlisted", lambda self, *what: set())
 
 
 def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
@@ -172,7 +172,7 @@ def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
 
 def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> None:
     phase = property(lambda self: self.deleted_at is None and self.phase not in ("Succeeded", "Failed"))
-    put(stack, Pod, "works", phase)
+    put(stack, Pod, "keeps_running", phase)
 
 
 def the_last_request_to_delete_is_taken_for_the_first(stack: contextlib.ExitStack) -> None:

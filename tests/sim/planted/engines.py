@@ -54,7 +54,7 @@ def engines_go_before_they_are_drained(stack: contextlib.ExitStack) -> None:
 
 def what_was_chosen_is_not_read_again(stack: contextlib.ExitStack) -> None:
     """Each operator starts with the smallest number."""
-    put(stack, snapshot.RunSnapshot, "_engines", lambda self, spec: spec.inference.least)
+    put(stack, snapshot.RunSnapshot, "_engine_count", lambda self, spec: spec.inference.min_replicas)
 
 
 def every_report_is_decided_on(stack: contextlib.ExitStack) -> None:

@@ -13,7 +13,7 @@ from tests.sim.planted.plant import Plant, put
 
 
 def pods_are_made_before_the_admission_is_on_record(stack: contextlib.ExitStack) -> None:
-    put(stack, queueing, "awaited_admission", lambda case: None)
+    put(stack, queueing, "pending_admission_condition", lambda case: None)
 
 
 def a_run_that_is_younger_than_the_plan_is_not_asked_about(stack: contextlib.ExitStack) -> None:

@@ -46,7 +46,7 @@ def a_retry_time_far_in_the_future_is_believed(stack: contextlib.ExitStack) -> N
 
 
 def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.ExitStack) -> None:
-    real = snapshot.RunSnapshot.strangers.func
+    real = snapshot.RunSnapshot.leftover_objects.func
     put(
         stack,
         snapshot.RunSnapshot,
@@ -89,14 +89,14 @@ def small_objects_are_made_for_the_first_attempt_alone(stack: contextlib.ExitSta
 
 
 def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
-    real = Applier._apply
+    real = Applier._apply_object
     left_alone = {resource.kind for resource in BY_KIND.values()} - {"StatefulSet", "Deployment", "Pod"}
 
     async def applies(self: Applier, item: Apply) -> None:
         if item.manifest["kind"] not in left_alone or await self._find_own(item.manifest) is None:
             await real(self, item)
 
-    put(stack, Applier, "_apply", applies)
+    put(stack, Applier, "_apply_object", applies)
 
 
 def what_is_deleted_waits_for_the_next_attempt(stack: contextlib.ExitStack) -> None:
@@ -118,7 +118,7 @@ def a_pod_waits_for_ever_for_a_lost_key(stack: contextlib.ExitStack) -> None:
 
 def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
     """Objects with the first key do not know the other one and are not renewed."""
-    put(stack, render.RunContext, "key_secret", property(lambda self: self.names.secret(self.uid)))
+    put(stack, render.RunContext, "key_secret", property(lambda self: self.names.key_secret(self.uid)))
 
 
 def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
@@ -212,7 +212,7 @@ def a_second_operator_is_not_looked_for(stack: contextlib.ExitStack) -> None:
 
 def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
     """Between two events of the world, children are applied without a check of the present objects."""
-    begin, end, apply, make = getattr(World, begins), getattr(World, ends), Applier._apply, World.__init__
+    begin, end, apply, make = getattr(World, begins), getattr(World, ends), Applier._apply_object, World.__init__
     unlooked: list[bool] = []
 
     def anew(self: World, *given: Any, **how: Any) -> None:
@@ -233,7 +233,7 @@ def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
     put(stack, World, "__init__", anew)
     put(stack, World, begins, on)
     put(stack, World, ends, off)
-    put(stack, Applier, "_apply", applies)
+    put(stack, Applier, "_apply_object", applies)
 
 
 def the_past_is_told_again_and_believed(stack: contextlib.ExitStack) -> None:

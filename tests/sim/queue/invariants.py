@@ -123,8 +123,8 @@ def at_the_end(world: World) -> None:
 def shares(world: World) -> dict[str, tuple[float, float]]:
     """Return the actual and the due share of all GPU seconds for each namespace."""
     rules, total = world.settings.rules, sum(world.held.values())
-    weights = sum(rules.weight(name) for name in world.held)
-    return {name: (held / total, rules.weight(name) / weights) for name, held in world.held.items()}
+    weights = sum(rules.weight_of(name) for name in world.held)
+    return {name: (held / total, rules.weight_of(name) / weights) for name, held in world.held.items()}
 
 
 def fair(world: World) -> None:

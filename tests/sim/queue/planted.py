@@ -119,8 +119,8 @@ def a_namespace_under_its_share_is_preempted(stack: contextlib.ExitStack) -> Non
 
 def priority_does_not_count(stack: contextlib.ExitStack) -> None:
     """Runs start in order of arrival, for any priority."""
-    original = shares.Shares.order
-    put(stack, shares.Shares, "order", lambda self, run: (0, *original(self, run)[1:]))
+    original = shares.Shares.sort_key
+    put(stack, shares.Shares, "sort_key", lambda self, run: (0, *original(self, run)[1:]))
 
 
 def what_finds_no_room_is_never_released(stack: contextlib.ExitStack) -> None:
@@ -167,7 +167,7 @@ def releases_do_not_move_a_run_to_the_end(stack: contextlib.ExitStack) -> None:
 
 
 def runs_start_that_the_scheduler_could_put_into_kept_room(stack: contextlib.ExitStack) -> None:
-    put(stack, admit._Pass, "_lands", lambda self, pods, kept: False)
+    put(stack, admit._Pass, "_may_take_reserved", lambda self, pods, kept: False)
 
 
 def an_admitted_run_without_room_holds_back_no_other(stack: contextlib.ExitStack) -> None:
@@ -186,20 +186,20 @@ def an_admitted_run_without_room_holds_back_no_other(stack: contextlib.ExitStack
 
 
 def arrival_does_not_count(stack: contextlib.ExitStack) -> None:
-    original = shares.Shares.order
+    original = shares.Shares.sort_key
 
-    def order(self: Any, run: Any) -> Any:
+    def sort_key(self: Any, run: Any) -> Any:
         priority, share, since, uid = original(self, run)
         return priority, share, -since, uid
 
-    put(stack, shares.Shares, "order", order)
+    put(stack, shares.Shares, "sort_key", sort_key)
 
 
 def weights_do_not_count(stack: contextlib.ExitStack) -> None:
     """All namespaces get equal shares."""
-    original = shares.Shares.order
+    original = shares.Shares.sort_key
 
-    def order(self: Any, run: Any) -> Any:
+    def sort_key(self: Any, run: Any) -> Any:
         priority, _, *rest = original(self, run)
         return (
             priority,
@@ -207,7 +207,7 @@ def weights_do_not_count(stack: contextlib.ExitStack) -> None:
             *rest,
         )
 
-    put(stack, shares.Shares, "order", order)
+    put(stack, shares.Shares, "sort_key", sort_key)
 
 
 PLANTED: tuple[Plant, ...] = (

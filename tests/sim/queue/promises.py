@@ -157,13 +157,13 @@ def preemption_leaves_shares(seen: Pass) -> Iterator[str]:
     total, rules = sum(seen.nodes.values()), seen.rules
     stopping = {run.uid for run in victims if run not in equal} | set(seen.before.stopping)
     there = [run for run in seen.runs if run.stage in ("waiting", "holding")]
-    weights = sum(rules.weight(name) for name in {run.namespace for run in there})
+    weights = sum(rules.weight_of(name) for name in {run.namespace for run in there})
     for run in equal:
         held = [one for one in seen.runs if one.stage == "holding" and one.uid not in stopping and one not in equal]
         keeps, gets = (
             sum(gpus(one) for one in held if one.namespace == each) / total for each in (run.namespace, head.namespace)
         )
-        due, wants = rules.weight(run.namespace) / weights, rules.weight(head.namespace) / weights
+        due, wants = rules.weight_of(run.namespace) / weights, rules.weight_of(head.namespace) / weights
         kept = keeps >= due - _CLOSE and gets + gpus(head) / total <= wants + _CLOSE
         yield (
             ""

@@ -24,7 +24,7 @@ from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, complete_chec
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.trainer.checkpoints import dcp_files
-from rlrun.trainer.checkpoints.checkpoint_manager import Checkpoints
+from rlrun.trainer.checkpoints.checkpoint_manager import CheckpointManager
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.checkpoints.dcp_files import CheckpointReader
 from rlrun.trainer.learning.optimizers import make_optimizer
@@ -152,7 +152,7 @@ class CheckpointSaver:
             _fill(_trained(Rank.own.part), step)
             checkpoints.save(Progress(step))
             checkpoints.report_when_durable()
-            while not checkpoints.complete(step):
+            while not checkpoints.wait_until_complete(step):
                 if (failure := checkpoints.failure()) is not None:
                     raise failure
                 if checkpoints.is_retry_due(blocks=True):
@@ -161,7 +161,7 @@ class CheckpointSaver:
                 time.sleep(0.001)
         finally:
             checkpoints.close(wait=True)
-        if (failure := checkpoints.end()) is not None:
+        if (failure := checkpoints.wait_for_manifest()) is not None:
             raise failure
 
     def seen(self, root: Path) -> Seen:
@@ -215,7 +215,7 @@ class CheckpointLoader(CheckpointSaver):
         return "new" if loaded else "old"
 
 
-def open_checkpoints(root: Path, attempt: Attempt) -> Checkpoints:
+def open_checkpoints(root: Path, attempt: Attempt) -> CheckpointManager:
     """Open checkpoints of this process's rank like a trainer without an orchestrator; load the attempt's base."""
     config = TrainerConfig(
         name="run",
@@ -230,7 +230,7 @@ def open_checkpoints(root: Path, attempt: Attempt) -> Checkpoints:
         micro_batch_tokens=64,
     )
     rank = Rank.own
-    return Checkpoints(
+    return CheckpointManager(
         config,
         attempt,
         {POLICY: rank.part},

@@ -184,4 +184,4 @@ def install_or_exit() -> None:
         os.write(2, f"error: {error}\n".encode())
         os._exit(exit_codes.USAGE)  # an exception does not end a starting interpreter
     folder = os.environ.get(FOLDER_VARIABLE)
-    fault_points.install(FaultPoints(plan, Path(folder) if folder else None).reach)
+    fault_points.install_handler(FaultPoints(plan, Path(folder) if folder else None).reach)

@@ -208,7 +208,7 @@ def follow(
     logger.info(f"pod {pod} is in the group of {address}:{port}")
     take_part(0)
     stop.allow_time(grace_seconds)
-    stop.then(lambda: line.send("stop"))
+    stop.call_after_request(lambda: line.send("stop"))
     while (text := line.receive()) is not None:
         if text in ("finished", "stopped"):
             line.close()

@@ -56,29 +56,31 @@ class GuestRuns:
         """Wait until there are neither guests nor requests of guests."""
         while self._slots > 1:
             with self._lock:
-                if not self._joined and not self._guests.pending():
+                if not self._joined and not self._guests.has_open_requests():
                     return
             time.sleep(TICK_SECONDS)
 
     def _watch(self) -> None:
         while True:
             with self._lock:
-                self._guests.look()
+                self._guests.list_requests()
                 attempts = {name: joined.run.number for name, joined in self._joined.items()}
-                for change in self._guests.changes(attempts):
+                for change in self._guests.required_changes(attempts):
                     self._joined[change.run].reason = change.reason
                     self._joined[change.run].run.leaving.set()
                 for name in [name for name, joined in self._joined.items() if not joined.thread.is_alive()]:
                     self._end(name, self._joined.pop(name))
                 attempts = {name: joined.run.number for name, joined in self._joined.items()}
-                guest = self._guests.next(attempts, free=len(attempts) + 1 < self._slots)
+                guest = self._guests.admit_next(attempts, free=len(attempts) + 1 < self._slots)
                 if guest is not None:
                     self._join(guest)
             time.sleep(TICK_SECONDS)
 
     def _join(self, guest: Guest) -> None:
         name, number, paths = guest.config.name, guest.attempt.attempt, RunPaths(guest.folder)
-        channel = self._channel.beside(name, attempt=number, batch_path=lambda step: paths.batch(step, number))
+        channel = self._channel.open_guest_channel(
+            name, attempt=number, batch_path=lambda step: paths.batch(step, number)
+        )
         slot = min(set(range(1, self._slots)) - {joined.slot for joined in self._joined.values()})
         try:
             run = Run(
@@ -92,11 +94,11 @@ class GuestRuns:
             )
         except RoleError as error:
             channel.close()
-            self._guests.answer(name, number, "Failed", reason=str(error), exit_code=error.code)
+            self._guests.report_state(name, number, "Failed", reason=str(error), exit_code=error.code)
             return
         joined = _Joined(run, slot, threading.Thread(target=self._train, args=(name,), name=name, daemon=True))
         self._joined[name] = joined
-        self._guests.answer(name, number, "Joined", slot=slot, step=guest.attempt.base_step)
+        self._guests.report_state(name, number, "Joined", slot=slot, step=guest.attempt.base_step)
         joined.thread.start()
 
     def _train(self, name: str) -> None:
@@ -114,8 +116,8 @@ class GuestRuns:
         joined.run.channel.close()
         step, failure = joined.run.policy.step, joined.failure
         if failure is None:
-            self._guests.answer(name, joined.run.number, "Left", step=step, reason=joined.reason)
+            self._guests.report_state(name, joined.run.number, "Left", step=step, reason=joined.reason)
         else:
-            self._guests.answer(
+            self._guests.report_state(
                 name, joined.run.number, "Failed", step=step, reason=str(failure), exit_code=failure.code
             )

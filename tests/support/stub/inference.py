@@ -107,7 +107,7 @@ class StubTokens:
         )
         return name or self._settings.served_model_name, choices
 
-    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+    async def sample_tokens(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
         """See `TokenEngine`."""
         model, choices = await self.choices(head, prompt)
         return model, [
@@ -266,7 +266,7 @@ def _stop_soon() -> None:
 
 @contextlib.asynccontextmanager
 async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
-    await heartbeat.beat()
+    await heartbeat.check_workers()
     task = asyncio.create_task(heartbeat.run())
     try:
         yield

@@ -32,7 +32,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
     engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
     if engines is not None:
         engines.wait_until_asleep()
-    channel = Channel.listen(
+    channel = Channel.start_server(
         attempt=number,
         api_key=api_key,
         host=config.host,
@@ -58,16 +58,16 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
     own = Run(config, attempt, channel, model=model, script=script, before_step=before_step, engines=engines)
     guests = GuestRuns(config, channel, model=model, script=script, api_key=api_key)
     stop.allow_time(config.checkpoint.grace_period_seconds)
-    stop.then(own.leaving.set)
-    channel.stop = stop.join
+    stop.call_after_request(own.leaving.set)
+    channel.stop = stop.request_stop
     own.run()
-    if stop.asked:  # guests lose unsaved steps: tests of a shared trainer's end use the real trainer
+    if stop.is_requested:  # guests lose unsaved steps: tests of a shared trainer's end use the real trainer
         own.save_last()
     else:
         guests.wait()
-    group.finish(stopped=stop.asked)
+    group.finish(stopped=stop.is_requested)
     channel.close()
-    return stop.exit_code if stop.asked else exit_codes.OK
+    return stop.exit_code if stop.is_requested else exit_codes.OK
 
 
 def run(config: TrainerConfig, *, attempt: int, api_key: str, stop: Stop) -> int:
@@ -102,5 +102,5 @@ def run(config: TrainerConfig, *, attempt: int, api_key: str, stop: Stop) -> int
         finished = follow(attempt, pod, *master(), take_part, stop, config.checkpoint.grace_period_seconds)
         return exit_codes.OK if finished else stop.exit_code
     port = master()[1] if pods > 1 else 0
-    group = Leader(attempt, pods, port, lost, lambda: stop.join(signal.SIGTERM))
+    group = Leader(attempt, pods, port, lost, lambda: stop.request_stop(signal.SIGTERM))
     return _lead(config, attempt, api_key, script, group, stop)

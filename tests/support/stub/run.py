@@ -122,7 +122,7 @@ class Run:
 
     def _completed(self, step: int, path: Path) -> None:
         self._say(f"step {step}: the checkpoint is complete")
-        self.channel.emit("checkpoint_complete", step, path=path)
+        self.channel.append_event("checkpoint_complete", step, path=path)
 
     def run(self) -> None:
         """Run all steps, until the orchestrator's last message.
@@ -130,7 +130,7 @@ class Run:
         Raises:
             RoleError: the run cannot continue.
         """
-        self.channel.begin(self.attempt.base_step)
+        self.channel.accept_batches(self.attempt.base_step)
         with watch_volume(self.volume):
             self._run()
 
@@ -159,7 +159,7 @@ class Run:
         self.ends = batch.last
         held_out = batch.validation
         if held_out is not None and held_out.before:
-            self.channel.emit("validated", step - 1, metrics=self._validate(held_out))
+            self.channel.append_event("validated", step - 1, metrics=self._validate(held_out))
         self.channel.phase("training")
         with _timed(times, "time/forward_backward"):
             self._before_step(step)
@@ -169,7 +169,7 @@ class Run:
         measured = self._validate(held_out) if held_out is not None and held_out.after else {}
         last, config = self.ends or step == self.config.max_steps, self.config.checkpoint
         due = config.enabled and (step % config.interval == 0 or last)
-        due = due or (self._refused is not None and self._retry.due(self._refused, blocks=False))
+        due = due or (self._refused is not None and self._retry.is_due(self._refused, blocks=False))
         with _timed(times, "time/broadcast_weights"):
             if self.config.task == "RL" or due or last:
                 self._publish()
@@ -182,7 +182,7 @@ class Run:
 
     def _release(self) -> None:
         if self._engines is not None:
-            self.channel.emit("released", self.policy.step)
+            self.channel.append_event("released", self.policy.step)
 
     def _read(self, path: Path, step: int, written_by: int | None) -> Batch:
         return read_checked(
@@ -194,9 +194,9 @@ class Run:
         return validation_metrics(self._read(Path(validation.path), 0, None), self.policy)
 
     def _next_batch(self, step: int) -> Path | None:
-        while not self.feed.ended() and not self.leaving.is_set():
+        while not self.feed.is_exhausted() and not self.leaving.is_set():
             self._check_completer()
-            if (path := self.feed.poll(step, TICK_SECONDS)) is not None:
+            if (path := self.feed.take_batch(step, TICK_SECONDS)) is not None:
                 return path
         return None
 
@@ -211,7 +211,7 @@ class Run:
                 write_model(path, self.policy, self.files, complete=True)
 
         self.volume.insist(f"publish the weights of step {self.policy.step}", write)
-        self.channel.emit("published", self.policy.step, path=path)
+        self.channel.append_event("published", self.policy.step, path=path)
         reach("weights.told")
         version_retention.delete_superfluous(
             self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
@@ -231,13 +231,13 @@ class Run:
                     raise
                 remove_trainer_part(path)
                 self._refused = Refused(step, trouble)
-                while not self._retry.due(self._refused, blocks=last) and last:
+                while not self._retry.is_due(self._refused, blocks=last) and last:
                     time.sleep(TICK_SECONDS)
                 if not last:
                     return None
             else:
                 self._refused = None
-                self._retry.written()
+                self._retry.report_durable()
                 return path
 
     def _write_shards(self, path: Path, step: int) -> None:
@@ -263,15 +263,15 @@ class Run:
             f"step {step}/{self.config.max_steps}: loss {metrics['loss']:.4g}, lr {metrics['lr']:.3g}, "
             f"step {metrics['time/step']:.2f} s, waited {metrics['time/wait_for_batch']:.2f} s"
         )
-        self.channel.emit("trained", step, metrics=metrics)
+        self.channel.append_event("trained", step, metrics=metrics)
         if saved is not None:
-            self.channel.emit("checkpoint_saved", step, path=saved)
+            self.channel.append_event("checkpoint_saved", step, path=saved)
             self.completer.saved(step, saved, describe_part(saved, saved / TRAINER_PART))
 
     def _finish(self) -> None:
         """Wait for the orchestrator's last message, and for the last manifest."""
         self.channel.phase("finished")
-        self.channel.emit("finished", self.policy.step)
+        self.channel.append_event("finished", self.policy.step)
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         while not self.channel.shutdown.wait(TICK_SECONDS):
             self._check_completer()
@@ -292,7 +292,7 @@ class Run:
             return
         saved = self._save(step) if step % config.interval else None  # otherwise the step itself has saved it
         if saved is not None:
-            self.channel.emit("checkpoint_saved", step, path=saved)
+            self.channel.append_event("checkpoint_saved", step, path=saved)
             self.completer.saved(step, saved, describe_part(saved, saved / TRAINER_PART))
         complete = self.completer.wait_for(step, worth=self.channel.has_client)
         self._say(f"asked to stop after step {step}" + ("" if complete else ", without a complete checkpoint of it"))

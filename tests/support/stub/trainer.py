@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stacks.answer_requests()
     stop = Stop()
-    stop.listen()
+    stop.start_listening()
     configure_log(0)
     folder: Path | None = None
     try:
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tests.support.stub.loop import run
 
         code = run(config, attempt=attempt, api_key=api_key, stop=stop)
-        if stop.asked and stop.number is None:
-            write_error(folder, "trainer", RoleError(f"stopped by {stop.why}", code))
+        if stop.is_requested and stop.number is None:
+            write_error(folder, "trainer", RoleError(f"stopped by {stop.origin}", code))
         return code
     except RoleError as error:
         logger.error(str(error))

@@ -102,8 +102,8 @@ def evaluate_rows(
         total = total + output.loss
     if not isinstance(objective, Mixture):
         return total, {}
-    return total, objective.means(
-        {name: float(value) for name, value in objective.merged(parts, reference=True).items()}, divisors
+    return total, objective.reported_means(
+        {name: float(value) for name, value in objective.add_metrics(parts, reference=True).items()}, divisors
     )
 
 

@@ -12,11 +12,11 @@ from rlrun.algorithms import (
     LossInputs,
     LossOutput,
     TokenLoss,
+    add_metric_sums,
     denominator_count,
     kl_estimate,
-    mean_metrics,
-    merge_metrics,
     mismatch_kl,
+    objective_means,
     policy_loss,
 )
 
@@ -172,7 +172,7 @@ def test_empty_batch_gives_differentiable_zero(name: str) -> None:
         output, gradient = run(name, mask=torch.zeros(8, dtype=torch.bool), denominator=denominator, **own)
         assert output.loss.item() == 0
         assert gradient.tolist() == [0] * 8
-        assert set(mean_metrics(output.metrics).values()) == {0.0}
+        assert set(objective_means(output.metrics).values()) == {0.0}
         nothing = torch.empty(0)
         output, gradient = run(
             name,
@@ -248,7 +248,7 @@ def test_policy_loss_metrics_match_design_batch() -> None:
     output, _ = run("dppo", mask_high=0.05, mask_low=0.02, reference_logprobs=torch.tensor(T) - 1.0)
     kept = [k for k, on in enumerate(MASK) if on]
     gaps = [T[k] - I[k] for k in kept]
-    found = mean_metrics(output.metrics)
+    found = objective_means(output.metrics)
     assert found["tokens"] == 6
     assert found["sequences"] == 2
     assert found["mismatch_kl"] == pytest.approx(sum(math.exp(g) - g - 1 for g in gaps) / 6, abs=1e-5)
@@ -416,7 +416,7 @@ def test_failing_import_path_reports_import_error() -> None:
 def test_merged_metrics_keep_maxima_and_add_sums() -> None:
     first, _ = run("ppo", mask=torch.arange(8) == 6)
     second, _ = run("ppo", mask=torch.arange(8) == 1)
-    merged = merge_metrics([first.metrics, second.metrics])
+    merged = add_metric_sums([first.metrics, second.metrics])
     assert merged["tokens"].item() == 2
     assert merged["ratio_max"].item() == pytest.approx(math.exp(1.7))
-    assert mean_metrics(merged)["ratio"] == pytest.approx((math.exp(1.7) + math.exp(-0.5)) / 2)
+    assert objective_means(merged)["ratio"] == pytest.approx((math.exp(1.7) + math.exp(-0.5)) / 2)

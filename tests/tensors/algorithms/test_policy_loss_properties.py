@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlrun.algorithms import LossBatch, Regularizers, denominator_count, mean_metrics, merge_metrics, policy_loss
+from rlrun.algorithms import LossBatch, Regularizers, add_metric_sums, denominator_count, objective_means, policy_loss
 
 
 @dataclass(frozen=True)
@@ -311,8 +311,8 @@ def test_micro_batch_losses_sum_to_batch_loss(name: str, options: dict[str, Any]
     whole = batch.loss(name, None, options)
     outputs = [part.loss(name, denominator, options) for part in micro]
     assert sum(output.loss.item() for output in outputs) == pytest.approx(whole.loss.item(), rel=1e-9, abs=1e-9)
-    merged = mean_metrics(merge_metrics([output.metrics for output in outputs]))
-    assert merged == pytest.approx(mean_metrics(whole.metrics), rel=1e-9, abs=1e-9)
+    merged = objective_means(add_metric_sums([output.metrics for output in outputs]))
+    assert merged == pytest.approx(objective_means(whole.metrics), rel=1e-9, abs=1e-9)
 
 
 @each_path
@@ -335,7 +335,7 @@ def test_masked_tokens_do_not_affect_loss(name: str, options: dict[str, Any], ba
     assert other_value == value
     assert torch.equal(other_gradient, gradient)
     assert not gradient[~batch.mask].any()
-    assert mean_metrics(other.loss(name, None, options).metrics) == mean_metrics(
+    assert objective_means(other.loss(name, None, options).metrics) == objective_means(
         batch.loss(name, None, options).metrics
     )
 

@@ -30,19 +30,19 @@ class Recorder(HostLink):
         self.sizes.append(size)
         return torch.full((size,), 255, dtype=torch.uint8)  # NaN
 
-    def out(self, tensor: Tensor, host: Tensor) -> None:
+    def copy_to_host(self, tensor: Tensor, host: Tensor) -> None:
         self.events.append("out")
         self._asked.append((tensor, host))
 
-    def back(self, host: Tensor, tensor: Tensor) -> None:
+    def copy_to_device(self, host: Tensor, tensor: Tensor) -> None:
         self.events.append("back")
         tensor.fill_(torch.nan)
         self._asked.append((host, tensor))
 
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         return len(self._asked)
 
-    def wait(self, mark: Any) -> None:
+    def wait_for_mark(self, mark: Any) -> None:
         self.events.append("wait")
         with torch.no_grad():
             for source, target in self._asked[:mark]:
@@ -129,14 +129,14 @@ def test_offload_keeps_few_layers_on_device() -> None:
     offload = Offload(link)
     references: list[weakref.ref[Tensor]] = []
     living: list[int] = []
-    save = activation_offload.SavedLayer.save
+    save = activation_offload.SavedLayer.save_tensor
 
     def noted(layer: Any, tensor: Tensor) -> Any:
         references.append(weakref.ref(tensor.untyped_storage()))
         return save(layer, tensor)
 
     model = layers(offload)
-    activation_offload.SavedLayer.save = noted  # type: ignore[method-assign]
+    activation_offload.SavedLayer.save_tensor = noted  # type: ignore[method-assign]
     try:
         hidden = inputs()
         for layer in model:
@@ -144,7 +144,7 @@ def test_offload_keeps_few_layers_on_device() -> None:
             gc.collect()
             living.append(len({id(one()) for one in references if one() is not None}))
     finally:
-        activation_offload.SavedLayer.save = save  # type: ignore[method-assign]
+        activation_offload.SavedLayer.save_tensor = save  # type: ignore[method-assign]
     assert len(references) >= 3 * LAYERS
     assert living[-1] <= 3 * AHEAD + 1
     hidden.sum().backward()
@@ -174,9 +174,9 @@ def test_offload_supports_second_backward_of_a_graph() -> None:
 def test_buffer_pool_avoids_much_larger_buffers() -> None:
     buffers = Buffers(HostLink())
     for size in (3000, 100_000):
-        buffers.give(torch.empty(size, dtype=torch.uint8))
-    assert buffers.take(60_000).numel() == 100_000
-    assert buffers.take(2000).numel() == 3000
-    assert buffers.take(2000).numel() == 2048
-    assert buffers.take((2 << 20) + 1).numel() == 4 << 20
+        buffers.return_buffer(torch.empty(size, dtype=torch.uint8))
+    assert buffers.take_buffer(60_000).numel() == 100_000
+    assert buffers.take_buffer(2000).numel() == 3000
+    assert buffers.take_buffer(2000).numel() == 2048
+    assert buffers.take_buffer((2 << 20) + 1).numel() == 4 << 20
     assert buffers.allocated == 2048 + (4 << 20)

@@ -79,7 +79,7 @@ def test_folder_with_incomplete_sizes_is_counted_exactly(
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
     model = build_on_meta(config)
-    assert shape.exact
+    assert shape.is_exact
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.tied == tied
 
@@ -87,7 +87,7 @@ def test_folder_with_incomplete_sizes_is_counted_exactly(
 def test_unknown_model_type_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "not-there"} | SIZES))
     shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
-    assert not shape.exact
+    assert not shape.is_exact
     assert shape.counted is None
 
 

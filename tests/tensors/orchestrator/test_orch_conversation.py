@@ -58,7 +58,7 @@ class Engine:
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         said = self.replies.pop(0)
         self.stops.append(tuple(stop))
-        tokens = [*self.chat._tokenise(said)] + [EOS] * self.stop
+        tokens = [*self.chat._tokenize_text(said)] + [EOS] * self.stop
         finish = "stop" if len(tokens) <= max_tokens and self.stop else "length"
         tokens = tokens[:max_tokens]
         self.prompts.append(list(token_ids))

@@ -109,7 +109,7 @@ async def test_refused_prompt_fails_every_waiter_and_is_retried(monkeypatch: pyt
         raise TemplateError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat.template, "_render", refuse)
+        patch.setattr(chat.template, "_apply_template", refuse)
         tries = (conversation(chat).complete(messages) for _ in range(3))
         found = await asyncio.gather(*tries, return_exceptions=True)
     assert [str(error) for error in found] == ["refused"] * 3

@@ -29,7 +29,7 @@ def batch_path(step: int) -> Path:
 
 @pytest.fixture
 def channel() -> Iterator[Channel]:
-    channel = Channel.listen(attempt=3, api_key=KEY, host="127.0.0.1", port=0, batch_path=batch_path)
+    channel = Channel.start_server(attempt=3, api_key=KEY, host="127.0.0.1", port=0, batch_path=batch_path)
     yield channel
     channel.close()
 
@@ -84,8 +84,8 @@ async def test_guest_key_opens_only_its_own_channel(channel: Channel, client: ai
 
 
 async def test_late_reader_receives_all_events(channel: Channel, client: aiohttp.ClientSession) -> None:
-    channel.emit("published", 0, path=Path("/run/weights/v0"))
-    channel.emit("trained", 1, metrics={"loss": 0.5, "grad_norm": math.inf})
+    channel.append_event("published", 0, path=Path("/run/weights/v0"))
+    channel.append_event("trained", 1, metrics={"loss": 0.5, "grad_norm": math.inf})
     found = await events(client, 0)
     assert [(event.seq, event.kind, event.step) for event in found] == [(1, "published", 0), (2, "trained", 1)]
     assert found[0].path == "/run/weights/v0"
@@ -100,14 +100,14 @@ async def test_read_events_are_dropped_and_unread_events_stay(
     monkeypatch.setattr(run_channel, "KEPT_EVENTS", 4)
     seen = 0
     for step in range(40):
-        channel.emit("trained", step)
+        channel.append_event("trained", step)
         if step % 5 == 4:
             found = await events(client, seen)
             assert [event.seq for event in found] == list(range(seen + 1, step + 2))
             seen = found[-1].seq
     assert len(channel._events) <= 13
     for step in range(40, 60):
-        channel.emit("trained", step)
+        channel.append_event("trained", step)
     assert [event.seq for event in await events(client, seen)] == list(range(41, 61))
     async with client.get(f"{protocol.EVENTS}?after=0") as response:
         assert response.status == 409
@@ -121,7 +121,7 @@ async def test_long_poll_returns_with_the_event(channel: Channel, client: aiohtt
     waiting = asyncio.create_task(events(client, 0, wait=15))
     async with client.get(protocol.STATE) as response:  # the earlier poll is accepted by now or will see the event
         assert response.status == 200
-    threading.Thread(target=channel.emit, args=("published", 0)).start()
+    threading.Thread(target=channel.append_event, args=("published", 0)).start()
     assert [event.kind for event in await waiting] == ["published"]
     assert loop.time() - began < 10
 
@@ -131,8 +131,8 @@ async def test_long_poll_without_events_times_out(client: aiohttp.ClientSession,
 
 
 async def test_trainer_state_follows_the_loop(channel: Channel, client: aiohttp.ClientSession) -> None:
-    channel.begin(4)
-    channel.emit("trained", 5)
+    channel.accept_batches(4)
+    channel.append_event("trained", 5)
     channel.phase("waiting_for_batch")
     async with client.get(protocol.STATE) as response:
         state = protocol.TrainerState.model_validate_json(await response.text())
@@ -145,7 +145,7 @@ async def test_readiness_probe_works_without_a_key(channel: Channel) -> None:
     async with aiohttp.ClientSession(f"http://127.0.0.1:{channel.port}") as probe:
         async with probe.get(TRAINER_READY) as response:
             assert (response.status, (await response.json())["ready"]) == (503, False)
-        channel.begin(0)
+        channel.accept_batches(0)
         async with probe.get(TRAINER_READY) as response:
             assert (response.status, (await response.json())["ready"]) == (200, True)
         async with probe.post(TRAINER_READY) as response:
@@ -155,7 +155,7 @@ async def test_readiness_probe_works_without_a_key(channel: Channel) -> None:
 
 async def test_batches_are_accepted_once_and_in_order(channel: Channel, client: aiohttp.ClientSession) -> None:
     assert (await post_batch(client, 5))[0] == 409
-    channel.begin(4)
+    channel.accept_batches(4)
     assert (await post_batch(client, 5))[0] == 200
     assert (await post_batch(client, 5))[0] == 200  # repeated after a lost response
     status, message = await post_batch(client, 7)
@@ -174,7 +174,7 @@ async def test_only_saved_checkpoints_can_be_agreed_on(channel: Channel, client:
     agreed: list[int] = []
     channel.agreed = agreed.append
     for step, status in ((2, 409), (4, 200)):
-        channel.emit("checkpoint_saved", 4)
+        channel.append_event("checkpoint_saved", 4)
         async with client.post(protocol.CHECKPOINTS, json={"step": step}) as response:
             assert response.status == status
     assert agreed == [4]
@@ -237,5 +237,5 @@ async def test_shutdown_request_sets_the_shutdown_event(channel: Channel, client
 
 def test_channel_port_in_use_is_refused(channel: Channel) -> None:
     with pytest.raises(RoleError, match=f"127.0.0.1:{channel.port}") as caught:
-        Channel.listen(attempt=1, api_key=KEY, host="127.0.0.1", port=channel.port, batch_path=batch_path)
+        Channel.start_server(attempt=1, api_key=KEY, host="127.0.0.1", port=channel.port, batch_path=batch_path)
     assert caught.value.code == exit_codes.UNAVAILABLE

@@ -216,14 +216,14 @@ def test_refused_checkpoint_is_retried_with_longer_waits(tmp_path: Path) -> None
     waits = []
     for step in range(8):
         refused, began = Refused(step, Trouble("StorageFull", "the volume is full")), now[0]
-        while not retry.due(refused, blocks=False):
+        while not retry.is_due(refused, blocks=False):
             now[0] += 1
         waits.append(now[0] - began)
     assert waits == [5, 10, 20, 40, 80, 120, 120, 120]
     assert volume.trouble() is not None
-    retry.written()
+    retry.report_durable()
     assert volume.trouble() is None
-    assert not retry.due(Refused(9, Trouble("StorageFull", "full again")), blocks=True)
+    assert not retry.is_due(Refused(9, Trouble("StorageFull", "full again")), blocks=True)
 
 
 @pytest.mark.parametrize(("damage", "said"), [("missing", "is missing"), ("short", "bytes instead of")])

@@ -63,7 +63,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, solo: Group) -> Path:
     for step in (2, 4):
         saver.save(Progress(step), paths.checkpoint(step, 1))
         saver.wait()
-        written = saver.finished()
+        written = saver.take_finished()
         assert written is not None
         write_snapshot(paths.checkpoint(step, 1), Snapshot(step, Ledger().state()))
         completer.saved(step, written.path, written.files)

@@ -73,7 +73,7 @@ class Run:
             hf_writer.publish_version(self.model, path, files=self.files, dtype=self.dtype, group=self.group)
         if version.about is not None:
             path = self.writer.write(version, whole=whole)
-        self.writer.written(version, whole=whole)
+        self.writer.set_base(version, whole=whole)
         return path, version
 
     def whole(self, step: int) -> dict[str, Tensor]:

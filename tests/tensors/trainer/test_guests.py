@@ -23,12 +23,12 @@ from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.files.shared_trainer_files import SlotAnswer, SlotRequest
 from rlrun.protocol.messages.endpoints import guest_proof, key_digest
 from rlrun.runtime import exit_codes
 from rlrun.trainer.guests import guest_requests as module
 from rlrun.trainer.guests.guest_requests import Change, Guests
-from rlrun.trainer.guests.shared_runs import tell_all, to_blame
+from rlrun.trainer.guests.shared_runs import is_work_error, report_trainer_end
 from rlrun.trainer.loop import Loop
 from rlrun.trainer.runs import (
     CloseOrder,
@@ -118,11 +118,11 @@ class Bench:
         document = {"trainer": config(run, self.root, **options).model_dump(mode="json")}
         paths.run_json.write_text(json.dumps(document))
         shared_trainer_files.write_request(
-            self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root), key_digest=DIGEST)
+            self.host, SlotRequest(run=run, attempt=attempt, folder=str(folder or paths.root), key_digest=DIGEST)
         )
         return paths
 
-    def state(self, run: str, attempt: int = 1) -> SharedState:
+    def state(self, run: str, attempt: int = 1) -> SlotAnswer:
         state = shared_trainer_files.read_state(self.host, run, attempt)
         assert state is not None
         return state
@@ -136,12 +136,12 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_guest_joins_with_its_own_attempt(bench: Bench) -> None:
     paths = bench.ask("guest", 3)
-    bench.guests.look()
-    assert bench.guests.next({"other": 1}, free=False) is None
+    bench.guests.list_requests()
+    assert bench.guests.admit_next({"other": 1}, free=False) is None
     assert bench.state("guest", 3).state == "Waiting"
     assert bench.state("guest", 3).reason == "all slots are taken: host, other"
-    assert bench.guests.pending()
-    guest = bench.guests.next({}, free=True)
+    assert bench.guests.has_open_requests()
+    guest = bench.guests.admit_next({}, free=True)
     assert guest is not None
     assert (guest.config.name, guest.attempt.attempt, guest.attempt.world_size, guest.attempt.uid) == (
         "guest",
@@ -150,40 +150,40 @@ def test_guest_joins_with_its_own_attempt(bench: Bench) -> None:
         "guest",
     )
     assert paths.attempts_on_disk() == [3]
-    assert bench.guests.next({"guest": 3}, free=True) is None
+    assert bench.guests.admit_next({"guest": 3}, free=True) is None
     assert bench.state("guest", 3).proof == ""
-    bench.guests.answer("guest", 3, "Joined", slot=1)
+    bench.guests.report_state("guest", 3, "Joined", slot=1)
     assert bench.state("guest", 3).proof == guest_proof(KEY, "guest", DIGEST), "its key is confirmed when it joins"
 
 
 def test_attempt_trained_elsewhere_must_request_again(bench: Bench) -> None:
     paths = bench.ask("guest", 2)
     write_attempt(paths, first_attempt(world_size=1, config_hash="", attempt=2))
-    shared_trainer_files.write_answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
-    bench.guests.look()
-    assert bench.guests.next({}, free=True) is None
+    shared_trainer_files.write_answer(bench.host, SlotAnswer(run="guest", attempt=2, slot=1, state="Joined"))
+    bench.guests.list_requests()
+    assert bench.guests.admit_next({}, free=True) is None
     left = bench.state("guest", 2)
     assert (left.state, left.exit_code) == ("Left", exit_codes.ATTEMPT_TAKEN)
     assert "request a slot with a higher attempt" in left.reason
-    assert not bench.guests.pending()
+    assert not bench.guests.has_open_requests()
     bench.ask("guest", 3)
-    bench.guests.look()
-    assert bench.guests.next({}, free=True) is not None
+    bench.guests.list_requests()
+    assert bench.guests.admit_next({}, free=True) is not None
 
 
 def test_run_that_ended_shared_trainer_is_refused_once(bench: Bench) -> None:
     failure = RoleError("ZeroDivisionError: division by zero")
-    tell_all(bench.host, "guest", 2, failure)
+    report_trainer_end(bench.host, "guest", 2, failure)
     bench.ask("guest", 3)
-    bench.guests.look()
-    assert bench.guests.next({}, free=True) is None
+    bench.guests.list_requests()
+    assert bench.guests.admit_next({}, free=True) is None
     refused = bench.state("guest", 3)
     assert (refused.state, refused.exit_code) == ("Refused", exit_codes.DATA)
     assert "its attempt 2 failed on only some ranks" in refused.reason
     assert "ZeroDivisionError: division by zero; repair the cause" in refused.reason
     bench.ask("guest", 4)
-    bench.guests.look()
-    assert bench.guests.next({}, free=True) is not None
+    bench.guests.list_requests()
+    assert bench.guests.admit_next({}, free=True) is not None
 
 
 def fail_between_ranks() -> None:
@@ -206,9 +206,9 @@ def fail_between_ranks() -> None:
 def test_error_blames_the_run_except_volume_or_peer(act: Callable[[], object], blamed: bool) -> None:
     with pytest.raises(Exception) as raised:
         act()
-    assert to_blame(raised.value) is blamed
-    assert to_blame(torch.OutOfMemoryError("memory"))
-    assert not to_blame(RoleError("the volume is full", exit_codes.STORAGE))
+    assert is_work_error(raised.value) is blamed
+    assert is_work_error(torch.OutOfMemoryError("memory"))
+    assert not is_work_error(RoleError("the volume is full", exit_codes.STORAGE))
 
 
 def test_refused_guests_do_not_block_others(bench: Bench) -> None:
@@ -217,8 +217,8 @@ def test_refused_guests_do_not_block_others(bench: Bench) -> None:
     bench.ask("c").run_json.write_text("{")
     bench.ask("d").run_json.unlink()
     bench.ask("e")
-    bench.guests.look()
-    guest = bench.guests.next({}, free=True)
+    bench.guests.list_requests()
+    guest = bench.guests.admit_next({}, free=True)
     assert guest is not None
     assert guest.config.name == "e"
     assert [bench.state(run).state for run in "abcd"] == ["Refused"] * 4
@@ -230,9 +230,9 @@ def test_refused_guests_do_not_block_others(bench: Bench) -> None:
 def test_guest_with_new_or_no_request_leaves_slot(bench: Bench) -> None:
     bench.ask("a", 2)
     bench.ask("b", 1)
-    bench.guests.look()
-    assert list(bench.guests.changes({"a": 2, "b": 1})) == []
-    assert list(bench.guests.changes({"a": 1, "b": 1, "c": 1})) == [
+    bench.guests.list_requests()
+    assert list(bench.guests.required_changes({"a": 2, "b": 1})) == []
+    assert list(bench.guests.required_changes({"a": 1, "b": 1, "c": 1})) == [
         Change("a", at_once=True, reason="its attempt 2 requested a slot"),
         Change("c", at_once=False, reason="the run requested to leave"),
     ]

@@ -43,17 +43,17 @@ class Counting(HostLink):
         self.to_host = self.to_device = self.marks = self.settled = 0
         self.asked: list[str] = []
 
-    def out(self, tensor: Tensor, host: Tensor) -> None:
+    def copy_to_host(self, tensor: Tensor, host: Tensor) -> None:
         self.to_host += tensor.nbytes
         self.asked.append("out")
-        super().out(tensor, host)
+        super().copy_to_host(tensor, host)
 
-    def back(self, host: Tensor, tensor: Tensor) -> None:
+    def copy_to_device(self, host: Tensor, tensor: Tensor) -> None:
         self.to_device += tensor.nbytes
         self.asked.append("back")
-        super().back(host, tensor)
+        super().copy_to_device(host, tensor)
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         self.settled += 1
 
 

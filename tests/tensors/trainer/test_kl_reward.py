@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlrun.algorithms import KlReward, Mixture, Objective
-from rlrun.algorithms.objective_mixture import RewardedKl
+from rlrun.algorithms.objective_mixture import KlAdvantage
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.critic import GaeOptions, estimate_values, to_critic
@@ -168,7 +168,7 @@ def test_step_trains_on_advantages_with_kl(
         [half.samples[i] for i in row] for half, rows in zip(halves, parts, strict=True) for row in rows
     ]
     learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo"), reference=reference)
-    learner = dataclasses.replace(learner, loss=Mixture(Objective("ppo"), kl_rewards=(RewardedKl(KlReward(0.5)),)))
+    learner = dataclasses.replace(learner, loss=Mixture(Objective("ppo"), kl_rewards=(KlAdvantage(KlReward(0.5)),)))
     found = learner.step([Update(half, rows) for half, rows in zip(halves, parts, strict=True)], lr=0.01)
 
     plain = make_model(attn="eager")
@@ -228,7 +228,7 @@ def test_step_with_critic_reports_kl_reward(solo: Group, make_model: MakeModel, 
     learner = make_learner(
         shard_model(make_model(), solo), solo, critic=critic_of(make_model(), solo), reference=reference
     )
-    kls = (RewardedKl(KlReward(0.25)),)
+    kls = (KlAdvantage(KlReward(0.25)),)
     learner = dataclasses.replace(learner, loss=Mixture(Objective("ppo"), gae=GAE, kl_rewards=kls))
     found = learner.step([Update(batch, ROWS)], lr=0.01, critic_lr=0.01)
     assert found["kl_reward"] == pytest.approx(-0.25, rel=1e-4)

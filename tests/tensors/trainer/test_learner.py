@@ -128,7 +128,7 @@ def test_step_can_be_abandoned_until_its_first_update(solo: Group, make_model: M
     class StopError(Exception):
         pass
 
-    def agree() -> None:
+    def check_stop() -> None:
         asked.append(None)
         if len(asked) == limit:
             raise StopError
@@ -136,7 +136,7 @@ def test_step_can_be_abandoned_until_its_first_update(solo: Group, make_model: M
     limit = 0
     learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
     before = parameter_checksum(learner.model)
-    learner.step(updates, lr=0.01, agree=agree)
+    learner.step(updates, lr=0.01, check_stop=check_stop)
     assert len(asked) == 3  # the proximal pass and the two rows of the first update
     assert parameter_checksum(learner.model) != before
 
@@ -144,7 +144,7 @@ def test_step_can_be_abandoned_until_its_first_update(solo: Group, make_model: M
     limit = 3
     learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
     with pytest.raises(StopError):
-        learner.step(updates, lr=0.01, agree=agree)
+        learner.step(updates, lr=0.01, check_stop=check_stop)
     assert parameter_checksum(learner.model) == before
 
 

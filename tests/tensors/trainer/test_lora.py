@@ -315,14 +315,14 @@ def test_adapters_of_runs_train_independently(
     model = adapt(make_model(), solo)
     adapters, optimizers = Adapters(model), {}
     for seed, (name, config) in enumerate(runs.items()):
-        adapters.hold(name, config)
+        adapters.load_run(name, config)
         lora.initialize_adapters(model, seed)
         optimizers[name] = make_optimizer(model, OptimizerConfig(), solo.device)
     for name, count in (("one", 1), ("two", 3), ("one", 3), ("two", 1)):
-        adapters.hold(name, runs[name])
+        adapters.load_run(name, runs[name])
         trained(model, optimizers[name], count)
     for name, config in runs.items():
-        adapters.hold(name, config)
+        adapters.load_run(name, config)
         assert all(torch.equal(tensor, expected[name][key]) for key, tensor in parameters(model).items()), name
 
 
@@ -332,7 +332,7 @@ def test_lower_rank_equals_adapter_padded_with_zeros(
     narrow = CONFIG.model_copy(update={"rank": 3})
     alone = adapt(make_model(), solo, narrow, seed=5)
     model = adapt(make_model(), solo)
-    Adapters(model).hold("narrow", narrow)
+    Adapters(model).load_run("narrow", narrow)
     lora.initialize_adapters(model, 5)
     for one in (alone, model):
         train(one, solo, make_batch([9, 7]), optimizer_config=SMOOTH)

@@ -24,7 +24,7 @@ def test_remaining_ranks_are_sharded_with_adjacent_data_ranks(
     world = pp * replicate * shard * cp * tp
     dims = ParallelDims.from_config(ParallelismConfig(dp_replicate=replicate, cp=cp, tp=tp, pp=pp), world)
     assert (dims.dp_shard, dims.world_size, dims.data_size) == (shard, world, replicate * shard)
-    stages = [[rank for rank in range(world) if dims.stage(rank) == stage] for stage in range(pp)]
+    stages = [[rank for rank in range(world) if dims.pipeline_position(rank) == stage] for stage in range(pp)]
     assert [rank for stage in stages for rank in stage] == [*range(world)]
     for stage in stages:
         ranks = [dims.data_rank(rank) for rank in stage]

@@ -52,7 +52,7 @@ def test_version_is_durable_before_it_is_complete(
     model = load_model(config, str(source))
     files = model_files(model, config, str(source))
     shard_model(model, solo)
-    agree, shards = Together.agree, []
+    agree, shards = Together.compare_results, []
 
     def agreed(together: Together) -> None:
         # Each rank flushes its own files on its machine, because the flush of another machine does not cover them.
@@ -61,7 +61,7 @@ def test_version_is_durable_before_it_is_complete(
         assert not [path.name for path in written if disk._lost(path)]
         agree(together)
 
-    monkeypatch.setattr(Together, "agree", agreed)
+    monkeypatch.setattr(Together, "compare_results", agreed)
     path = run.version(3, 1)
     hf_writer.publish_version(model, path, files=files, dtype="float32", group=solo, shard_bytes=20_000)
     assert not disk.broken
@@ -109,7 +109,7 @@ def test_checkpoint_is_durable_before_its_manifest(
     path = run.checkpoint(2, 1)
     saver.save(Progress(2), path)
     saver.wait()
-    written = saver.finished()
+    written = saver.take_finished()
     assert written is not None
     shard_file = path / "trainer" / "__0_0.distcp"
     assert not disk._lost(shard_file), "flushed by the rank that wrote it"

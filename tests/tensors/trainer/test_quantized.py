@@ -183,7 +183,7 @@ def test_repository_is_read_like_a_plain_one(make: Any, tmp_path: Path) -> None:
     assert set(stored_names(str(tmp_path), {}) or ()) == set(expected)
     files = open_files(str(tmp_path), {})
     for name, tensor in expected.items():
-        assert torch.equal(files.tensor(name).read_all(), tensor), name
+        assert torch.equal(files.lazy_tensor(name).read_all(), tensor), name
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

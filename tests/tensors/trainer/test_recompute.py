@@ -30,7 +30,7 @@ from rlrun.replay.step_replay import replay_step
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.run_objective import Update, bind_objective
 from rlrun.trainer.modeling.shared_model import load_policy
-from rlrun.trainer.process import Link, Process
+from rlrun.trainer.process import Link, SharedObjects
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.ranks.launch import Job
@@ -76,9 +76,9 @@ def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., 
         write_attempt(paths, attempt)
         paths.run_json.write_text(json.dumps({"trainer": config.model_dump(mode="json")}))
         policy = load_policy(config, str(source), solo, with_weights=True, check=check_model)
-        process = Process(policy, lambda: None, lambda *_: None)
+        process = SharedObjects(policy, lambda: None, lambda *_: None)
         run = Run(config, attempt, bind_objective(config), process, Link(replay=True), output_dir=root)
-        run.begin()
+        run.publish_base()
         for step in range(1, STEPS + 1):
             write_batch(paths.batch(step, 1), rewarded((9, 4, 13, 6), step=step))
             run.step(paths.batch(step, 1))
@@ -97,7 +97,9 @@ def here(solo: Group) -> Callable[[TrainerConfig, Path, Job], None]:
 
     def start(config: TrainerConfig, file: Path, job: Job) -> None:
         moved = config.model_copy(update={"output_dir": str(file.parent)})
-        Path(job.output).write_text(json.dumps(Recomputation(moved, Job.read(job.rank_arguments()[1]), solo).run()))
+        Path(job.output).write_text(
+            json.dumps(Recomputation(moved, Job.parse_argument(job.rank_arguments()[1]), solo).run())
+        )
 
     return start
 

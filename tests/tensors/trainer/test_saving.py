@@ -79,17 +79,17 @@ def test_saved_files_contain_state_at_the_call(
     before = parameter_checksum(part.module), moments(part)
     told: list[Written] = []
     saver.save(Progress(3), tmp_path / "three")
-    saver.then(told.append)
+    saver.call_when_durable(told.append)
     change(part)
     assert (parameter_checksum(part.module), moments(part)) != before
-    assert saver.finished() is None
+    assert saver.take_finished() is None
     gate.set()
     saver.wait()
     assert [written.step for written in told] == [3]
-    written = saver.finished()
+    written = saver.take_finished()
     assert written is not None
     assert written.path == tmp_path / "three"
-    assert saver.finished() is None, "told twice"
+    assert saver.take_finished() is None, "told twice"
     again = make_part()
     assert checkpoint.load_parts({POLICY: again}, tmp_path / "three") == Progress(3)
     assert (parameter_checksum(again.module), moments(again)) == before
@@ -133,9 +133,9 @@ def test_refused_save_leaves_no_files_and_next_succeeds(
 
     def save(step: int) -> None:
         saver.save(Progress(step), tmp_path / "checkpoints" / str(step))
-        saver.then(lambda written: told.append(written.step))
+        saver.call_when_durable(lambda written: told.append(written.step))
         saver.wait()
-        saver.check()
+        saver.raise_save_error()
 
     with monkeypatch.context() as patch:
         patch.setattr(dcp.FileSystemWriter, "write_data", full)
@@ -145,7 +145,7 @@ def test_refused_save_leaves_no_files_and_next_succeeds(
     assert (refused.step, refused.trouble.reason) == (1, "StorageFull")
     assert "the volume is full" in refused.trouble.text
     assert not told
-    assert saver.finished() is None
+    assert saver.take_finished() is None
     assert list((tmp_path / "checkpoints").iterdir()) == []
     save(2)
     assert saver.refused is None
@@ -176,7 +176,7 @@ def test_saved_parts_are_restored_separately(tmp_path: Path, solo: Group, make_p
     began = time.perf_counter()
     saver.save(Progress(1, 7), tmp_path / "one")
     saver.wait()
-    written = saver.finished()
+    written = saver.take_finished()
     assert written is not None
     assert 0 < written.seconds < time.perf_counter() - began
     again = {POLICY: make_part(), "critic": make_part()}
@@ -193,7 +193,7 @@ def test_manifest_entries_are_computed_without_reading_files(
     saver = Saver({POLICY: make_part()}, solo, background=background)
     saver.save(Progress(2), path)
     saver.wait()
-    written = saver.finished()
+    written = saver.take_finished()
     assert written is not None
     checksum = checkpoint_manifest.file_checksum
     with monkeypatch.context() as watched:
@@ -235,14 +235,14 @@ def test_closed_saver_destroys_process_group_after_write(
     groups = count_groups()
     saver, told = Saver({POLICY: make_part()}, solo, background=True), list[Written]()
     saver.save(Progress(1), tmp_path / "1")
-    saver.then(told.append)
+    saver.call_when_durable(told.append)
     assert saver._last is not None
     wait_until(saver._last.running)
     saver.close(wait=False)
     assert count_groups() == groups + 1, "the write still needs it"
     gate.set()
     wait_until(lambda: count_groups() == groups)
-    assert saver.finished() is not None
+    assert saver.take_finished() is not None
     assert not told
 
 

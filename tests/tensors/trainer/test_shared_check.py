@@ -46,7 +46,7 @@ class Rank:
     def broadcast(self, document: object, *, root: int = 0) -> Any:
         return self._all(document)[root]
 
-    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+    def max_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         said = self._all(dict(values))
         return {name: max(one[name] for one in said) for name in values}
 
@@ -58,7 +58,7 @@ def together(lead: Callable[[SharedCheck], Any]) -> Any:
     def work(rank: int) -> Any:
         check = SharedCheck(Rank(meeting, rank))
         found = lead(check) if rank == 0 else None
-        check.end()
+        check.finish_checks()
         return found
 
     with ThreadPoolExecutor(RANKS) as ranks:
@@ -99,7 +99,7 @@ def test_each_file_is_read_once_by_its_rank(checkpoint: Path, monkeypatch: pytes
 
     manifest = manifest_of(checkpoint)
     monkeypatch.setattr(checkpoint_manifest, "file_checksum", noted)
-    together(lambda check: check.verify(checkpoint, manifest))
+    together(lambda check: check.verify_checkpoint(checkpoint, manifest))
     assert sorted(read) == sorted((*FILES, *MORE))
 
 
@@ -113,7 +113,7 @@ def test_late_file_is_waited_for(checkpoint: Path, monkeypatch: pytest.MonkeyPat
         return checksum(path)
 
     monkeypatch.setattr(checkpoint_manifest, "file_checksum", seen)
-    together(lambda check: check.verify(checkpoint, manifest))
+    together(lambda check: check.verify_checkpoint(checkpoint, manifest))
     assert not late
 
 
@@ -127,7 +127,7 @@ def test_unreadable_file_is_reported_with_its_rank(checkpoint: Path, monkeypatch
 
     def lead(check: SharedCheck) -> None:
         with pytest.raises(ManifestError, match=r"rank 2 cannot read .*__2_0.distcp: \[Errno 5\] Input/output error"):
-            check.verify(checkpoint, manifest)
+            check.verify_checkpoint(checkpoint, manifest)
 
     monkeypatch.setattr(checkpoint_manifest, "file_checksum", broken)
     together(lead)
@@ -140,10 +140,10 @@ def test_damage_found_by_any_rank_reaches_rank_0(checkpoint: Path, name: str) ->
 
     def lead(check: SharedCheck) -> str:
         with pytest.raises(ManifestError, match=f"the checksum of {name} differs from the manifest") as found:
-            check.verify(checkpoint, manifest)
+            check.verify_checkpoint(checkpoint, manifest)
         (checkpoint / name).unlink()
         with pytest.raises(ManifestError, match=f"{name} is missing"):
-            check.verify(checkpoint, manifest)
+            check.verify_checkpoint(checkpoint, manifest)
         return str(found.value)
 
     assert together(lead).startswith("step_00000002.a0001: ")

@@ -30,7 +30,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.run_objective import bind_objective
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.shared_model import load_policy
-from rlrun.trainer.process import Link, Process
+from rlrun.trainer.process import Link, SharedObjects
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.trained_run import Run
@@ -68,7 +68,7 @@ class Bench:
             self.config,
             attempt,
             bind_objective(self.config),
-            Process(self.policy, lambda: None, lambda *_: None),
+            SharedObjects(self.policy, lambda: None, lambda *_: None),
             Link(replay=True),
             output_dir=root,
         )
@@ -100,7 +100,7 @@ def bench(tmp_path: Path, source: Path, solo: Group, make_batch: Callable[..., B
 
 
 def test_published_version_equals_trained_weights(bench: Bench) -> None:
-    bench.slot.begin()
+    bench.slot.publish_base()
     values = [bench.parameters()]
     for step in range(1, STEPS):
         bench.step(step)

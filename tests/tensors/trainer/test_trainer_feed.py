@@ -85,9 +85,9 @@ def test_replay_uses_batch_of_the_latest_attempt(tmp_path: Path, make_batch: Mak
     for attempt in (1, 2):
         write_batch(paths.batch(1, attempt), make_batch([5], attempt=attempt))
     feed = ReplayFeed(paths.rollouts)
-    assert feed.poll(1, 0.0) == paths.batch(1, 2)
+    assert feed.take_batch(1, 0.0) == paths.batch(1, 2)
     with pytest.raises(RoleError, match="no batch of step 2"):
-        feed.poll(2, 0.0)
+        feed.take_batch(2, 0.0)
     with pytest.raises(RoleError, match="contains no batches"):
         ReplayFeed(tmp_path)
 

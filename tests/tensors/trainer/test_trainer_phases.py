@@ -28,25 +28,27 @@ def eventually(condition: Callable[[], bool]) -> bool:
 def test_rank_0_reads_last_phase_of_other_ranks() -> None:
     store = open_store()
     first, second, third = (Phases(rank, 3, ("127.0.0.1", store.port)) for rank in range(3))
-    second.say("training", 12, 3)
-    assert first.others() == [], "the third has not spoken yet"
-    third.say("loading", 0)
-    third.say("saving", 11)
+    second.report_phase("training", 12, 3)
+    assert first.other_states() == [], "the third has not spoken yet"
+    third.report_phase("loading", 0)
+    third.report_phase("saving", 11)
     del third  # the phase of a rank that has ended or hangs remains in the store
     words = [(1, "training", 12, 3), (2, "saving", 11, 0)]
-    assert eventually(lambda: [(s.rank, s.phase, s.step, s.part) for s in first.others()] == words), first.others()
+    assert eventually(lambda: [(s.rank, s.phase, s.step, s.part) for s in first.other_states()] == words), (
+        first.other_states()
+    )
 
 
 def test_phases_without_store_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     silent = Phases.of_group(1, 2)
-    silent.say("training", 1)
-    assert silent.others() == []
+    silent.report_phase("training", 1)
+    assert silent.other_states() == []
     monkeypatch.setattr("rlrun.trainer.ranks.phases._CONNECT_SECONDS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no process listens there
         nowhere = Phases(0, 2, ("127.0.0.1", taken.getsockname()[1]))
-    assert nowhere.others() == []
+    assert nowhere.other_states() == []
 
 
 def test_phases_survive_loss_of_the_store() -> None:
@@ -54,5 +56,5 @@ def test_phases_survive_loss_of_the_store() -> None:
     first, second = (Phases(rank, 2, ("127.0.0.1", store.port)) for rank in range(2))
     del store
     for step in range(3):
-        second.say("training", step)
-    assert first.others() == []
+        second.report_phase("training", step)
+    assert first.other_states() == []

@@ -263,7 +263,7 @@ def test_damaged_transfer_is_refused_completely(damage: str, trainer: Trainer, m
     trainer.hold(1, change)
     with pytest.raises(DamagedError, match=r"bucket [13] \(layer\.[13] and following tensors\) has checksum"):
         engine.fetch(1)
-    assert not list(engine.staging._own().glob("v*")), "nothing of it is left to be loaded"
+    assert not list(engine.staging._process_folder().glob("v*")), "nothing of it is left to be loaded"
     trainer.hold(2)
     assert same(engine.fetch(2), 2)
 
@@ -277,12 +277,12 @@ def test_dying_root_leaves_no_partial_version(
     def dead(link: links.Link, order: Order) -> None:
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(trainer.other._sender, "_send", dead)
+    monkeypatch.setattr(trainer.other._sender, "_send_version", dead)
     trainer.hold(2)
     for future in [engine.begin(2) for engine in engines]:
         with pytest.raises(RuntimeError):
             future.result(60)
-    assert not any(list(engine.staging._own().glob("v*")) for engine in engines)
+    assert not any(list(engine.staging._process_folder().glob("v*")) for engine in engines)
 
 
 def test_groups_of_departed_engine_are_destroyed(trainer: Trainer, make_engine: MakeEngine) -> None:

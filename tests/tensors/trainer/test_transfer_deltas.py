@@ -97,7 +97,7 @@ def test_engines_with_previous_version_receive_differences(trainer: Trainer, mak
     assert sorted(engines[0].offers[-1].difference.sizes)[:2] == [0, 0], "one layer, and the integers"
     folder = engines[0].staging.whole
     assert folder is not None
-    assert [path.name for path in engines[0].staging._own().glob("v*")] == [folder.folder.name], (
+    assert [path.name for path in engines[0].staging._process_folder().glob("v*")] == [folder.folder.name], (
         "one version lies there"
     )
 
@@ -168,7 +168,7 @@ def test_damaged_difference_is_refused_and_sent_whole_later(
     with pytest.raises(DamagedError, match="has checksum"):
         engine.fetch(1)
     assert engine.staging.whole is None
-    assert not list(engine.staging._own().glob("v*")), "nothing of it is left to be loaded"
+    assert not list(engine.staging._process_folder().glob("v*")), "nothing of it is left to be loaded"
     engine.incoming = None
     assert same(engine.fetch(1), new)
     assert sent(engine) == FULL

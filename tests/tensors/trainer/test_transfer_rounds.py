@@ -24,16 +24,16 @@ def test_round_waits_for_engines_of_the_previous_version() -> None:
     first = enter(rounds, 1, "a", now=10.0)
     second = enter(rounds, 1, "b", now=10.5)
     assert first is second
-    assert rounds.left(first, 11.0) == 1.0
+    assert rounds.remaining_seconds(first, 11.0) == 1.0
     assert enter(rounds, 1, "c", now=11.0) is first
-    assert (rounds.left(first, 11.0), first.closed, sorted(first.members)) == (0.0, True, ["a", "b", "c"])
+    assert (rounds.remaining_seconds(first, 11.0), first.closed, sorted(first.members)) == (0.0, True, ["a", "b", "c"])
 
 
 def test_round_waits_briefly_and_once_for_missing_engine() -> None:
     rounds = make_rounds("a", "gone")
     one = enter(rounds, 1, "a", now=10.0)
-    assert rounds.left(one, 11.9) > 0
-    assert rounds.left(one, 12.0) == 0.0
+    assert rounds.remaining_seconds(one, 11.9) > 0
+    assert rounds.remaining_seconds(one, 12.0) == 0.0
     assert one.closed
     assert enter(rounds, 2, "a", now=20.0).closed
 
@@ -41,7 +41,7 @@ def test_round_waits_briefly_and_once_for_missing_engine() -> None:
 def test_late_engine_gets_its_own_round_and_returns() -> None:
     rounds = make_rounds("a", "late")
     one = enter(rounds, 1, "a", now=10.0)
-    assert rounds.left(one, 12.0) == 0.0
+    assert rounds.remaining_seconds(one, 12.0) == 0.0
     own = enter(rounds, 1, "late", now=13.0)
     assert own is not one
     assert own.closed
@@ -59,12 +59,12 @@ def test_engine_outside_groups_joins_no_open_round() -> None:
 
 def test_failed_engines_have_own_rounds_until_success() -> None:
     rounds = make_rounds("a", "b")
-    rounds.failed(["a", "b"])
+    rounds.report_failure(["a", "b"])
     assert enter(rounds, 1, "a", now=10.0).members.keys() == {"a"}
     assert enter(rounds, 1, "b", now=10.0, alone=True).closed
-    rounds.succeeded(1, ["a"])
+    rounds.report_success(1, ["a"])
     assert enter(rounds, 2, "a", now=20.0).closed, "b is not expected"
-    rounds.succeeded(1, ["b"])
+    rounds.report_success(1, ["b"])
     one = enter(rounds, 3, "a", now=30.0)
     assert not one.closed
     assert enter(rounds, 3, "b", now=30.0) is one

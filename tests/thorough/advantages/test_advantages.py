@@ -264,7 +264,7 @@ def _option(option: Option) -> st.SearchStrategy[Any]:
         return st.booleans()
     largest = sys.float_info.max
     low = math.nextafter(option.low, math.inf) if option.low_excluded else option.low
-    ends = [value for value in (low, option.high, option.default, largest) if option.problem(value) is None]
+    ends = [value for value in (low, option.high, option.default, largest) if option.find_problem(value) is None]
     return st.one_of(st.sampled_from(ends), st.floats(low, min(option.high, largest)))
 
 

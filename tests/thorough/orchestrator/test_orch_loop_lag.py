@@ -29,7 +29,7 @@ from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
-from rlrun.runtime.background_compute import stepwise
+from rlrun.runtime.background_compute import run_stepwise
 
 MANY = 256
 A_TURN = 32
@@ -67,7 +67,7 @@ async def test_evaluation_questions_start_in_several_turns(monkeypatch: pytest.M
         turns()
         return Answer("e", str(task), sample, None)
 
-    monkeypatch.setattr(evaluator, "_answer", answered)
+    monkeypatch.setattr(evaluator, "_answer_question", answered)
     arena: Any = SimpleNamespace(environment=SimpleNamespace(compares=False))
     asked = [Question(arena, number, 0) for number in range(MANY)]  # type: ignore[arg-type]
     assert len(await evaluator.collect_answers(asked, 0)) == turns.total == MANY
@@ -153,7 +153,7 @@ async def test_recovered_records_are_readmitted_in_several_turns() -> None:
     entries: list[Entry] = [
         RolloutEntry(group, 0, "e", sampler.draw(group).task, 0, 1.0, a_rollout()) for group in reversed(range(MANY))
     ]
-    back = await stepwise(
+    back = await run_stepwise(
         recovery.readmit_entries(
             recovery.Found(entries),
             is_old=lambda version: False,

@@ -17,14 +17,14 @@ from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.files.shared_trainer_files import SlotAnswer, SlotRequest
 from rlrun.protocol.messages.endpoints import calling_guest, guest_proof, key_digest
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
 
 def open_channel(tmp_path: Path) -> Channel:
-    return Channel.listen(
+    return Channel.start_server(
         attempt=7, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: tmp_path / "host" / str(step)
     )
 
@@ -49,7 +49,7 @@ def guest_config(tmp_path: Path, tokenizer: Path, host: Channel) -> Orchestrator
 
 def answer(tmp_path: Path, state: Any, **about: Any) -> None:
     shared_trainer_files.write_answer(
-        RunPaths(tmp_path / "host"), SharedState(run="guest", attempt=2, state=state, **about)
+        RunPaths(tmp_path / "host"), SlotAnswer(run="guest", attempt=2, state=state, **about)
     )
 
 
@@ -60,13 +60,13 @@ async def test_guest_waits_for_its_slot_and_releases_it(tmp_path: Path, tokenize
         entering = asyncio.ensure_future(stack.enter_async_context(connection))
         await eventually(lambda: bool(shared_trainer_files.read_requests(paths)))
         assert shared_trainer_files.read_requests(paths) == [
-            Join(run="guest", attempt=2, folder=str(tmp_path / "guest"), key_digest=key_digest(OWN_KEY))
+            SlotRequest(run="guest", attempt=2, folder=str(tmp_path / "guest"), key_digest=key_digest(OWN_KEY))
         ]
         answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
         await eventually(lambda: "all slots" in connection.waiting)
         assert connection.waiting == "a slot in the trainer of host: all slots are taken: host, other"
-        mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
-        mine.begin(4)
+        mine = host.open_guest_channel("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
+        mine.accept_batches(4)
         mine.phase("waiting_for_batch")
         assert connection.api_key == OWN_KEY
         answer(tmp_path, "Joined", slot=1, proof=PROOF)
@@ -118,8 +118,8 @@ async def test_guest_stops_waiting_when_trainer_is_gone(
 async def test_guest_ends_when_its_trainer_reports_an_error(tmp_path: Path, tokenizer_folder: Path) -> None:
     host = open_channel(tmp_path)
     connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
-    mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
-    mine.begin(0)
+    mine = host.open_guest_channel("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
+    mine.accept_batches(0)
     mine.phase("waiting_for_batch")
     answer(tmp_path, "Joined", slot=1, proof=PROOF)
     client = await connection.__aenter__()

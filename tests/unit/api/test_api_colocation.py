@@ -71,6 +71,6 @@ def test_colocated_engine_count_equals_trainer_pods(replicas: int) -> None:
 
 def test_placement_does_not_change_configuration_hash() -> None:
     def fingerprint(**changes: Any) -> str:
-        return resolve_spec(spec(**changes), name="r", uid="u", output_dir="/r").hash()
+        return resolve_spec(spec(**changes), name="r", uid="u", output_dir="/r").config_hash()
 
     assert fingerprint() == fingerprint(placement={})

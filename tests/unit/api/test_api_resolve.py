@@ -59,7 +59,7 @@ def test_trainer_receives_environment_specific_algorithms() -> None:
         algorithm={"regularizers": {"entropy": 0.1}},
     )
     (name,) = config.trainer.environment_algorithms
-    chosen = config.trainer.environment_algorithms[name].over(config.trainer.algorithm)
+    chosen = config.trainer.environment_algorithms[name].merged_over(config.trainer.algorithm)
     assert (name, chosen.effective_loss.options, chosen.regularizers.entropy) == ("maths", {"eps_high": 0.3}, 0.1)
     assert config.trainer.environment_algorithms[name].filters is None
     assert RunConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
@@ -103,7 +103,7 @@ def test_run_json_can_be_read_again() -> None:
     config = resolved(algorithm={"preset": "grpo", "loss": {"name": "ppo", "options": {"eps_low": 0.1}}})
     again = RunConfig.model_validate_json(config.model_dump_json())
     assert again == config
-    assert again.hash() == config.hash()
+    assert again.config_hash() == config.config_hash()
 
 
 def test_null_option_is_kept_in_all_representations() -> None:
@@ -125,18 +125,18 @@ def test_null_option_is_kept_in_all_representations() -> None:
         "dual_clip": 3.0,
         "cap": None,
     } == complete_options("loss", "decoupled_ppo", {"cap": None})
-    assert config.hash() != resolved(algorithm={"loss": loss | {"options": {}}}).hash()
+    assert config.config_hash() != resolved(algorithm={"loss": loss | {"options": {}}}).config_hash()
 
 
 def test_configuration_hash_covers_results_but_not_location() -> None:
-    base = resolved().hash()
-    assert resolved(output_dir="/elsewhere", uid="v").hash() == base
+    base = resolved().config_hash()
+    assert resolved(output_dir="/elsewhere", uid="v").config_hash() == base
     moved = resolved()
     trainer = moved.trainer.model_copy(update={"port": 1234})
-    assert moved.model_copy(update={"trainer": trainer}).hash() == base
-    assert resolved(inference={"replicas": 3}).hash() == base, "it may change while the run goes on"
-    assert resolved(seed=4).hash() != base
-    assert resolved(trainer={"optimizer": {"lr": 1e-3}}).hash() != base
+    assert moved.model_copy(update={"trainer": trainer}).config_hash() == base
+    assert resolved(inference={"replicas": 3}).config_hash() == base, "it may change while the run goes on"
+    assert resolved(seed=4).config_hash() != base
+    assert resolved(trainer={"optimizer": {"lr": 1e-3}}).config_hash() != base
     assert len(base) == 16
 
 

@@ -22,7 +22,7 @@ def test_sft_roles_get_data_without_engine() -> None:
     assert config.trainer.algorithm.aggregation == "seq_mean_token_mean"
     assert type(config).model_validate_json(config.model_dump_json()) == config
     other = RLRunSpec.model_validate(SFT | {"data": {"sources": [{"path": "b.jsonl"}]}})
-    assert resolve_spec(other, name="run", uid="u", output_dir="/runs/run").hash() != config.hash()
+    assert resolve_spec(other, name="run", uid="u", output_dir="/runs/run").config_hash() != config.config_hash()
 
 
 def test_custom_loss_replaces_preset_loss() -> None:

@@ -36,7 +36,7 @@ def test_concepts_page_objectives_are_valid() -> None:
     head = "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: a}\nspec:\n  model: {path: /m}\n"
     run, _ = parse_manifest(head + "".join(f"  {line}\n" for line in snippet.splitlines()), "page.yaml")
     trainer = resolve_spec(run.spec, name="a", uid="u", output_dir="/run").trainer
-    (own,) = [own.over(trainer.algorithm) for own in trainer.environment_algorithms.values()]
+    (own,) = [own.merged_over(trainer.algorithm) for own in trainer.environment_algorithms.values()]
     assert (own.effective_loss.name, own.effective_aggregation, own.regularizers.kl) == (
         "ppo",
         "seq_mean_token_mean",

@@ -19,7 +19,7 @@ def test_bench_options_are_removed_and_passed_to_ranks_unchanged() -> None:
     assert options == BenchOptions(seq_lens=(64, 128), rows=3)
     flag, text = options.rank_arguments()
     assert flag == "--bench"
-    assert BenchOptions.read(text) == options
+    assert BenchOptions.parse_argument(text) == options
     assert take_bench(["--seed", "5"]) == (["--seed", "5"], None)
 
 

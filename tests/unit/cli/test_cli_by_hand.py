@@ -11,7 +11,7 @@ import pytest
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.run_manifest import parse_manifest
-from rlrun.cli.role_commands import MODELS, load_role, prepare
+from rlrun.cli.role_commands import MODELS, load_role, prepare_process
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prepare_role(role: Role, text: str, *options: str) -> RoleConfig:
     """Return the configuration that the process of a role receives for a file."""
     Path(f"{role}.toml").write_text(text)
-    command, _ = prepare(role, ["@", f"{role}.toml", *options], KEY)
+    command, _ = prepare_process(role, ["@", f"{role}.toml", *options], KEY)
     return load_file(MODELS[role], Path(command[command.index("--config") + 1]), section=role)
 
 

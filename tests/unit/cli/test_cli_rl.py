@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.cli.rl import main, read
+from rlrun.cli.rl import main, read_rl_config
 from rlrun.cli.run_layers import RlConfig, read_layer
 from rlrun.config.algorithm.tables import LOSS_ENTRIES
 from rlrun.config.loading.examine import validate_layer
@@ -39,7 +39,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(*argv: str, env: dict[str, str] | None = None) -> RlConfig:
-    return read(argv, env or {})[0]
+    return read_rl_config(argv, env or {})[0]
 
 
 def problems(*argv: str) -> list[str]:

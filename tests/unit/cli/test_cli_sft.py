@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.rl import read
+from rlrun.cli.rl import read_rl_config
 from rlrun.cli.run_layers import SftConfig
 from rlrun.cli.sft import main
 from rlrun.config.loading.problems import ConfigError
@@ -36,7 +36,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(*argv: str) -> SftConfig:
-    found = read(argv, {}, SftConfig)[0]
+    found = read_rl_config(argv, {}, SftConfig)[0]
     assert isinstance(found, SftConfig)
     return found
 

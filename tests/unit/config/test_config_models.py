@@ -273,10 +273,10 @@ def test_clip_band_below_rounding_causes_warning(values: dict[str, Any], warning
 
 def test_environment_drops_proximal_policy_unused_by_its_loss() -> None:
     run = AlgorithmConfig(preset="grpo", proximal="recompute")
-    assert EnvironmentAlgorithm(loss=LossConfig(name="aipo")).over(run).effective_proximal == "inference"
-    assert EnvironmentAlgorithm(loss=LossConfig(name="cispo")).over(run).effective_proximal == "recompute"
+    assert EnvironmentAlgorithm(loss=LossConfig(name="aipo")).merged_over(run).effective_proximal == "inference"
+    assert EnvironmentAlgorithm(loss=LossConfig(name="cispo")).merged_over(run).effective_proximal == "recompute"
     with pytest.raises(ValueError, match=r"proximal \(recompute\) is not used by loss aipo"):
-        EnvironmentAlgorithm(loss=LossConfig(name="aipo"), proximal="recompute").over(run)
+        EnvironmentAlgorithm(loss=LossConfig(name="aipo"), proximal="recompute").merged_over(run)
 
 
 def test_correction_is_valid_with_recomputed_proximal_policy() -> None:
@@ -346,14 +346,14 @@ def test_critic_and_reference_are_allowed_only_if_used() -> None:
     whole = AlgorithmConfig.model_validate(
         {"preset": "ppo", "advantage": {"name": "gae"}, "critic": {}, "reference": {}, "regularizers": {"kl": 0.1}}
     )
-    assert whole.provided == {"critic", "reference"}
+    assert whole.provided_inputs == {"critic", "reference"}
 
 
 def test_reference_resolves_to_own_model_folder_or_repository() -> None:
     policy = ModelConfig(path="/models/policy")
-    assert ReferenceConfig().resolved(policy) is policy
-    assert ReferenceConfig(model="/models/teacher").resolved(policy) == ModelConfig(path="/models/teacher")
-    found = ReferenceConfig(model="org/teacher", revision="v1").resolved(policy)
+    assert ReferenceConfig().resolve_model(policy) is policy
+    assert ReferenceConfig(model="/models/teacher").resolve_model(policy) == ModelConfig(path="/models/teacher")
+    found = ReferenceConfig(model="org/teacher", revision="v1").resolve_model(policy)
     assert (found.name, found.revision, found.path) == ("org/teacher", "v1", None)
     for model in ("initial", "/models/teacher"):
         with pytest.raises(ValidationError, match=f"model is {model}; remove revision"):

@@ -55,7 +55,10 @@ def test_dialect_texts_recommend_only_existing_other_fields() -> None:
         for name in FIELD.findall(row.text):
             if name in NOT_FIELDS or name.startswith("bench."):
                 continue
-            assert shape_at(EvalConfig, key_of(name)) is not None or PRIME_RL.find(name) is not None, (row.path, name)
+            assert shape_at(EvalConfig, key_of(name)) is not None or PRIME_RL.find_row(name) is not None, (
+                row.path,
+                name,
+            )
         if row.fate == "refused":
             assert row.path not in row.targets
 
@@ -110,7 +113,7 @@ ELSEWHERE = {
 
 def test_mapping_for_scalar_is_refused_under_written_name() -> None:
     for row in ROWS:
-        if row.fate != "mapped" or PRIME_RL.find(row.path) is not row or row.path in ELSEWHERE:
+        if row.fate != "mapped" or PRIME_RL.find_row(row.path) is not row or row.path in ELSEWHERE:
             continue
         path = row.path.replace("[]", "[0]").replace("*", "agent")
         layer = merge_layers(file_layers(Path("f.toml"), None, Document(nested(WHOLE | {path: {"a": [1]}}))))

@@ -139,12 +139,12 @@ def test_mixture_size_names_of_families_are_recognized(names: dict[str, Any]) ->
 
 @pytest.mark.parametrize("option", [{"attention_bias": True}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}])
 def test_unusual_options_make_count_inexact(option: dict[str, Any]) -> None:
-    assert from_config(CONFIG).exact
-    assert not from_config(CONFIG | option).exact
+    assert from_config(CONFIG).is_exact
+    assert not from_config(CONFIG | option).is_exact
 
 
 def test_multimodal_model_count_is_inexact() -> None:
-    assert not from_config({"model_type": "other", "text_config": CONFIG}).exact
+    assert not from_config({"model_type": "other", "text_config": CONFIG}).is_exact
 
 
 def test_shape_is_read_from_each_model_source(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def make_engine(tmp_path: Path) -> MakeEngine:
 def holds(engine: Rebuilder, published: Path, wanted: list[Bytes]) -> bool:
     """Return whether the folder that vLLM loads equals the version bit for bit and is in memory only once."""
     folder = engine.make(published)
-    assert list(engine._staging._own().glob("v*")) == [folder]
+    assert list(engine._staging._process_folder().glob("v*")) == [folder]
     assert sorted(json.loads((folder / INDEX).read_text())["weight_map"]) == list(NAMES)
     stored, found = StoredTensors(folder), []
     for bucket in BUCKETS:
@@ -194,7 +194,7 @@ def test_damaged_difference_is_refused_without_leftovers(
         file.write_bytes(content[:-1] if damage != "bytes" else content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(RefusedError, match=f"the version in {folders[2]} cannot be built"):
         engine.make(folders[2])
-    assert list(engine._staging._own().glob("v*")) == []
+    assert list(engine._staging._process_folder().glob("v*")) == []
     assert holds(engine, folders[3], versions[3]), "the next whole one is on the volume"
 
 

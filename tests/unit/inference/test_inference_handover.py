@@ -133,7 +133,7 @@ class FakeReceiver:
         self.held = [f"sent {version}"]
         return Path(self.held[0])
 
-    def drop(self) -> None:
+    def free_version(self) -> None:
         assert self.engine.weights != "half", "it is being loaded"
         self.held.clear()
 
@@ -141,21 +141,21 @@ class FakeReceiver:
 async def test_received_version_follows_update_rules(engine: FakeEngine, root: Path) -> None:
     receiver = FakeReceiver(engine)
     handover = make(engine, root, 5, receiver)
-    await handover.receive("http://trainer", 2)
+    await handover.receive_version("http://trainer", 2)
     assert (engine.weights, engine.label, engine.paused) == ("sent 2", "2", False)
     assert receiver.held == [], "its memory is given back"
-    assert (await handover.receive("http://trainer", 2)).changed is False
+    assert (await handover.receive_version("http://trainer", 2)).changed is False
     assert receiver.asked == 1, "what is held is not asked for: nobody would receive it"
     with pytest.raises(HandoverError, match="version 1 is older than the served version 2"):
-        await handover.receive("http://trainer", 1)
+        await handover.receive_version("http://trainer", 1)
     assert receiver.asked == 1
     with pytest.raises(HandoverError, match="version 9 is not in the trainer's memory") as refused:
-        await handover.receive("http://trainer", 9)
+        await handover.receive_version("http://trainer", 9)
     assert (refused.value.status, engine.weights, engine.paused, handover.fault) == (404, "sent 2", False, None)
 
     receiver.fails = True
     with pytest.raises(HandoverError, match="the trainer died") as broken:
-        await handover.receive("http://trainer", 3)
+        await handover.receive_version("http://trainer", 3)
     assert broken.value.status == 409, "to be tried again"
     assert (engine.weights, engine.label, engine.paused, handover.fault) == ("sent 2", "2", False, None)
     assert handover.served == Served(2, "http://trainer")
@@ -163,7 +163,7 @@ async def test_received_version_follows_update_rules(engine: FakeEngine, root: P
 
     receiver.fails, engine.fails = False, {"reload"}
     with pytest.raises(HandoverError, match="the engine's weights are unknown, so the server stops"):
-        await handover.receive("http://trainer", 3)
+        await handover.receive_version("http://trainer", 3)
     assert engine.given_up
     assert engine.label == "unknown"
 
@@ -222,7 +222,7 @@ async def test_server_without_rebuild_memory_names_missing_option(engine: FakeEn
 
 async def test_server_without_receiver_refuses_nccl_transfer(handover: Handover) -> None:
     with pytest.raises(HandoverError, match=r"set weightSync\.transport: NCCL"):
-        await handover.receive("http://trainer", 1)
+        await handover.receive_version("http://trainer", 1)
 
 
 async def test_current_version_is_not_loaded_again(engine: FakeEngine, handover: Handover) -> None:
@@ -286,7 +286,7 @@ async def test_hanging_reload_times_out(engine: FakeEngine, root: Path) -> None:
     with pytest.raises(HandoverError, match=r"no response within 0\.05 s"):
         await handover.update("v1", 1)
     assert engine.given_up
-    assert not handover.busy
+    assert not handover.is_updating
 
 
 async def test_resume_is_retried_before_engine_stops(engine: FakeEngine, handover: Handover) -> None:
@@ -305,7 +305,7 @@ async def test_update_completes_after_caller_disconnects(engine: FakeEngine, han
     caller.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await caller
-    assert handover.busy
+    assert handover.is_updating
     second = asyncio.create_task(handover.update("v1", 1))
     engine.gate.set()
     assert (await second).changed is False, "the second caller waits for the first update and finds it done"
@@ -329,7 +329,7 @@ async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover)
     heartbeat = Heartbeat(ask, interval=0.01, timeout=30, clock=lambda: now)
     http = app_of(handover, heartbeat)
     assert http.get("/rlrun/ready").json()["reason"] == "the engine does not respond"
-    await heartbeat.beat()
+    await heartbeat.check_workers()
     unsynced = http.get("/rlrun/ready")
     assert unsynced.status_code == 503
     assert unsynced.json()["reason"] == "no weights were loaded since the start"
@@ -347,7 +347,7 @@ async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover)
     assert http.get("/rlrun/status").json()["engine_alive"] is False
     answers = True
     async with asyncio.timeout(30):
-        while not heartbeat.alive:  # noqa: ASYNC110
+        while not heartbeat.is_alive:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert http.head("/rlrun/ready").status_code == 200
     beating.cancel()

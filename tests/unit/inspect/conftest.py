@@ -17,11 +17,11 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
     def record(cluster: Recorded) -> Recorded:
         def api(options: object) -> Kubectl:
-            flags: Sequence[str] = run_options.flags(options)  # type: ignore[arg-type]
+            flags: Sequence[str] = run_options.cluster_flags(options)  # type: ignore[arg-type]
             return cluster.kubectl(flags)
 
         for module in (change_runs, plots, copies, logs, show_runs, plots, copies, data_files, copies):
-            monkeypatch.setattr(module, "api", api)
+            monkeypatch.setattr(module, "cluster_client", api)
         return cluster
 
     return record

@@ -183,7 +183,7 @@ def test_misspelled_run_name_gets_suggestion(
     gone = Answer(1, "", missing)
     for module in (show_runs, run_options):
         cluster = Recorded(("get rlruns.rlrun.io quickst", gone), ("get rlruns.rlrun.io -o", listed))
-        monkeypatch.setattr(module, "api", lambda _options, at=cluster: at.kubectl())
+        monkeypatch.setattr(module, "cluster_client", lambda _options, at=cluster: at.kubectl())
     monkeypatch.chdir(tmp_path)
     assert main(["status", "quickstar"]) == 64
     assert "(did you mean quickstart?)" in capsys.readouterr().err

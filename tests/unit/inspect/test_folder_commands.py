@@ -331,7 +331,7 @@ def test_log_follow_prints_lines_written_during_the_tail(
         return show(*arguments, **options)
 
     monkeypatch.setattr(role_logs, "show_line", show_and_write)
-    monkeypatch.setattr(logs, "_alive", lambda _root: False)
+    monkeypatch.setattr(logs, "_may_write_logs", lambda _root: False)
     assert main(["logs", "runs/a", "-f"]) == 0
     assert capsys.readouterr().out.splitlines() == ["one", "two", "three"]
 
@@ -500,8 +500,8 @@ def test_rank_beyond_the_ranks_is_refused(tmp_path: Path) -> None:
     folder.config |= {"replicas": 2, "processes_per_replica": 2}
     folder.write("run.json", {"trainer": folder.config})
     folder.write("logs/attempt_0001/trainer/trainer.log", "[rank3]: done\n")
-    assert role_logs.list_log_files(folder.root, role_logs.Wanted(("trainer",), 3, None, 10))
+    assert role_logs.list_log_files(folder.root, role_logs.LogSelection(("trainer",), 3, None, 10))
     with pytest.raises(NotFoundError, match="got 4, but trainer has ranks 0 to 3 in attempt 1; write --rank 3"):
-        role_logs.list_log_files(folder.root, role_logs.Wanted(("trainer",), 4, None, 10))
+        role_logs.list_log_files(folder.root, role_logs.LogSelection(("trainer",), 4, None, 10))
     with pytest.raises(NotFoundError, match="got 9, but inference has ranks 0 to 1 in attempt 1; write --rank 1"):
-        role_logs.list_log_files(folder.root, role_logs.Wanted(("inference",), 9, None, 10))
+        role_logs.list_log_files(folder.root, role_logs.LogSelection(("inference",), 9, None, 10))

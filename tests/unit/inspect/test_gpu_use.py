@@ -113,7 +113,7 @@ def a_folder(root: Path, record: LauncherRecord) -> Path:
 def test_folder_gpu_use_comes_from_launcher_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meter = GpuMeter({}, lambda ids: None)
     for shares in ((0.0, 0.9), (0.0, 0.7)):
-        meter.note({"trainer": [Sample(share, GIB, 4 * GIB) for share in shares], "inference": []}, 2.0)
+        meter.add_samples({"trainer": [Sample(share, GIB, 4 * GIB) for share in shares], "inference": []}, 2.0)
     record = replace(new_record("a", 1, "again", {"trainer": 2}), gpu_use=meter.document())
     root = a_folder(tmp_path / "a", record)
     assert main(["status", str(root)]) == 0

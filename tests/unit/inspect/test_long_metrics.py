@@ -59,7 +59,7 @@ def test_account_of_long_run_uses_constant_memory(tmp_path: Path, steps: int) ->
     account, memory = measure(lambda: of_folder(tmp_path, time.time()))
     assert isinstance(account, Account)
     assert (account.tokens, account.samples) == (10 * steps, 2 * steps)
-    assert account.uses()["trained"] == steps - 1
+    assert account.seconds_by_use()["trained"] == steps - 1
     assert memory < 4, f"{memory:.1f} MiB for {paths.metrics.stat().st_size / MIB:.0f} MiB of metrics"
 
 

@@ -14,7 +14,7 @@ def test_record_writes_progress_periodically_and_end_immediately(tmp_path: Path)
     now = [1000.0]
     path = RunPaths(tmp_path).launcher
     recorder = Recorder(path, name="a", attempt=2, command="again", clock=lambda: now[0])
-    recorder.beat(None)
+    recorder.record_progress(None)
     first = read_record(path)
     assert first is not None
     assert (first.name, first.attempt, first.command, first.pid, dict(first.progress)) == (
@@ -25,10 +25,10 @@ def test_record_writes_progress_periodically_and_end_immediately(tmp_path: Path)
         {},
     )
     now[0] += BEAT_SECONDS / 2
-    recorder.beat({"step": 1})
+    recorder.record_progress({"step": 1})
     assert read_record(path) == first, "not yet"
     now[0] += BEAT_SECONDS
-    recorder.beat(None)
+    recorder.record_progress(None)
     later = read_record(path)
     assert later is not None
     assert (later.progress["step"], later.progress_time, later.time) == (
@@ -36,7 +36,7 @@ def test_record_writes_progress_periodically_and_end_immediately(tmp_path: Path)
         1000 + BEAT_SECONDS / 2,
         1000 + 1.5 * BEAT_SECONDS,
     )
-    recorder.end("Interrupted")
+    recorder.record_end("Interrupted")
     ended = read_record(path)
     assert ended is not None
     assert (ended.state, ended.failed_role, ended.alive(now[0])) == ("Interrupted", None, False)
@@ -44,11 +44,11 @@ def test_record_writes_progress_periodically_and_end_immediately(tmp_path: Path)
 
 def test_refused_record_write_does_not_stop_run(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "gone" / "launcher.json", name="a", attempt=1, command="again")
-    recorder.beat({"step": 1})
-    recorder.end("Complete")
+    recorder.record_progress({"step": 1})
+    recorder.record_end("Complete")
     assert read_record(tmp_path / "gone" / "launcher.json") is None
     (tmp_path / "gone").mkdir()
-    recorder.end("Complete")
+    recorder.record_end("Complete")
     found = read_record(tmp_path / "gone" / "launcher.json")
     assert found is not None
     assert (found.state, found.progress) == ("Complete", {"step": 1}), "nothing of it was lost meanwhile"

@@ -165,7 +165,7 @@ def test_refused_copy_is_retried_with_backoff(paths: RunPaths, store: Any, monke
 
     over = Clock()
     monkeypatch.setattr(type(store), "put_file", refuses)
-    assert mirror(paths).follow(over)
+    assert mirror(paths).copy_until(over)
     assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0, copy_process.LOOK_SECONDS]
 
 

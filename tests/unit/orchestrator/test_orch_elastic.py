@@ -58,7 +58,7 @@ class World:
         for replica, load in zip(self.pool.in_use, loads, strict=True):
             replica.load = load
         for _ in range(10):
-            self.meter.look()
+            self.meter.sample_load()
             self.clock.now += seconds / 10
         self.meter.trained({"time/wait_for_batch": waited})
 
@@ -93,7 +93,7 @@ def test_changed_engine_count_restarts_load_measurement() -> None:
     assert report is not None
     assert (report.engines, report.steps) == (3, 1)
     world.pool.replicas[0].version = None
-    world.meter.look()
+    world.meter.sample_load()
     assert world.meter.report() is None
 
 
@@ -114,7 +114,7 @@ def test_drain_selects_engine_with_fewest_requests() -> None:
     world = World(engines=3, wanted=2)
     for replica, load in zip(world.pool.replicas, (5, 1, 3), strict=True):
         replica.load = load
-    world.drain.look()
+    world.drain.adjust_drains()
     going = world.pool.replicas[1]
     assert [replica.draining for replica in world.pool.replicas] == [False, True, False]
     assert going not in world.pool.candidates()
@@ -122,19 +122,19 @@ def test_drain_selects_engine_with_fewest_requests() -> None:
     going.load = 0
     assert world.drain.drained() == ("10.0.0.1",)
     world.pool.remove(going, "it is no longer an address")
-    world.drain.look()
+    world.drain.adjust_drains()
     assert (world.drain.drained(), any(replica.draining for replica in world.pool.replicas)) == ((), False)
 
 
 def test_drain_prefers_unused_engines_then_newest() -> None:
     world = World(engines=3, wanted=2)
-    world.drain.look()
+    world.drain.adjust_drains()
     assert world.drain.drained() == ("10.0.0.2",)
     world = World(engines=2, wanted=2)
     world.add(8, version=None)
     world.add(9)
     world.wanted = 3
-    world.drain.look()
+    world.drain.adjust_drains()
     assert world.drain.drained() == ("10.0.0.8",)
 
 
@@ -142,26 +142,26 @@ def test_spot_and_other_engines_drain_to_separate_targets() -> None:
     world = World(engines=5, wanted=3, spot=SpotWish.read("2 10.0.0.0 10.0.0.1 10.0.0.9"))
     for replica, load in zip(world.pool.replicas, (0, 0, 7, 5, 6), strict=True):
         replica.load = load
-    world.drain.look()
+    world.drain.adjust_drains()
     assert [replica.draining for replica in world.pool.replicas] == [False, False, False, True, True]
     world.wanted, world.spot = 3, SpotWish.read("0 10.0.0.0 10.0.0.1")
-    world.drain.look()
+    world.drain.adjust_drains()
     assert [replica.draining for replica in world.pool.replicas] == [True, True, False, False, False]
     world.wanted, world.spot = 1, SpotWish.read("1 10.0.0.9")  # these engines do not exist
-    world.drain.look()
+    world.drain.adjust_drains()
     assert [replica.draining for replica in world.pool.replicas].count(False) == 1, "the last one stays in use"
 
 
 def test_drain_stops_if_another_pod_was_removed() -> None:
     world = World(engines=3, wanted=2)
-    world.drain.look()
+    world.drain.adjust_drains()
     world.pool.remove(world.pool.replicas[0], "the Deployment took another one")
-    world.drain.look()
+    world.drain.adjust_drains()
     assert [replica.open for replica in world.pool.replicas] == [True, True]
     world.wanted = 1
-    world.drain.look()
+    world.drain.adjust_drains()
     world.wanted = None
-    world.drain.look()
+    world.drain.adjust_drains()
     assert [replica.open for replica in world.pool.replicas] == [True, True]
 
 
@@ -171,7 +171,7 @@ def test_drain_leaves_at_least_one_usable_engine(kinds: list[str], wanted: int) 
     world = World(engines=0, wanted=wanted)
     for number, kind in enumerate(kinds):
         world.add(number, version=3 if kind == "engine" else None)
-    world.drain.look()
+    world.drain.adjust_drains()
     draining = [replica for replica in world.pool.replicas if replica.draining]
     assert len(draining) <= max(0, len(kinds) - max(1, wanted))
     assert bool(world.pool.in_use) == ("engine" in kinds)
@@ -189,13 +189,13 @@ async def test_unfinished_requests_of_drained_engine_move_to_another() -> None:
     await eventually(lambda: slow.load == 1)
     quick.load = 5
     world.wanted = 1
-    world.drain.look()
+    world.drain.adjust_drains()
     assert (slow.draining, world.drain.drained()) == (True, ())
     world.clock.now += 299
-    world.drain.look()
+    world.drain.adjust_drains()
     assert not asking.done()
     world.clock.now += 1
-    world.drain.look()
+    world.drain.adjust_drains()
     assert (await asking).token_ids
     assert world.drain.drained() == ("10.0.0.0",)
     assert world.pool.lost.requests == 1

@@ -33,7 +33,7 @@ class Answering(Evaluator):
         super().__init__(config, [], Player(config, pool, chat), pool, chat)
         self.seconds = seconds
 
-    async def _answer(self, arena: Any, task: Any, sample: int, version: int) -> Answer:
+    async def _answer_question(self, arena: Any, task: Any, sample: int, version: int) -> Answer:
         async with self._player.slots.take(evaluates=True):
             replica = await self._pool.acquire(None, version, 1)
             await asyncio.sleep(self.seconds)
@@ -119,5 +119,5 @@ async def test_unplayable_question_is_tried_once(error: Exception, tries: int) -
     pool: Any = None
     arena: Any = SimpleNamespace(config=SimpleNamespace(label="e", sampling=None))
     task: Any = "t"
-    answer = await Evaluator(config, [], player, pool, chat)._answer(arena, task, 0, VERSION)
+    answer = await Evaluator(config, [], player, pool, chat)._answer_question(arena, task, 0, VERSION)
     assert (answer.rollout, answer.error, player.played) == (None, str(error), tries)

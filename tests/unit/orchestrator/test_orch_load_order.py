@@ -101,7 +101,7 @@ async def test_queued_request_cost_is_independent_of_engine_count() -> None:
         pool = pool_of(engines)
         for replica in pool.replicas:
             replica.load = CEILING - 4
-        assert pool._choose(None, None, 8, ()) is None
+        assert pool._choose_replica(None, None, 8, ()) is None
         coroutine = pool.acquire(None, None, 8)
         cost[engines] = opcodes(lambda coroutine=coroutine: coroutine.send(None))  # type: ignore[misc]
         coroutine.close()
@@ -200,7 +200,7 @@ def histories(changes: list[tuple[str, int, int]]) -> None:
         match name:
             case "ask":
                 avoid = pool.replicas[:number] if count == 4 else []
-                chosen = pool._choose(replica, None, count, avoid)
+                chosen = pool._choose_replica(replica, None, count, avoid)
                 oracle.check(chosen, replica, count, avoid)
                 if chosen is not None:
                     chosen.load += count

@@ -65,7 +65,7 @@ IDLE = "waiting_for_batch"
 def test_next_step_names_awaited_role_and_phase(
     trainer: TrainerState | None, step: int, made: int, more: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    found = standing(trainer, step=step, made=made, **more)._waiting()
+    found = standing(trainer, step=step, made=made, **more)._waiting_reason()
     assert (found.role, found.phase) == expected
 
 
@@ -74,7 +74,7 @@ def test_sft_waits_for_data_while_trainer_is_idle() -> None:
     pipeline._trained, pipeline._made, pipeline._last_step, pipeline._since = 3, 4, None, Since()
     for phase, expected in ((IDLE, ("orchestrator", "data for step 5")), ("training", ("trainer", "training, step 4"))):
         pipeline.trainer = SimpleNamespace(state=state(phase, 3))  # type: ignore[assignment]
-        found = pipeline._waiting()
+        found = pipeline._waiting_reason()
         assert (found.role, found.phase) == expected
 
 

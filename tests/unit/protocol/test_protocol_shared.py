@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.files.shared_trainer_files import SlotAnswer, SlotRequest
 from rlrun.protocol.messages.endpoints import key_digest
 
 DIGEST = key_digest("the-guests-key")
@@ -17,18 +17,18 @@ def test_request_is_read_until_withdrawal(tmp_path: Path) -> None:
     assert host.root == tmp_path / "host"
     assert shared_trainer_files.read_requests(host) == []
     for attempt in (1, 2):
-        join = Join(run="guest", attempt=attempt, folder=str(tmp_path / "guest"), key_digest=DIGEST)
+        join = SlotRequest(run="guest", attempt=attempt, folder=str(tmp_path / "guest"), key_digest=DIGEST)
         shared_trainer_files.write_request(host, join)
         assert shared_trainer_files.read_requests(host) == [join]
     assert [path.relative_to(host.shared) for path in host.shared.rglob("*.*")] == [Path("guest/join.json")]
-    shared_trainer_files.take_back(host, "guest")
-    shared_trainer_files.take_back(host, "guest")
+    shared_trainer_files.delete_request(host, "guest")
+    shared_trainer_files.delete_request(host, "guest")
     assert shared_trainer_files.read_requests(host) == []
 
 
 def test_invalid_requests_are_ignored(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
-    good = Join(run="b", attempt=1, folder="/runs/b", key_digest=DIGEST)
+    good = SlotRequest(run="b", attempt=1, folder="/runs/b", key_digest=DIGEST)
     shared_trainer_files.write_request(host, good)
     for guest, text in (
         ("half", '{"run": "ha'),
@@ -43,7 +43,7 @@ def test_invalid_requests_are_ignored(tmp_path: Path) -> None:
 def test_shared_state_is_read_only_by_its_attempt(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
     assert shared_trainer_files.read_state(host, "guest", 2) is None
-    state = SharedState(run="guest", attempt=2, slot=1, state="Joined", step=4)
+    state = SlotAnswer(run="guest", attempt=2, slot=1, state="Joined", step=4)
     shared_trainer_files.write_answer(host, state)
     assert shared_trainer_files.read_state(host, "guest", 2) == state
     assert shared_trainer_files.read_state(host, "guest", 3) is None

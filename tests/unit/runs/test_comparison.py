@@ -96,7 +96,7 @@ def test_cluster_run_is_compared_with_folder(
         ("cat /data/a/metrics.jsonl", (here / "runs/a/metrics.jsonl").read_text()),
         pods=PODS,
     )
-    monkeypatch.setattr(plots, "api", lambda _options: recorded.kubectl())
+    monkeypatch.setattr(plots, "cluster_client", lambda _options: recorded.kubectl())
     assert of_command(capsys, "a", "runs/b") == EXPECTED
 
 

@@ -48,5 +48,7 @@ def test_trackers_get_no_direction_control() -> None:
     row = SampleRow(TURNS, TURNS, TURNS, TURNS, 1.0, None, "1")
     record = Record(Mark(1, 1), 0.0, {f"reward/{TURNS}": 1.0}, {f"h{TURNS}": [1.0]}, {"samples": [row]})
     sent = Outgoing({}).clean_record(record)
-    assert not set(TURNS) & set(repr((dict(sent.scalars), dict(sent.histograms), sent.samples["samples"][0].cells())))
-    assert not any(c in str(sent.samples["samples"][0].cells()) for c in TURNS)
+    assert not set(TURNS) & set(
+        repr((dict(sent.scalars), dict(sent.histograms), sent.samples["samples"][0].row_values()))
+    )
+    assert not any(c in str(sent.samples["samples"][0].row_values()) for c in TURNS)

@@ -21,7 +21,7 @@ from rlrun.environments.process.process_output import Log
 from rlrun.pod.container import failure_text
 from rlrun.protocol.files.failures import telling_lines
 from rlrun.runtime import process_logs
-from rlrun.runtime.printable import printable, shorten_text
+from rlrun.runtime.printable import escape_controls, shorten_text
 from rlrun_operator.decide import status_builder
 from rlrun_operator.runtime import log_setup
 
@@ -38,24 +38,24 @@ def obeyed(text: str) -> list[str]:
 
 def test_terminal_control_characters_are_escaped() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    found = printable(everything)
+    found = escape_controls(everything)
     assert obeyed(found) == []
     assert "\n" not in found
     assert "\t" not in found
-    assert obeyed(printable(everything, lines=True)) == []
+    assert obeyed(escape_controls(everything, lines=True)) == []
     lost = {*everything} - {*found} - {*obeyed(everything)} - {*"\n\t"}
     assert {unicodedata.category(c) for c in lost} <= {"Cn", "Mn"}, (
         "beside them only what is reserved, and variation selectors"
     )
     for text in ("Grüße, 日本語　です", "\U0001f469\u200d\U0001f680", "مرحبا", "a\u00a0b", "C:\\x1b"):
-        assert printable(text) == text
+        assert escape_controls(text) == text
 
 
 @given(st.text())
 def test_escaping_twice_changes_nothing(text: str) -> None:
-    once = printable(text)
-    assert printable(once) == once
-    assert printable(text, lines=True).replace("\n", r"\n").replace("\t", r"\t") == once
+    once = escape_controls(text)
+    assert escape_controls(once) == once
+    assert escape_controls(text, lines=True).replace("\n", r"\n").replace("\t", r"\t") == once
 
 
 def test_log_escapes_text_and_prevents_forged_lines() -> None:
@@ -118,6 +118,6 @@ def test_role_messages_escape_text(shown: str) -> None:
 
 def test_environment_output_tail_is_escaped(tmp_path: Path) -> None:
     log = Log(None)
-    log._take(HOSTILE.encode(errors="surrogatepass") + b"\xff\n")
+    log._store_output(HOSTILE.encode(errors="surrogatepass") + b"\xff\n")
     assert all(obeyed(line) == [] for line in log.last_lines())
     assert log.last_lines()[-1].startswith(r"good\x1b]0;owned\x07") or len(log.last_lines()) > 1

@@ -75,7 +75,7 @@ def status(answer: bytes) -> int:
 def test_trainer_channel_refuses_keys_of_any_bytes(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    channel = Channel.listen(attempt=1, api_key=KEY, host="127.0.0.1", port=0, batch_path=lambda step: None)  # type: ignore[arg-type,return-value]
+    channel = Channel.start_server(attempt=1, api_key=KEY, host="127.0.0.1", port=0, batch_path=lambda step: None)  # type: ignore[arg-type,return-value]
     try:
         for authorization in HOSTILE:
             assert status(raw(channel.port, asking("/rlrun/trainer/state", authorization))) in (400, 401)

@@ -155,8 +155,8 @@ def test_environments_have_a_bounded_number_of_series() -> None:
 
 def test_pod_counts_idle_time_per_gpu() -> None:
     pod = PodMetrics(lambda: None)
-    pod.note([Sample(0.0, 5, 80), Sample(0.9, 70, 80), Sample(None, 1, 10)], 2.0)
-    pod.note([Sample(0.04, 5, 80), Sample(0.0, 70, 80), Sample(None, 1, 10)], 2.0)
+    pod.record_sample([Sample(0.0, 5, 80), Sample(0.9, 70, 80), Sample(None, 1, 10)], 2.0)
+    pod.record_sample([Sample(0.04, 5, 80), Sample(0.0, 70, 80), Sample(None, 1, 10)], 2.0)
     text = pod.text()
     assert names(text) == {spec.name for spec in POD}
     for line in (
@@ -220,7 +220,7 @@ def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     found = gpus_here()
     assert found is not None
-    assert list(found.sample()) == [Sample(0.45, 1, 80), Sample(None, 2, 80)]
+    assert list(found.sample_gpus()) == [Sample(0.45, 1, 80), Sample(None, 2, 80)]
 
 
 @pytest.mark.parametrize("module", [None, Nvml(driver=False)], ids=["no package", "no driver"])

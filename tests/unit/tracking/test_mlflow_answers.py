@@ -24,7 +24,7 @@ RUN = TrackedRun(uid="u", name="n", root=Path("/run"), config={}, max_steps=1)
 )
 def test_unexpected_response_names_uri_field(answer: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = MlflowTracker(MlflowConfig.model_validate({"uri": "http://tracker.example.org"}), {})
-    monkeypatch.setattr(tracker, "_call", lambda *_: answer)
+    monkeypatch.setattr(tracker, "_call_api", lambda *_: answer)
     with pytest.raises(
         TrackerError,
         match=re.escape("does not answer like an MLflow server; set tracking.mlflow.uri to the address of one"),
@@ -85,7 +85,7 @@ def test_credentials_follow_no_redirect(status: int, method: str, monkeypatch: p
             config = MlflowConfig.model_validate({"uri": f"http://127.0.0.1:{server.server_port}"})
             tracker = MlflowTracker(config, {"MLFLOW_TRACKING_TOKEN": "of-the-team"})
             with pytest.raises(TrackerError) as caught:
-                tracker._send("mlflow/x", None if method == "GET" else b"{}", method)
+                tracker._send_request("mlflow/x", None if method == "GET" else b"{}", method)
             assert Recording.seen == []
             assert "hidden" not in str(caught.value)
         finally:

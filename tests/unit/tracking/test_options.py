@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.rl import read
+from rlrun.cli.rl import read_rl_config
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.trackers import TrackingConfig
 from rlrun.local.judge import judge_manifest
@@ -46,7 +46,7 @@ def test_tracker_options_override_manifest() -> None:
 def test_rl_reads_trackers_from_files_and_options(tmp_path: Path) -> None:
     file = tmp_path / "rl.toml"
     file.write_text('[model]\ntiny = {}\n[[environments]]\nid = "reverse-text"\n[tracking.wandb]\nproject = "p"\n')
-    config, _, _ = read(full_names(["@", str(file), "--wandb.name", "n"]), {})
+    config, _, _ = read_rl_config(full_names(["@", str(file), "--wandb.name", "n"]), {})
     assert config.spec().tracking == tracking(wandb={"project": "p", "name": "n"})
 
 

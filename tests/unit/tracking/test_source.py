@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> TrackedFolder:
 
 
 def marks(source: Source) -> list[tuple[int, int]]:
-    return [(record.mark.step, record.mark.attempt) for record in source.records()]
+    return [(record.mark.step, record.mark.attempt) for record in source.read_records()]
 
 
 def test_each_metrics_line_is_read_once(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_retrained_steps_are_read_again(tmp_path: Path, fresh: bool) -> None:
     assert marks(source) == []
     run.step(5)
     run.step(6)
-    records = list(source.records())
+    records = list(source.read_records())
     assert [(r.mark.step, r.mark.attempt, r.scalars["loss/mean"]) for r in records] == [
         (5, 2, loss(5, 2)),
         (6, 2, loss(6, 2)),
@@ -68,13 +68,13 @@ def test_samples_and_histograms_follow_their_interval(tmp_path: Path) -> None:
     for step in (1, 2):
         run.step(step)
     run.paths.trace(1).unlink()  # the volume refused it
-    first, second = Source(run.config, []).records()
+    first, second = Source(run.config, []).read_records()
     assert not first.histograms
     assert not first.samples
     assert second.histograms["distributions/rewards"] == [0.0, 0.25, 0.5, 0.75]
     assert second.histograms["distributions/completion_len"] == [3.0] * 4
     (rows,) = second.samples.values()
-    assert [row.cells() for row in rows] == [
+    assert [row.row_values() for row in rows] == [
         ["reverse-text", "7", "user: abc", "cba", reward, reward - 0.375, "1"] for reward in (0.0, 0.5)
     ]
 
@@ -84,7 +84,7 @@ def test_evaluations_have_samples_of_their_own(tmp_path: Path) -> None:
     run.step(1, **{"eval/reverse-text/reward/mean": 0.5})
     rows = [{"policy_version": 1, "environment": "reverse-text", "task_id": "1", "reward": 1.0, "completion": "x"}]
     run.paths.evaluation_trace(1).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (record,) = Source(run.config, []).records()
+    (record,) = Source(run.config, []).read_records()
     assert record.scalars["eval/reverse-text/avg@1"] == 0.5
     assert [row.reward for row in record.samples["eval_samples"]] == [1.0]
 
@@ -98,7 +98,7 @@ def test_measures_of_the_machine_join_the_step_after_them(tmp_path: Path) -> Non
     first = 1.7e9 + 1e6 + 1
     lines = [{"time": first + offset, "system/load": value} for offset, value in ((0.2, 1.0), (0.8, 3.0), (5.0, 9.0))]
     system.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    one, two = Source(run.config, []).records()
+    one, two = Source(run.config, []).read_records()
     assert "system/load" not in one.scalars
     assert two.scalars["system/load"] == 2.0
     assert gpu_measures("97, 2048, [N/A], 60\n") == {
@@ -125,8 +125,8 @@ def test_tracked_values_are_converted_to_tracker_units() -> None:
         "perf/mfu": 0.5, "perf/peak_memory": 2.0**31, "perf/throughput": 100.0, "entropy": 0.5, "mismatch_kl": 0.25,
         "batch/tokens": 7.0, "batch/solve_all": 0.25, "batch/solve_none": 0.5,
     }  # fmt: skip
-    translator.translate(1, line)
-    scalars = translator.translate(2, line)
+    translator.translate_metrics(1, line)
+    scalars = translator.translate_metrics(2, line)
     assert {name: scalars[name] for name in ("perf/mfu", "perf/peak_memory", *DERIVED) if name in scalars} == {
         "perf/mfu": 50.0,
         "perf/peak_memory": 2.0,
@@ -142,13 +142,13 @@ def test_journal_marks_unconfirmed_lines(tmp_path: Path) -> None:
     path = tmp_path / "tracking" / "wandb.sent"
     sent = Sent(path)
     sent.add([Mark(1, 1), Mark(2, 1)])
-    sent.confirm()
+    sent.confirm_all()
     sent.add([Mark(3, 1)])
     assert read_sent(path) == ([Mark(1, 1), Mark(2, 1), Mark(3, 1)], 2)
     with path.open("a") as file:
         file.write("4 1")  # torn
     again = Sent(path)
     assert (again.marks[-1], again.confirmed) == (Mark(3, 1), 2)
-    again.cut(2)
+    again.keep_first(2)
     again.add([Mark(3, 2)])
     assert read_sent(path) == ([Mark(1, 1), Mark(2, 1), Mark(3, 2)], 2)

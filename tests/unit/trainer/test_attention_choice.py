@@ -83,7 +83,7 @@ def test_choice_explains_skipped_kernels() -> None:
         "attention flex: flex is the first that a GPU (compute capability 9.0) and the model allow; "
         "not fa3: the model's attention has values of another head size than keys, which fa3 does not support; not fa4: "
     )
-    found_later = machine.without("fa3", "it refuses this model's attention (RuntimeError: no cap)")
+    found_later = machine.without_kernel("fa3", "it refuses this model's attention (RuntimeError: no cap)")
     assert str(choose_kernel("auto", needs(), found_later)) == (
         "attention varlen: varlen is the first that a GPU (compute capability 9.0) and the model allow; "
         "not fa3: it refuses this model's attention (RuntimeError: no cap); not fa4: flash_attn.cute is not installed"

@@ -16,8 +16,8 @@ def test_process_start_time_is_parsed_for_any_name() -> None:
 def test_start_phases_are_reported_once_with_durations() -> None:
     now = [50.0]
     clock = StartClock(8.0, lambda: now[0])
-    clock.done("imports")
+    clock.end_phase("imports")
     now[0] += 3
-    clock.done("group")
+    clock.end_phase("group")
     assert clock.metrics() == {"time/start_imports": 8.0, "time/start_group": 3.0}
     assert clock.metrics() == {}

@@ -10,7 +10,7 @@ import pytest
 from rlrun.inspect.folder_reader import read_folder
 from rlrun.inspect.gpu_cost import of_folder
 from rlrun.inspect.why import explain_run
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import Client, Folder, client, made, metrics_line, rollout
 
@@ -56,7 +56,7 @@ def test_run_response_matches_rlrun_why(run: Folder, asked: Client) -> None:
 def test_run_response_matches_rlrun_cost(run: Folder, asked: Client) -> None:
     told = asked.json(f"/api/runs/{run.id}")["cost"]
     account = of_folder(run.root, 0)
-    assert {one["use"]: one["seconds"] for one in told["uses"]} == account.uses()
+    assert {one["use"]: one["seconds"] for one in told["uses"]} == account.seconds_by_use()
     assert account.seconds > 0
     assert (told["gpus"], told["hours"]) == (False, pytest.approx(account.hours))
 
@@ -251,7 +251,7 @@ def test_damaged_files_do_not_crash_server(run: Folder, asked: Client) -> None:
 @pytest.mark.parametrize("hidden", ["\u202e", "\u2066", "\u200b", "\ufeff", "\x1b"])
 def test_responses_contain_no_control_characters(tmp_path: Path, static: StaticFiles, hidden: str) -> None:
     evil = f"a{hidden}b"
-    plain = printable(evil)
+    plain = escape_controls(evil)
     run = made(tmp_path / "runs" / "demo", name=evil, model={"name": evil})
     rows = [
         rollout(0, m, m, environment=evil, task_id=evil, finish_reason=evil, metrics={evil: 1}, tools=[{"name": evil}],

@@ -23,8 +23,8 @@ def document(event: str) -> dict[str, str]:
 
 async def test_event_stream_sends_current_state_and_changes(tmp_path: Path) -> None:
     run = made(tmp_path / "runs" / "demo")
-    feed = Feed(Registry([run.root.parent]).fingerprints, seconds=0.001)
-    heard = feed.events()
+    feed = Feed(Registry([run.root.parent]).fingerprint_runs, seconds=0.001)
+    heard = feed.stream_events()
     async with asyncio.timeout(30):
         first = document(await anext(heard))
         assert list(first) == [run.id]
@@ -47,7 +47,7 @@ async def test_pages_share_one_poll_that_stops_without_pages() -> None:
 
     feed = Feed(look, seconds=0.001)
     async with asyncio.timeout(30):
-        pages = [feed.events() for _ in range(10)]
+        pages = [feed.stream_events() for _ in range(10)]
         for page in pages:
             await anext(page)
         while looks < 5:
@@ -63,7 +63,7 @@ async def test_pages_share_one_poll_that_stops_without_pages() -> None:
 
 async def test_simultaneous_pages_share_a_poll() -> None:
     feed = Feed(dict, seconds=0.001)
-    pages = [feed.events() for _ in range(5)]
+    pages = [feed.stream_events() for _ in range(5)]
     async with asyncio.timeout(30):
         await asyncio.gather(*(anext(page) for page in pages))
         looking = asyncio.all_tasks() - {asyncio.current_task()}
@@ -71,13 +71,13 @@ async def test_simultaneous_pages_share_a_poll() -> None:
         for page in pages:
             await page.aclose()
         await asyncio.wait(looking)
-    assert feed.refusal() is None
+    assert feed.explain_refusal() is None
 
 
 async def test_slow_page_receives_only_newest_state() -> None:
     state = {"a": "0"}
     feed = Feed(lambda: dict(state), seconds=0.001)
-    heard = feed.events()
+    heard = feed.stream_events()
     async with asyncio.timeout(30):
         await anext(heard)
         for number in range(1, 4):
@@ -97,7 +97,7 @@ async def test_unreadable_folder_does_not_end_events() -> None:
             raise found
         return found
 
-    heard = Feed(look, seconds=0.001).events()
+    heard = Feed(look, seconds=0.001).stream_events()
     async with asyncio.timeout(30):
         assert [document(await anext(heard))["a"] for _ in range(2)] == ["1", "2"]
     await heard.aclose()
@@ -105,7 +105,7 @@ async def test_unreadable_folder_does_not_end_events() -> None:
 
 async def test_idle_page_receives_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_KEEPALIVE_SECONDS", 0.001)
-    heard = Feed(dict, seconds=0.001).events()
+    heard = Feed(dict, seconds=0.001).stream_events()
     async with asyncio.timeout(30):
         found = set[str]()
         while len(found) < 2:
@@ -119,18 +119,23 @@ async def test_page_limit_applies_per_user(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(live, "CLIENTS_MAX", 3)
     feed = Feed(dict, seconds=0.001)
     async with asyncio.timeout(30):
-        anns = [feed.events(user="ann") for _ in range(2)]
+        anns = [feed.stream_events(user="ann") for _ in range(2)]
         for page in anns:
             await anext(page)
-        assert feed.refusal("ann") == "you have 2 open pages of this server, the maximum per user; close some of them"
-        assert [event async for event in feed.events(user="ann")] == [], "one that was answered before the others began"
-        assert feed.refusal("bob") is None
-        bobs = feed.events(user="bob")
+        assert (
+            feed.explain_refusal("ann")
+            == "you have 2 open pages of this server, the maximum per user; close some of them"
+        )
+        assert [event async for event in feed.stream_events(user="ann")] == [], (
+            "one that was answered before the others began"
+        )
+        assert feed.explain_refusal("bob") is None
+        bobs = feed.stream_events(user="bob")
         await anext(bobs)
-        assert "3 pages of this server are open, the maximum for all users" in str(feed.refusal("eve"))
+        assert "3 pages of this server are open, the maximum for all users" in str(feed.explain_refusal("eve"))
         await anns[0].aclose()
-        assert feed.refusal("eve") is None
-        assert feed.refusal("ann") is None
+        assert feed.explain_refusal("eve") is None
+        assert feed.explain_refusal("ann") is None
         for page in (anns[1], bobs):
             await page.aclose()
     assert not feed._clients

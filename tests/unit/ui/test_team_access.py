@@ -269,7 +269,7 @@ async def test_events_cover_permitted_runs_and_end_with_token(teams: TeamCluster
     rights = Rights(teams, 30.0, lambda: clock[0])
     runs = TeamRuns(ClusterRuns(teams, (), Volumes({})), rights, Caller("ann"), again)
     every = {"team-a.demo": "1", "team-b.demo": "2"}
-    heard = Feed(lambda: dict(every), 0.001).events(runs.seen)
+    heard = Feed(lambda: dict(every), 0.001).stream_events(runs.visible_fingerprints)
     async with asyncio.timeout(30):
         assert json.loads((await anext(heard)).split("data: ")[1]) == {"team-a.demo": "1"}
         every["team-b.demo"] = "3"
@@ -284,4 +284,6 @@ async def test_events_cover_permitted_runs_and_end_with_token(teams: TeamCluster
 async def test_events_end_if_token_belongs_to_another_user(teams: TeamCluster) -> None:
     runs = TeamRuns(ClusterRuns(teams, (), Volumes({})), Rights(teams), Caller("ann"), lambda: Caller("bob"))
     async with asyncio.timeout(30):
-        assert [event async for event in Feed(lambda: {"team-a.demo": "1"}, 0.001).events(runs.seen)] == []
+        assert [
+            event async for event in Feed(lambda: {"team-a.demo": "1"}, 0.001).stream_events(runs.visible_fingerprints)
+        ] == []

@@ -69,25 +69,25 @@ def jwt(**claims: Any) -> str:
 def test_token_review_is_cached_for_limited_time(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, seconds=3600.0, clock=clock)
     for _ in range(3):
-        assert callers.who(ANN, "1").name == "ann"
+        assert callers.identify_user(ANN, "1").name == "ann"
     assert teams.count(TOKEN_REVIEWS) == 1
     del teams.users[ANN]
     clock.now += 59
-    assert callers.who(ANN, "1").name == "ann"
+    assert callers.identify_user(ANN, "1").name == "ann"
     clock.now += 2
     with pytest.raises(SignedOutError, match="has expired"):
-        callers.who(ANN, "1")
+        callers.identify_user(ANN, "1")
 
 
 def test_token_review_cache_ends_at_token_expiry(teams: TeamCluster, clock: Clock) -> None:
     token = jwt(exp=105)
     teams.users[token] = teams.users.pop(ANN)
     callers = Callers(teams, clock=clock, epoch=lambda: 100.0)
-    assert callers.who(token, "1").name == "ann"
+    assert callers.identify_user(token, "1").name == "ann"
     del teams.users[token]
     clock.now += 6
     with pytest.raises(SignedOutError):
-        callers.who(token, "1")
+        callers.identify_user(token, "1")
 
 
 @pytest.mark.parametrize("claims", [{}, {"exp": "soon"}, {"exp": None}, {"exp": [1]}, {"exp": 10**400}])
@@ -95,26 +95,26 @@ def test_token_without_readable_expiry_is_cached_normally(teams: TeamCluster, cl
     token = jwt(**claims)
     teams.users[token] = teams.users[ANN]
     callers = Callers(teams, clock=clock, epoch=lambda: 100.0)
-    assert [callers.who(token, "1").name for _ in range(2)] == ["ann", "ann"]
+    assert [callers.identify_user(token, "1").name for _ in range(2)] == ["ann", "ann"]
     assert teams.count(TOKEN_REVIEWS) == 1
 
 
 def test_rotated_token_is_reviewed_separately(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
-    assert callers.who(ANN, "1").name == "ann"
+    assert callers.identify_user(ANN, "1").name == "ann"
     teams.users["new"] = teams.users.pop(ANN)
-    assert callers.who("new", "1").name == "ann"
+    assert callers.identify_user("new", "1").name == "ann"
     assert teams.count(TOKEN_REVIEWS) == 2
 
 
 def test_tokens_are_for_an_audience(teams: TeamCluster) -> None:
     teams.users[ANN]["audiences"] = ["rlrun"]
-    assert Callers(teams, ["rlrun", "other"]).who(ANN, "1").name == "ann"
+    assert Callers(teams, ["rlrun", "other"]).identify_user(ANN, "1").name == "ann"
     for audiences in ([], ["elsewhere"]):
         with pytest.raises(SignedOutError):
-            Callers(teams, audiences).who(ANN, "1")
+            Callers(teams, audiences).identify_user(ANN, "1")
     with pytest.raises(SignedOutError):
-        Callers(teams, ["rlrun"]).who(BOB, "1")
+        Callers(teams, ["rlrun"]).identify_user(BOB, "1")
 
 
 def test_authenticator_without_audience_support_is_rejected() -> None:
@@ -122,57 +122,57 @@ def test_authenticator_without_audience_support_is_rejected() -> None:
         def post(self, path: str, body: Any) -> Any:
             return {"status": {"authenticated": True, "user": {"username": "ann"}}}
 
-    assert Callers(Old()).who("t", "1").name == "ann"
+    assert Callers(Old()).identify_user("t", "1").name == "ann"
     with pytest.raises(SignedOutError, match="must have the audience rlrun"):
-        Callers(Old(), ["rlrun"]).who("t", "1")
+        Callers(Old(), ["rlrun"]).identify_user("t", "1")
 
 
 @pytest.mark.parametrize("token", ["", "two words", "ümlaut", "line\nbreak", "x" * 20000])
 def test_malformed_token_is_never_sent(teams: TeamCluster, token: str) -> None:
     with pytest.raises(SignedOutError, match="not a token"):
-        Callers(teams).who(token, "1")
+        Callers(teams).identify_user(token, "1")
     assert teams.count(TOKEN_REVIEWS) == 0
 
 
 def test_guessing_peer_is_throttled_separately(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
-    callers.who(ANN, "guesses")
+    callers.identify_user(ANN, "guesses")
     for number in range(10):
         with pytest.raises(SignedOutError):
-            callers.who(f"guess-{number}", "guesses")
+            callers.identify_user(f"guess-{number}", "guesses")
     with pytest.raises(TooManyError, match="again in 6 s") as refused:
-        callers.who("guess-10", "guesses")
+        callers.identify_user("guess-10", "guesses")
     assert 0 < refused.value.seconds <= 6
     assert teams.count(TOKEN_REVIEWS) == 11, "the last one was not looked at"
-    assert callers.who(BOB, "another").name == "bob"
+    assert callers.identify_user(BOB, "another").name == "bob"
     clock.now += 31
-    assert callers.who(ANN, "guesses").name == "ann", "a token that was good before is no guess"
+    assert callers.identify_user(ANN, "guesses").name == "ann", "a token that was good before is no guess"
     for number in range(5):
         with pytest.raises(SignedOutError):
-            callers.who(f"later-{number}", "guesses")
+            callers.identify_user(f"later-{number}", "guesses")
     with pytest.raises(TooManyError):
-        callers.who("later-5", "guesses")
+        callers.identify_user("later-5", "guesses")
 
 
 def test_distributed_guessing_is_throttled(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     for number in range(100):
         with pytest.raises(SignedOutError):
-            callers.who(f"guess-{number}", f"peer-{number}")
+            callers.identify_user(f"guess-{number}", f"peer-{number}")
     with pytest.raises(TooManyError):
-        callers.who("one more", "peer-7")
+        callers.identify_user("one more", "peer-7")
 
 
 def test_distributed_guessing_does_not_block_new_user(teams: TeamCluster, clock: Clock) -> None:
     callers = Callers(teams, clock=clock)
     for number in range(400):
         with pytest.raises(SignedOutError):
-            callers.who(f"guess-{number}", f"peer-{number}")
-    assert callers.who(ANN, "a new address").name == "ann"
+            callers.identify_user(f"guess-{number}", f"peer-{number}")
+    assert callers.identify_user(ANN, "a new address").name == "ann"
     with pytest.raises(SignedOutError):
-        callers.who("mistyped", "another new address")
+        callers.identify_user("mistyped", "another new address")
     with pytest.raises(TooManyError):
-        callers.who("guess", "another new address")
+        callers.identify_user("guess", "another new address")
 
 
 def test_reviews_of_new_peers_are_limited_during_guessing(
@@ -181,23 +181,26 @@ def test_reviews_of_new_peers_are_limited_during_guessing(
     callers = Callers(teams, clock=clock)
     for number in range(100):
         with pytest.raises(SignedOutError):
-            callers.who(f"guess-{number}", f"peer-{number}")
+            callers.identify_user(f"guess-{number}", f"peer-{number}")
     monkeypatch.setattr("rlrun.ui.team.callers._NEW_WAIT_SECONDS", 0.01)
     held, entered, release = [], Semaphore(0), Event()
-    review = callers._review
+    review = callers._request_review
 
     def slow(token: str) -> Caller | str:
         entered.release()
         release.wait(30)
         return review(token)
 
-    monkeypatch.setattr(callers, "_review", slow)
+    monkeypatch.setattr(callers, "_request_review", slow)
     with ThreadPoolExecutor(4) as pool:
-        held = [pool.submit(callers.who, token, f"new-{i}") for i, token in enumerate((ANN, BOB, ANN + "x", BOB + "x"))]
+        held = [
+            pool.submit(callers.identify_user, token, f"new-{i}")
+            for i, token in enumerate((ANN, BOB, ANN + "x", BOB + "x"))
+        ]
         for _ in held:
             assert entered.acquire(timeout=30)
         with pytest.raises(TooManyError):
-            callers.who("another", "new-5")
+            callers.identify_user("another", "new-5")
         release.set()
         assert held[0].result(30).name == "ann"
 
@@ -207,17 +210,17 @@ def test_repeated_expired_token_does_not_use_up_shared_tries(teams: TeamCluster,
     refused = 0
     for _ in range(60):
         with pytest.raises((SignedOutError, TooManyError)) as caught:
-            callers.who("expired", "ingress")
+            callers.identify_user("expired", "ingress")
         refused += isinstance(caught.value, TooManyError)
         clock.now += 5
     assert refused > 20, "and it is not looked at each time"
     assert teams.count(TOKEN_REVIEWS) < 20
     for number in range(9):
         with pytest.raises(SignedOutError):
-            callers.who(f"another-{number}", "ingress")
+            callers.identify_user(f"another-{number}", "ingress")
     teams.users["expired"] = teams.users[ANN]
     clock.now += 31
-    assert callers.who("expired", "ingress").name == "ann"
+    assert callers.identify_user("expired", "ingress").name == "ann"
 
 
 def test_many_repeated_tokens_are_throttled(teams: TeamCluster, clock: Clock) -> None:
@@ -225,7 +228,7 @@ def test_many_repeated_tokens_are_throttled(teams: TeamCluster, clock: Clock) ->
     for _ in range(120):
         for number in range(10):
             with pytest.raises((SignedOutError, TooManyError)):
-                callers.who(f"guess-{number}", "guesses")
+                callers.identify_user(f"guess-{number}", "guesses")
         clock.now += 1
     assert teams.count(TOKEN_REVIEWS) <= 10 * 6
 
@@ -235,9 +238,9 @@ def test_outage_does_not_count_as_failed_login(teams: TeamCluster, clock: Clock)
     teams.down = "timed out"
     for _ in range(20):
         with pytest.raises(ClusterError, match="timed out"):
-            callers.who(ANN, "1")
+            callers.identify_user(ANN, "1")
     teams.down = None
-    assert callers.who(ANN, "1").name == "ann"
+    assert callers.identify_user(ANN, "1").name == "ann"
 
 
 def test_login_error_names_audience(teams: TeamCluster, static: StaticFiles) -> None:
@@ -251,12 +254,12 @@ def test_login_error_names_audience(teams: TeamCluster, static: StaticFiles) -> 
 def test_access_review_is_cached_for_limited_time(teams: TeamCluster, clock: Clock) -> None:
     rights, ann = Rights(teams, 3600.0, clock), Caller("ann")
     for _ in range(3):
-        assert rights.may(ann, "team-a", "demo")
-    assert not rights.may(ann, "team-b", "demo")
+        assert rights.may_get_run(ann, "team-a", "demo")
+    assert not rights.may_get_run(ann, "team-b", "demo")
     assert teams.count(ACCESS_REVIEWS) == 2
     teams.rights.clear()
     clock.now += 61
-    assert not rights.may(ann, "team-a", "demo")
+    assert not rights.may_get_run(ann, "team-a", "demo")
 
 
 def test_users_of_one_name_and_other_groups_are_others(teams: TeamCluster, clock: Clock) -> None:
@@ -267,7 +270,7 @@ def test_users_of_one_name_and_other_groups_are_others(teams: TeamCluster, clock
         Caller("ann", uid="2"),
         Caller("ann", extra=(("s", ("x",)),)),
     ):
-        assert rights.may(caller, "team-a", "demo")
+        assert rights.may_get_run(caller, "team-a", "demo")
     assert teams.count(ACCESS_REVIEWS) == 4
 
 
@@ -275,16 +278,16 @@ def test_each_listed_run_is_reviewed_once(teams: TeamCluster, clock: Clock) -> N
     rights = Rights(teams, clock=clock)
     runs = [("team-a", f"r{number}") for number in range(50)] + [("team-b", "r")]
     for _ in range(2):
-        assert rights.which(Caller("ann"), runs) == set(runs[:50])
+        assert rights.allowed_runs(Caller("ann"), runs) == set(runs[:50])
     assert teams.count(ACCESS_REVIEWS) == 51
 
 
 def test_outage_raises_error_instead_of_partial_list(teams: TeamCluster, clock: Clock) -> None:
     rights = Rights(teams, clock=clock)
-    rights.which(Caller("ann"), [("team-a", "demo")])
+    rights.allowed_runs(Caller("ann"), [("team-a", "demo")])
     teams.down = "gone"
     with pytest.raises(ClusterError):
-        rights.which(Caller("ann"), [("team-a", "demo"), ("team-a", "other")])
+        rights.allowed_runs(Caller("ann"), [("team-a", "demo"), ("team-a", "other")])
 
 
 # ---- sessions
@@ -541,4 +544,4 @@ def test_gate_responses_have_content_security_policy(teams: TeamCluster, static:
 
 def test_audience_of_api_server_is_the_default(teams: TeamCluster) -> None:
     teams.users[ANN]["audiences"] = [API_SERVER]
-    assert Callers(teams).who(ANN, "1").name == "ann"
+    assert Callers(teams).identify_user(ANN, "1").name == "ann"

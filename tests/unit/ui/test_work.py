@@ -35,7 +35,7 @@ def test_long_metrics_are_read_once_and_thinned(run: Folder, static: StaticFiles
     assert near["steps"] == list(range(50_000, 50_101)), "near by, every step is there"
     assert len(asked.json(f"{path}/timeline", spans=80)["first"]) == 80
     asked.json(path)
-    index = registry.get(run.id).steps()
+    index = registry.get(run.id).read_steps()
     assert index.lines_read == STEPS
     run.lines("metrics.jsonl", [metrics_line(STEPS + 1)], more=True)
     assert asked.json(path)["lastStep"] == STEPS + 1

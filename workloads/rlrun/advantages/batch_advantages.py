@@ -31,14 +31,14 @@ def batch_advantages(outcomes: Sequence[Outcome], settings: Sequence[AdvantageCo
         ValueError: the rewards or the options of an estimator are invalid.
     """
     found: list[Values] = [np.empty(0, np.float32)] * len(outcomes)
-    for advantage in unequal(settings):
+    for advantage in distinct_settings(settings):
         members = [index for index, own in enumerate(settings) if own == advantage]
-        for index, values in zip(members, _estimated(advantage, [outcomes[i] for i in members]), strict=True):
+        for index, values in zip(members, _estimate_members(advantage, [outcomes[i] for i in members]), strict=True):
             found[index] = values
     return found
 
 
-def unequal(settings: Sequence[AdvantageConfig]) -> list[AdvantageConfig]:
+def distinct_settings(settings: Sequence[AdvantageConfig]) -> list[AdvantageConfig]:
     """Return the distinct settings in order; they are not hashable."""
     found: list[AdvantageConfig] = []
     for one in settings:
@@ -47,7 +47,7 @@ def unequal(settings: Sequence[AdvantageConfig]) -> list[AdvantageConfig]:
     return found
 
 
-def _estimated(advantage: AdvantageConfig, members: Sequence[Outcome]) -> list[Values]:
+def _estimate_members(advantage: AdvantageConfig, members: Sequence[Outcome]) -> list[Values]:
     if advantage.name == PER_TOKEN:
         return [np.full(member.tokens, member.reward, np.float32) for member in members]
     places = {group: place for place, group in enumerate(dict.fromkeys(member.group for member in members))}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.advantages.estimators import ADVANTAGES, STD_FLOOR, Floats, Integers, RewardGroups, normalized
+from rlrun.advantages.estimators import ADVANTAGES, STD_FLOOR, Floats, Integers, RewardGroups, normalize_values
 from rlrun.config.algorithm.names import Options, is_import_path
 from rlrun.custom import bind
 
@@ -29,7 +29,9 @@ class _Estimated:
     def gamma(self) -> float:
         return float(self.options.get("gamma", 1.0))
 
-    def finished(self, values: Floats, weights: Floats | None, group_ids: Integers) -> npt.NDArray[np.float32]:
+    def normalize_and_check(
+        self, values: Floats, weights: Floats | None, group_ids: Integers
+    ) -> npt.NDArray[np.float32]:
         """Normalize over loss tokens at the levels `adv_mean` and `adv_std`, clip and check; all arrays are `[M]`."""
         mean, std = self.options.get("adv_mean", "none"), self.options.get("adv_std", "none")
         if (mean, std) != ("none", "none"):
@@ -38,11 +40,11 @@ class _Estimated:
                     f"lengths must be given for advantage {self.name} with adv_mean {mean} and adv_std {std}, "
                     "which normalize over loss tokens"
                 )
-            values = normalized(
+            values = normalize_values(
                 values, weights=weights, group_ids=group_ids, num_groups=self.groups.num_groups, mean=mean, std=std
             )
         values = np.maximum(values, 0) if self.options.get("neg_clipped") else values
-        return _checked(self.name, values, len(values)).astype(np.float32)
+        return _check_result(self.name, values, len(values)).astype(np.float32)
 
 
 def advantages(
@@ -72,7 +74,7 @@ def advantages(
         ValueError: an argument is misaligned, not finite, unknown or out of range, or `gamma` is below 1, which needs an advantage per
             token.
     """
-    found = _estimate(
+    found = _estimate_rollouts(
         name, rewards, group_size=group_size, group_ids=group_ids, lengths=lengths, turns=turns, options=options
     )
     if found.gamma != 1:
@@ -80,7 +82,7 @@ def advantages(
             f"advantage {name}: gamma ({found.gamma}) needs an advantage per token; "
             "call token_advantages, or set gamma to 1"
         )
-    return found.finished(found.values, found.groups.lengths, found.groups.group_ids)
+    return found.normalize_and_check(found.values, found.groups.lengths, found.groups.group_ids)
 
 
 def token_advantages(
@@ -107,7 +109,7 @@ def token_advantages(
     Raises:
         ValueError: an argument is misaligned, not finite, unknown or out of range; the message contains its name.
     """
-    found = _estimate(
+    found = _estimate_rollouts(
         name, rewards, group_size=group_size, group_ids=group_ids, lengths=lengths, turns=turns, options=options
     )
     assert found.groups.lengths is not None
@@ -121,15 +123,15 @@ def token_advantages(
         raise ValueError(f"trained must have shape [{len(counts)}], got {list(kept.shape)}")
     ends = np.cumsum(counts)[:-1]
     if found.gamma == 1:
-        per_rollout = found.finished(found.values, found.groups.lengths * kept, found.groups.group_ids)
+        per_rollout = found.normalize_and_check(found.values, found.groups.lengths * kept, found.groups.group_ids)
         return np.split(np.repeat(per_rollout, counts), ends) if len(counts) else []
     left = np.concatenate([np.arange(count)[::-1] for count in counts]) if len(counts) else np.empty(0)
     spread = np.repeat(found.values, counts) * found.gamma**left
     weights, ids = np.repeat(kept, counts).astype(np.float64), np.repeat(found.groups.group_ids, counts)
-    return np.split(found.finished(spread, weights, ids), ends) if len(counts) else []
+    return np.split(found.normalize_and_check(spread, weights, ids), ends) if len(counts) else []
 
 
-def _estimate(
+def _estimate_rollouts(
     name: str,
     rewards: npt.ArrayLike,
     *,
@@ -141,21 +143,21 @@ def _estimate(
 ) -> _Estimated:
     function, bound = bind("advantage", name, ADVANTAGES, options)
     complete = dict(bound)
-    values = _vector("rewards", rewards)
-    ids, num_groups = _groups(len(values), group_size, group_ids)
-    weights, steps = _counts("lengths", lengths, values, least=0), _counts("turns", turns, values, least=1)
+    values = _check_vector("rewards", rewards)
+    ids, num_groups = _group_indices(len(values), group_size, group_ids)
+    weights, steps = _check_counts("lengths", lengths, values, least=0), _check_counts("turns", turns, values, least=1)
     shared: Options = {}
     if not is_import_path(name):
         shared = {option: complete.pop(option) for option in SHARED_OPTIONS if option in complete}
-        values = _shaped(values, weights, steps, shared)
+        values = _shape_rewards(values, weights, steps, shared)
     groups = RewardGroups(values, ids, num_groups, weights)
-    found = _checked(name, function(groups, **complete), len(values))
+    found = _check_result(name, function(groups, **complete), len(values))
     if shared.get("global_std") and len(found) > 1:
         found = found / (values.std(ddof=1) + STD_FLOOR)
     return _Estimated(name, found, groups, shared)
 
 
-def _shaped(rewards: Floats, lengths: Floats | None, turns: Floats | None, options: Options) -> Floats:
+def _shape_rewards(rewards: Floats, lengths: Floats | None, turns: Floats | None, options: Options) -> Floats:
     """Return R·turn_discount^(turns - 1) - length_penalty·L."""
     if turns is not None:
         rewards = np.multiply(rewards, options.get("turn_discount", 1.0) ** (turns - 1))
@@ -167,10 +169,10 @@ def _shaped(rewards: Floats, lengths: Floats | None, turns: Floats | None, optio
     return shaped
 
 
-def _counts(name: str, counts: npt.ArrayLike | None, rewards: Floats, *, least: int) -> Floats | None:
+def _check_counts(name: str, counts: npt.ArrayLike | None, rewards: Floats, *, least: int) -> Floats | None:
     if counts is None:
         return None
-    values = _vector(name, counts)
+    values = _check_vector(name, counts)
     if len(values) != len(rewards):
         raise ValueError(f"{name} has {len(values)} entries for {len(rewards)} rewards")
     if (values < least).any():
@@ -178,7 +180,7 @@ def _counts(name: str, counts: npt.ArrayLike | None, rewards: Floats, *, least: 
     return values
 
 
-def _vector(name: str, values: npt.ArrayLike) -> Floats:
+def _check_vector(name: str, values: npt.ArrayLike) -> Floats:
     vector = np.asarray(values, np.float64)
     if vector.ndim != 1:
         raise ValueError(f"{name} must have shape [N], got {list(vector.shape)}")
@@ -188,7 +190,7 @@ def _vector(name: str, values: npt.ArrayLike) -> Floats:
     return vector
 
 
-def _groups(count: int, group_size: int | None, group_ids: npt.ArrayLike | None) -> tuple[Integers, int]:
+def _group_indices(count: int, group_size: int | None, group_ids: npt.ArrayLike | None) -> tuple[Integers, int]:
     if (group_size is None) == (group_ids is None):
         raise ValueError("give either group_size (equal contiguous groups) or group_ids (any groups)")
     if group_size is not None:
@@ -204,7 +206,7 @@ def _groups(count: int, group_size: int | None, group_ids: npt.ArrayLike | None)
     return inverse.astype(np.int64), len(known)
 
 
-def _checked(name: str, result: object, count: int) -> Floats:
+def _check_result(name: str, result: object, count: int) -> Floats:
     """Check the result of an estimator, `[count]`. A user's function may return any array that numpy can convert, such as a CPU tensor."""
     try:
         values = np.asarray(result, np.float64)

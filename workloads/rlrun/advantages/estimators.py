@@ -1,7 +1,7 @@
 """Advantage estimators, and the means and standard deviations that they use; without torch.
 
 Means and standard deviations are over the group, over the batch, or omitted. `level_means` and `level_stds` take sums per group, which a
-caller may first add up over ranks; `normalized` computes everything from values of one process.
+caller may first add up over ranks; `normalize_values` computes everything from values of one process.
 
 An estimator returns one advantage per rollout from the rewards of its group. `estimate.py` distributes it over tokens and normalizes.
 """
@@ -54,7 +54,9 @@ def level_stds(level: str, counts: Floats, squares: Floats) -> Floats:
     return np.where(counts > 1, np.sqrt(squares / np.maximum(counts - 1, 1)) + STD_FLOOR, 1.0)
 
 
-def lowest(level: str, values: Floats, counted: npt.NDArray[np.bool_], group_ids: Integers, num_groups: int) -> Floats:
+def lowest_of_level(
+    level: str, values: Floats, counted: npt.NDArray[np.bool_], group_ids: Integers, num_groups: int
+) -> Floats:
     """Return the smallest counted value of the group or batch, repeated for its members, `[N]`; 0 at level `none` and without counted
     values.
 
@@ -70,7 +72,9 @@ def lowest(level: str, values: Floats, counted: npt.NDArray[np.bool_], group_ids
     return np.where(np.isfinite(least), least, 0.0)[group_ids]
 
 
-def normalized(values: Floats, *, weights: Floats, group_ids: Integers, num_groups: int, mean: str, std: str) -> Floats:
+def normalize_values(
+    values: Floats, *, weights: Floats, group_ids: Integers, num_groups: int, mean: str, std: str
+) -> Floats:
     """Return (value - mean) / (std + 1e-6), `[N]`.
 
     Args:
@@ -86,7 +90,7 @@ def normalized(values: Floats, *, weights: Floats, group_ids: Integers, num_grou
         return np.bincount(group_ids, weights=weights * terms, minlength=num_groups).astype(np.float64)
 
     counts = sums(np.ones_like(values))
-    values = values - lowest(mean, values, weights > 0, group_ids, num_groups)
+    values = values - lowest_of_level(mean, values, weights > 0, group_ids, num_groups)
     centred = values - level_means(mean, counts, sums(values))[group_ids]
     return centred / level_stds(std, counts, sums(np.square(centred)))[group_ids]
 
@@ -116,7 +120,7 @@ class RewardGroups:
     @property
     def centred(self) -> Floats:
         """R - mean of the group, `[N]`; exactly 0 if all rewards of the group are equal."""
-        above = self.rewards - lowest(
+        above = self.rewards - lowest_of_level(
             "group", self.rewards, np.ones(len(self.rewards), np.bool_), self.group_ids, self.num_groups
         )
         return above - self.sum(above) / self.sizes
@@ -128,7 +132,7 @@ def grpo(groups: RewardGroups, *, mean: str, std: str) -> Floats:
     The default is R - mean of the group (Dr. GRPO's bias-free form); `std="group"` divides as in DeepSeekMath (Shao et al. 2024, section
     4.1).
     """
-    return normalized(
+    return normalize_values(
         groups.rewards,
         weights=np.ones_like(groups.rewards),
         group_ids=groups.group_ids,

@@ -17,7 +17,7 @@ from rlrun.algorithms.kl import KlReward, Regularizers, kl_estimate, mismatch_kl
 from rlrun.algorithms.loss_inputs import LossBatch, LossInputs
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.objective import LOSSES, LossOutput, Objective, denominator_count, policy_loss
-from rlrun.algorithms.objective_mixture import Mixture, mean_metrics, merge_metrics
+from rlrun.algorithms.objective_mixture import Mixture, add_metric_sums, objective_means
 from rlrun.algorithms.returns import Estimate, Moments, advantages, gae, returns_to_go, whiten
 from rlrun.config.algorithm.names import AGGREGATIONS, DEFAULT_LOSS, PRESETS, Preset
 
@@ -39,6 +39,7 @@ __all__ = [
     "Regularizers",
     "TokenLoss",
     "ValueLoss",
+    "add_metric_sums",
     "advantages",
     "aggregation_count",
     "aggregation_weights",
@@ -47,9 +48,8 @@ __all__ = [
     "explained_variance",
     "gae",
     "kl_estimate",
-    "mean_metrics",
-    "merge_metrics",
     "mismatch_kl",
+    "objective_means",
     "policy_loss",
     "proximal_logprobs",
     "returns_to_go",

@@ -39,7 +39,7 @@ def aggregation_weights(
     kept = mask.bool()
     if aggregation != "seq_mean_token_mean":
         return kept.to(dtype)
-    counts = _tokens(kept, sequence_lengths)
+    counts = _sequence_tokens(kept, sequence_lengths)
     lengths = torch.tensor(sequence_lengths, dtype=torch.long, device=mask.device)
     return kept / counts.clamp(min=1).to(dtype).repeat_interleave(lengths, output_size=len(mask))
 
@@ -51,7 +51,7 @@ def token_weights(aggregation: str, inputs: LossInputs, *, dtype: torch.dtype) -
     return inputs.mask / inputs.on_tokens(inputs.sequence_tokens().clamp(min=1).to(dtype))
 
 
-def divided(total: Tensor, denominator: float | Tensor) -> Tensor:
+def divide_total(total: Tensor, denominator: float | Tensor) -> Tensor:
     """Divide `total` by a count that may be 0 if the total is empty; a Python number needs no copy to the device."""
     if isinstance(denominator, Tensor):
         divisor = denominator.detach().to(total.device, total.dtype).reshape(())
@@ -75,7 +75,7 @@ def aggregation_count(
         ValueError: an argument is invalid; the message contains its name.
     """
     check_aggregation(aggregation, length)
-    counts = _tokens(mask.bool(), sequence_lengths)
+    counts = _sequence_tokens(mask.bool(), sequence_lengths)
     if aggregation == "token_mean":
         return counts.sum()
     return (counts > 0).sum() * (1 if length is None else length)
@@ -91,7 +91,7 @@ def check_aggregation(aggregation: str, length: float | None) -> None:
         raise ValueError(f"aggregation_length must be a positive number, got {length}")
 
 
-def _tokens(kept: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
+def _sequence_tokens(kept: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
     """Return the number of loss tokens of each sequence, `[S]`."""
     lengths = checked_lengths(sequence_lengths, kept.shape[0])
     totals = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.long().cumsum(0)])
@@ -144,7 +144,7 @@ def value_loss(
         bounded = (old + (v - old).clamp(-clip, clip) - target).square()
         clipped = kept & (bounded > loss.detach()) & ((v - old).abs() > clip)
         loss = torch.maximum(loss, bounded)
-    total = divided(loss.sum() / 2, kept.sum() if denominator is None else denominator)
+    total = divide_total(loss.sum() / 2, kept.sum() if denominator is None else denominator)
     return ValueLoss(total, clipped.sum().to(total.dtype))
 
 

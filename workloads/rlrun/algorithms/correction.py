@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms.kl import bounded_exp
-from rlrun.algorithms.loss_inputs import LossBatch, LossInputs, checked_lengths, prepare
+from rlrun.algorithms.loss_inputs import LossBatch, LossInputs, checked_lengths, prepare_inputs
 from rlrun.config.algorithm.names import PROXIMAL_METHODS, Options, check_known, complete_correction
 
 
@@ -53,17 +53,17 @@ def correct_mismatch(
     complete = complete_correction(options)
     checked_lengths(sequence_lengths, logprobs.shape[0])
     batch = LossBatch(inference_logprobs, torch.zeros_like(logprobs), mask, sequence_lengths)
-    inputs = prepare(logprobs.detach(), batch)
-    return corrected(inputs, complete)
+    inputs = prepare_inputs(logprobs.detach(), batch)
+    return correct_inputs(inputs, complete)
 
 
-def corrected(inputs: LossInputs, options: Options) -> Corrected:
+def correct_inputs(inputs: LossInputs, options: Options) -> Corrected:
     """Apply `correct_mismatch` to checked inputs and complete options, with x = o - i if proximal log-probs are given, else t - i."""
     if options["action"] == "none":
         return Corrected(inputs.mask.to(inputs.inference_logprobs.dtype), torch.zeros_like(inputs.mask))
     trained = inputs.logprobs.detach() if inputs.proximal_logprobs is None else inputs.proximal_logprobs
     log_ratio = trained - inputs.inference_logprobs
-    measure = _measure(log_ratio, options["measure"])
+    measure = _token_measure(log_ratio, options["measure"])
     if options["level"] == "sequence":
         measure = inputs.on_tokens(_of_sequence(inputs, log_ratio, measure, options))
     low, high = options["low"], options["high"]
@@ -88,7 +88,7 @@ def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Options) -> Te
     return ratio if cap is None else ratio.clamp(max=cap)
 
 
-def _measure(log_ratio: Tensor, kind: str) -> Tensor:
+def _token_measure(log_ratio: Tensor, kind: str) -> Tensor:
     if kind == "ratio":
         return bounded_exp(log_ratio)
     if kind == "k1":

@@ -36,7 +36,7 @@ def mismatch_kl(logprobs: Tensor, inference_logprobs: Tensor) -> Tensor:
     Both arguments have the same shape `[...]` and are natural logarithms. The result estimates KL(inference || trainer) on tokens that
     the inference policy sampled (Schulman, "Approximating KL Divergence", k3).
     """
-    log_ratio = _difference("inference_logprobs", logprobs, inference_logprobs)
+    log_ratio = _logprob_difference("inference_logprobs", logprobs, inference_logprobs)
     return bounded_exp(log_ratio) - log_ratio - 1.0
 
 
@@ -61,7 +61,7 @@ def kl_estimate(
         ValueError: the kind is unknown, shapes differ, or `inference_logprobs` is missing.
     """
     check_known("KL estimate", kind, KL_KINDS)
-    difference = _difference("reference_logprobs", logprobs, reference_logprobs.detach())
+    difference = _logprob_difference("reference_logprobs", logprobs, reference_logprobs.detach())
     if kind == "k1":
         return difference
     if kind == "k2":
@@ -77,10 +77,10 @@ def kl_estimate(
         raise ValueError(
             "inference_logprobs must be given for KL estimate k3_unbiased, which weights by the sampling policy"
         )
-    return bounded_exp(_difference("inference_logprobs", logprobs, inference_logprobs.detach())) * k3
+    return bounded_exp(_logprob_difference("inference_logprobs", logprobs, inference_logprobs.detach())) * k3
 
 
-def _difference(other_name: str, logprobs: Tensor, other: Tensor) -> Tensor:
+def _logprob_difference(other_name: str, logprobs: Tensor, other: Tensor) -> Tensor:
     if logprobs.shape != other.shape:
         raise ValueError(f"{other_name} has shape {tuple(other.shape)}, logprobs has {tuple(logprobs.shape)}")
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
@@ -175,7 +175,7 @@ class Regularizers:
         """
         metrics: dict[str, Tensor] = {}
         if self.entropy > 0:
-            bonus = _entropy(inputs, entropy, checked)
+            bonus = _checked_entropy(inputs, entropy, checked)
             loss = loss - self.entropy * bonus
             metrics["entropy_bonus"] = self.entropy * bonus.detach()
         if self.kl > 0:
@@ -194,7 +194,7 @@ class Regularizers:
         return loss, metrics
 
 
-def _entropy(inputs: LossInputs, entropy: Tensor | None, checked: bool) -> Tensor:
+def _checked_entropy(inputs: LossInputs, entropy: Tensor | None, checked: bool) -> Tensor:
     if entropy is None:
         raise ValueError("entropy must be given with its gradient if regularizers.entropy > 0")
     if entropy.shape != inputs.logprobs.shape:

@@ -14,7 +14,7 @@ from torch import Tensor
 class LossBatch:
     """Inputs of a loss for one packed batch, except for the log-probs of the current policy. Only `entropy` may have a gradient.
 
-    Raises no errors: `prepare` checks shapes and values together with the log-probs.
+    Raises no errors: `prepare_inputs` checks shapes and values together with the log-probs.
     """
 
     inference_logprobs: Tensor
@@ -88,7 +88,7 @@ class LossInputs:
         return per_sequence[self.sequence_ids]
 
 
-def prepare(logprobs: Tensor, batch: LossBatch) -> LossInputs:
+def prepare_inputs(logprobs: Tensor, batch: LossBatch) -> LossInputs:
     """Align and check the inputs of a loss.
 
     The checks copy a few numbers from the device in one transfer, for any T. A caller that has checked the values on the host sets
@@ -112,7 +112,7 @@ def prepare(logprobs: Tensor, batch: LossBatch) -> LossInputs:
     }
     given = {name: tensor for name, tensor in constants.items() if tensor is not None}
     for name, tensor in (given | {"mask": mask}).items():
-        _aligned(name, tensor, logprobs, len(lengths))
+        _check_shape(name, tensor, logprobs, len(lengths))
 
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     floats = {"logprobs": logprobs.to(dtype)} | {name: x.detach().to(dtype) for name, x in given.items()}
@@ -150,7 +150,7 @@ def _same_device(name: str, tensor: Tensor, logprobs: Tensor) -> None:
         raise ValueError(f"{name} is on {tensor.device}, logprobs on {logprobs.device}")
 
 
-def _aligned(name: str, tensor: Tensor, logprobs: Tensor, num_sequences: int) -> None:
+def _check_shape(name: str, tensor: Tensor, logprobs: Tensor, num_sequences: int) -> None:
     if tensor.shape != logprobs.shape:
         wanted = f"[{logprobs.shape[0]}]" + (f" or [{num_sequences}]" if name == "advantages" else "")
         raise ValueError(f"{name} must have shape {wanted}, got {list(tensor.shape)}")

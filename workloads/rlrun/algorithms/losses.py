@@ -46,7 +46,7 @@ def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float
     2020).
     """
     ratio = bounded_exp(inputs.log_proximal_ratio)
-    clipped, is_clipped = _clipped(ratio, inputs.advantages, eps_low, eps_high)
+    clipped, is_clipped = _clipped_loss(ratio, inputs.advantages, eps_low, eps_high)
     if dual_clip is not None:
         negative = inputs.advantages < 0
         clipped = torch.where(negative, torch.minimum(clipped, -inputs.advantages * dual_clip), clipped)
@@ -79,7 +79,7 @@ def gspo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
     log_ratio = inputs.log_proximal_ratio.detach()
     mean = inputs.sequence_sum(log_ratio) / inputs.sequence_tokens().clamp(min=1)
     ratio = bounded_exp(inputs.on_tokens(mean) + inputs.logprobs - inputs.logprobs.detach())
-    loss, is_clipped = _clipped(ratio, inputs.advantages, eps_low, eps_high)
+    loss, is_clipped = _clipped_loss(ratio, inputs.advantages, eps_low, eps_high)
     return TokenLoss(loss, _ratio_metrics(ratio) | {"clip_fraction": is_clipped})
 
 
@@ -107,14 +107,14 @@ def dppo(inputs: LossInputs, *, mask_low: float, mask_high: float, kl_tau: float
 
     With d = e^t - e^i, a token is outside if A > 0 and d > mask_high, or if A <= 0 and d < -mask_low.
     """
-    moved = _moved(inputs)
+    moved = _probability_change(inputs)
     dropped = torch.where(inputs.advantages > 0, moved > mask_high, moved < -mask_low)
     return _trust_region(inputs, -inputs.advantages, dropped, kl_tau)
 
 
 def ipo(inputs: LossInputs, *, thr: float, kl_tau: float) -> TokenLoss:
     """-A·ρ + kl_tau·(log ρ)²; a token with abs(e^t - e^i) > thr keeps only the second term, for both signs of A."""
-    return _trust_region(inputs, -inputs.advantages, _moved(inputs).abs() > thr, kl_tau)
+    return _trust_region(inputs, -inputs.advantages, _probability_change(inputs).abs() > thr, kl_tau)
 
 
 def ref_kl(inputs: LossInputs, *, mask_low: float, kl_tau: float) -> TokenLoss:
@@ -126,7 +126,7 @@ def ref_kl(inputs: LossInputs, *, mask_low: float, kl_tau: float) -> TokenLoss:
     if inputs.reference_logprobs is None:
         raise ValueError("reference_logprobs must be given for a distillation loss, which needs a teacher")
     pull = inputs.reference_logprobs - inputs.logprobs.detach()
-    return _trust_region(inputs, -pull, _moved(inputs) < -mask_low, kl_tau)
+    return _trust_region(inputs, -pull, _probability_change(inputs) < -mask_low, kl_tau)
 
 
 def sft(inputs: LossInputs) -> TokenLoss:
@@ -183,7 +183,7 @@ def masked_is(inputs: LossInputs, **options: Unpack[MaskedISOptions]) -> TokenLo
     return TokenLoss(loss, _ratio_metrics(weight) | {"dropped_fraction": dropped})
 
 
-def _moved(inputs: LossInputs) -> Tensor:
+def _probability_change(inputs: LossInputs) -> Tensor:
     """Return d = e^t - e^i, the change of the token's probability since sampling; detached."""
     return inputs.logprobs.detach().exp() - inputs.inference_logprobs.exp()
 
@@ -196,7 +196,7 @@ def _trust_region(inputs: LossInputs, coefficient: Tensor, dropped: Tensor, kl_t
     return TokenLoss(loss, _ratio_metrics(ratio) | {"dropped_fraction": dropped})
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
+def _clipped_loss(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
     """Return PPO's pessimistic loss, and a boolean mask of the clipped tokens."""
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - eps_low, 1.0 + eps_high))
     cut = ((advantages > 0) & (ratio > 1.0 + eps_high)) | ((advantages < 0) & (ratio < 1.0 - eps_low))

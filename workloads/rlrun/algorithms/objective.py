@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms import losses
-from rlrun.algorithms.aggregation import aggregation_count, check_aggregation, divided, token_weights
-from rlrun.algorithms.correction import corrected
+from rlrun.algorithms.aggregation import aggregation_count, check_aggregation, divide_total, token_weights
+from rlrun.algorithms.correction import correct_inputs
 from rlrun.algorithms.correction import proximal_logprobs as make_proximal
 from rlrun.algorithms.kl import Regularizers, kl_estimate, mismatch_kl
-from rlrun.algorithms.loss_inputs import LossBatch, LossInputs, prepare
+from rlrun.algorithms.loss_inputs import LossBatch, LossInputs, prepare_inputs
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.config.algorithm.names import (
     DEFAULT_LOSS,
@@ -152,7 +152,7 @@ class Objective:
         Raises:
             ValueError: an input is misaligned, not finite or out of range; the message contains its name.
         """
-        found = self.terms(logprobs, batch)
+        found = self.token_terms(logprobs, batch)
         inputs = found.inputs
         total = (torch.where(inputs.mask, found.loss, 0) * found.weights).sum()
         denominator = batch.denominator
@@ -160,11 +160,11 @@ class Objective:
             denominator = self.count(inputs.mask, batch.sequence_lengths)
         counts = {"tokens": inputs.mask.sum(), "sequences": (inputs.sequence_tokens() > 0).sum()}
         return LossOutput(
-            divided(total, denominator),
-            {key: count.to(total.dtype) for key, count in counts.items()} | _summed(inputs, found.metrics),
+            divide_total(total, denominator),
+            {key: count.to(total.dtype) for key, count in counts.items()} | _metric_sums(inputs, found.metrics),
         )
 
-    def terms(self, logprobs: Tensor, batch: LossBatch) -> TokenTerms:
+    def token_terms(self, logprobs: Tensor, batch: LossBatch) -> TokenTerms:
         """Return the terms of each token before they are summed; for the arguments see a call."""
         if batch.proximal_logprobs is None and self.proximal != "inference":
             versions = batch.versions
@@ -177,24 +177,24 @@ class Objective:
                 checked=batch.checked,
             )
             batch = replace(batch, proximal_logprobs=proximal)
-        inputs = prepare(logprobs, batch)
-        result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
+        inputs = prepare_inputs(logprobs, batch)
+        result = self._apply_correction(inputs, _check_loss(self.loss, inputs, self._function(inputs, **self.options)))
         per_token, terms = self.regularizers.add(result.loss, inputs, batch.entropy, checked=batch.checked)
         assert self.aggregation is not None
         weights = token_weights(self.aggregation, inputs, dtype=per_token.dtype)
         return TokenTerms(per_token, weights, {**result.metrics, **terms}, inputs)
 
-    def _corrected(self, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
+    def _apply_correction(self, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
         if self.correction is None:
             return result
         if self._weighs_twice is not None and inputs.proximal_logprobs is None:
             raise ValueError(self._weighs_twice)
-        weights, outside = corrected(inputs, self.correction)
+        weights, outside = correct_inputs(inputs, self.correction)
         metrics = {"correction_weight": weights, "corrected_fraction": outside}
         return TokenLoss(result.loss * weights, {**result.metrics, **metrics})
 
 
-def _checked(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
+def _check_loss(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
     """Check that a user's function satisfies the contract of the built-in losses."""
     if not isinstance(result, TokenLoss):
         raise ValueError(f"loss {name} must return a TokenLoss, got {type(result).__name__}")
@@ -208,18 +208,19 @@ def _checked(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
     return result
 
 
-def _summed(inputs: LossInputs, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _metric_sums(inputs: LossInputs, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
         mismatch = mismatch_kl(inputs.logprobs, inputs.inference_logprobs)
         per_token = {"mismatch_kl": mismatch, "mismatch_kl_max": mismatch, **metrics}
         if inputs.reference_logprobs is not None:
             per_token["reference_kl"] = kl_estimate("k3", inputs.logprobs, inputs.reference_logprobs)
         return {
-            name: _reduced(name, values.to(inputs.logprobs.dtype), inputs.mask) for name, values in per_token.items()
+            name: _reduce_metric(name, values.to(inputs.logprobs.dtype), inputs.mask)
+            for name, values in per_token.items()
         }
 
 
-def _reduced(name: str, values: Tensor, mask: Tensor) -> Tensor:
+def _reduce_metric(name: str, values: Tensor, mask: Tensor) -> Tensor:
     kept = torch.where(mask, values, 0)
     if name.endswith("_max"):
         return kept.amax() if kept.numel() else kept.sum()

@@ -32,7 +32,7 @@ COUNTS = ("tokens", "sequences")
 """Metrics that are numbers of loss tokens and sequences. They are added and never divided."""
 
 
-def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def add_metric_sums(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Merge metrics of several micro-batches or ranks that are still sums: add sums and counts, take the maximum of `*_max`."""
     merged: dict[str, Tensor] = {}
     for part in parts:
@@ -44,15 +44,15 @@ def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return merged
 
 
-def mean_metrics(merged: Mapping[str, Tensor]) -> dict[str, float]:
+def objective_means(merged: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the reported means of one objective from its merged metrics: sums divided by `tokens`, unchanged counts and `*_max`.
 
     Without tokens, all means are 0.
     """
-    return joint_means([{name: float(value) for name, value in merged.items()}])
+    return means_of_objectives([{name: float(value) for name, value in merged.items()}])
 
 
-def joint_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def means_of_objectives(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the reported means over the tokens of several objectives.
 
     A metric of only some objectives is a mean over their tokens. The losses of the objectives are already divided by the divisor of the
@@ -84,12 +84,12 @@ class Divisors:
 
     batch: tuple[float, ...]
     """Count over all samples of the batch. It divides the sum of the objective, `D_e(batch)` in the module's formula."""
-    own: tuple[float, ...]
+    samples: tuple[float, ...]
     """Count over only the samples of the objective, `D_e(samples of e)` in the module's formula."""
 
 
 @dataclass(frozen=True)
-class RewardedKl:
+class KlAdvantage:
     """KL penalty in the reward of an objective, and the normalization of the advantages after the penalty is added.
 
     The penalty changes the advantages, so the normalization cannot be applied before.
@@ -110,18 +110,18 @@ class RewardedKl:
 class Mixture:
     """Objective of a run, and objectives of single environments by their names."""
 
-    own: Objective
+    run_objective: Objective
     """Objective of the run, for samples of all environments without their own objective."""
     environments: Mapping[str, Objective] = field(default_factory=dict)
     gae: Options | None = None
     """`gamma`, `lam`, `adv_mean` and `adv_std` if a critic computes the advantages, else None."""
-    kl_rewards: tuple[RewardedKl | None, ...] = ()
+    kl_rewards: tuple[KlAdvantage | None, ...] = ()
     """KL penalty in the reward of each objective, in the order of `objectives`; empty if no objective has one."""
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """All objectives, the run's first."""
-        return (self.own, *self.environments.values())
+        return (self.run_objective, *self.environments.values())
 
     @property
     def needs_entropy(self) -> bool:
@@ -134,7 +134,7 @@ class Mixture:
         return all(objective.is_linear for objective in self.objectives)
 
     @property
-    def recomputes(self) -> bool:
+    def needs_recompute(self) -> bool:
         """Whether a trust region is relative to the policy at the start of the step."""
         return any(objective.proximal == "recompute" for objective in self.objectives)
 
@@ -181,7 +181,7 @@ class Mixture:
         entropy = batch.entropy.detach()
         losses: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
-        for index, part in self._parts(batch, environments, divisors).items():
+        for index, part in self._objective_batches(batch, environments, divisors).items():
             output = self.objectives[index](logprobs, part)
             losses.append(output.loss)
             sums = {"entropy": torch.where(part.mask, entropy, 0).sum(), "loss": output.loss.detach()}
@@ -192,10 +192,12 @@ class Mixture:
         self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
     ) -> dict[int, TokenTerms]:
         """Return the terms of each token of one micro-batch, by the index of the objective. The arguments are those of `__call__`."""
-        parts = self._parts(batch, environments, divisors)
-        return {index: self.objectives[index].terms(logprobs, part) for index, part in parts.items()}
+        parts = self._objective_batches(batch, environments, divisors)
+        return {index: self.objectives[index].token_terms(logprobs, part) for index, part in parts.items()}
 
-    def _parts(self, batch: LossBatch, environments: Sequence[str], divisors: Divisors) -> dict[int, LossBatch]:
+    def _objective_batches(
+        self, batch: LossBatch, environments: Sequence[str], divisors: Divisors
+    ) -> dict[int, LossBatch]:
         """Return the inputs of each objective with a sequence in the micro-batch, by the index of the objective."""
         masks = self.masks(batch.mask, batch.sequence_lengths, environments, batch.sequence_ids)
         return {
@@ -208,7 +210,7 @@ class Mixture:
             for index, kept in masks.items()
         }
 
-    def merged(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
+    def add_metrics(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
         """Merge the metrics of several micro-batches.
 
         All ranks add their metrics as equal lists of numbers. Therefore the names and their order must not depend on the environments
@@ -219,11 +221,11 @@ class Mixture:
             reference: true if the calls had reference log-probs.
         """
         if not self.environments:
-            return merge_metrics(parts)
+            return add_metric_sums(parts)
         device = next(iter(parts[0].values())).device
-        return merge_metrics([self._nothing(reference, device), *parts])
+        return add_metric_sums([self._zero_metrics(reference, device), *parts])
 
-    def means(self, merged: Mapping[str, float], divisors: Divisors) -> dict[str, float]:
+    def reported_means(self, merged: Mapping[str, float], divisors: Divisors) -> dict[str, float]:
         """Return the reported means of sums over all micro-batches and ranks.
 
         A metric of only some objectives is a mean over their tokens. `loss` is the loss of the batch.
@@ -232,13 +234,15 @@ class Mixture:
             Metrics of the batch, and metrics `objective/<environment>/<name>` of each environment with its own objective and with tokens
             in the batch. Their `loss` is the loss of only the environment's samples.
         """
-        parts = [_numbered(merged, index) for index in range(len(self.objectives))]
-        found = _means([part for part in parts if part])
+        parts = [_objective_metrics(merged, index) for index in range(len(self.objectives))]
+        found = _reported_means([part for part in parts if part])
         for index, name in enumerate(self.environments, start=1):
             mine = parts[index]
             if mine["tokens"] > 0:
-                loss = mine["loss"] * divisors.batch[index] / divisors.own[index]
-                found |= {f"{PREFIX}/{name}/{key}": value for key, value in (_means([mine]) | {"loss": loss}).items()}
+                loss = mine["loss"] * divisors.batch[index] / divisors.samples[index]
+                found |= {
+                    f"{PREFIX}/{name}/{key}": value for key, value in (_reported_means([mine]) | {"loss": loss}).items()
+                }
         return found
 
     def masks(
@@ -260,7 +264,7 @@ class Mixture:
             which = own.to(mask.device, non_blocking=True)[sequence_ids]
         return {index: mask.bool() & (which == index) for index in sorted(set(numbers))}
 
-    def _nothing(self, reference: bool, device: torch.device) -> dict[str, Tensor]:
+    def _zero_metrics(self, reference: bool, device: torch.device) -> dict[str, Tensor]:
         """Return the metrics of all objectives for zero tokens: all names in a fixed order.
 
         The environment "" has no objective of its own, so it stands for the run's objective.
@@ -286,13 +290,13 @@ class Mixture:
         return found
 
 
-def _numbered(merged: Mapping[str, float], index: int) -> dict[str, float]:
+def _objective_metrics(merged: Mapping[str, float], index: int) -> dict[str, float]:
     """Select the metrics of one objective and remove their prefix."""
     start = f"{index}/"
     return {name.removeprefix(start): value for name, value in merged.items() if name.startswith(start)}
 
 
-def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return `joint_means` with the reported name of the number of tokens, `loss_tokens`."""
-    found = joint_means(parts)
+def _reported_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return `means_of_objectives` with the reported name of the number of tokens, `loss_tokens`."""
+    found = means_of_objectives(parts)
     return {"loss_tokens" if name == "tokens" else name: value for name, value in found.items()}

@@ -38,17 +38,17 @@ def advantages(
     """
     values = on_arrays.advantages(
         name,
-        _array(rewards),
+        _to_array(rewards),
         group_size=group_size,
-        group_ids=None if group_ids is None else _array(group_ids),
-        lengths=None if lengths is None else _array(lengths),
-        turns=None if turns is None else _array(turns),
+        group_ids=None if group_ids is None else _to_array(group_ids),
+        lengths=None if lengths is None else _to_array(lengths),
+        turns=None if turns is None else _to_array(turns),
         **options,
     )
     return torch.from_numpy(values).to(rewards.device if isinstance(rewards, Tensor) else "cpu")
 
 
-def _array(values: Tensor | Sequence[float]) -> npt.NDArray[np.generic]:
+def _to_array(values: Tensor | Sequence[float]) -> npt.NDArray[np.generic]:
     """Convert values to a numpy array; numpy supports neither bf16 nor GPUs."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
@@ -122,9 +122,9 @@ def returns_to_go(
     Raises:
         ValueError: an argument is invalid; the message contains its name.
     """
-    _share("gamma", gamma)
-    rewards = _finite("rewards", rewards)
-    result = _backwards(rewards, mask, sequence_lengths, gamma)
+    _check_share("gamma", gamma)
+    rewards = _check_finite("rewards", rewards)
+    result = _sum_backwards(rewards, mask, sequence_lengths, gamma)
     return whiten(result, mask) if whitened else result
 
 
@@ -154,26 +154,26 @@ def gae(
     Raises:
         ValueError: an argument is invalid; the message contains its name.
     """
-    _share("gamma", gamma)
-    _share("lam", lam)
-    rewards, values = _finite("rewards", rewards), _finite("values", values)
+    _check_share("gamma", gamma)
+    _check_share("lam", lam)
+    rewards, values = _check_finite("rewards", rewards), _check_finite("values", values)
     _same_shape("values", values, rewards)
     kept = mask.bool()
     _same_shape("mask", mask, rewards)
     lengths = checked_lengths(sequence_lengths, len(rewards))
-    final = values.new_zeros(len(lengths)) if final_values is None else _finite("final_values", final_values)
+    final = values.new_zeros(len(lengths)) if final_values is None else _check_finite("final_values", final_values)
     if final.shape != (len(lengths),):
         raise ValueError(f"final_values must have shape [{len(lengths)}], got {list(final.shape)}")
     following = _next_masked(values, kept, lengths, final.to(values.dtype))
     deltas = torch.where(kept, rewards + gamma * following - values, 0)
-    advantages = _backwards(deltas, mask, sequence_lengths, gamma * lam)
+    advantages = _sum_backwards(deltas, mask, sequence_lengths, gamma * lam)
     returns = torch.where(kept, advantages + values, 0)
     return Estimate(whiten(advantages, mask) if whitened else advantages, returns)
 
 
 def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int], final: Tensor) -> Tensor:
     """Return the value at the next masked token of the sequence for each masked token, `[T]`; `final` for the last one."""
-    places, sequence = _masked(kept, lengths)
+    places, sequence = _masked_positions(kept, lengths)
     following = final[sequence]
     following[:-1] = torch.where(sequence[1:] == sequence[:-1], values[places[1:]], following[:-1])
     result = torch.zeros_like(values)
@@ -181,13 +181,13 @@ def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int], final: Te
     return result
 
 
-def _masked(kept: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _masked_positions(kept: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return positions and sequence indices of the N masked tokens, both `[N]` int64."""
     places = kept.nonzero()[:, 0]
     return places, torch.repeat_interleave(torch.tensor(list(lengths), dtype=torch.long)).to(kept.device)[places]
 
 
-def _backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], decay: float) -> Tensor:
+def _sum_backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], decay: float) -> Tensor:
     """Compute y_j = x_j + decay·y_{next masked} over the masked tokens of each sequence, for all tokens in parallel.
 
     A scan by doubling (Hillis and Steele 1986): after k passes y_j is the sum over the 2^k masked tokens from j on, so log2 of the
@@ -195,7 +195,7 @@ def _backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], de
     """
     _same_shape("mask", mask, values)
     lengths = checked_lengths(sequence_lengths, len(values))
-    places, sequence = _masked(mask.bool(), lengths)
+    places, sequence = _masked_positions(mask.bool(), lengths)
     running = values.detach()[places].double()
     distance, factor = 1, decay
     while factor and distance < min(len(places), max(lengths, default=0)):
@@ -207,12 +207,12 @@ def _backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], de
     return result
 
 
-def _share(name: str, value: float) -> None:
+def _check_share(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must be at least 0 and at most 1, got {value}")
 
 
-def _finite(name: str, values: Tensor) -> Tensor:
+def _check_finite(name: str, values: Tensor) -> Tensor:
     """Detach `values` and convert them to at least fp32; raise ValueError unless they are `[T]` and finite."""
     if values.dim() != 1:
         raise ValueError(f"{name} must be packed, of shape [T]; got {tuple(values.shape)}")

@@ -204,7 +204,7 @@ class Toleration(Config):
     )
 
     @model_validator(mode="after")
-    def _meaningful(self) -> Self:
+    def _check_operator(self) -> Self:
         if self.operator == "Exists" and self.value:
             raise ValueError(
                 f"value ({self.value}) has no effect with operator Exists; remove it, or set operator: Equal"
@@ -245,7 +245,7 @@ class EnvVarSource(Config):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_single_source(self) -> Self:
         given = [name for name in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if name is not None]
         if len(given) != 1:
             raise ValueError(f"set exactly one of secretKeyRef, configMapKeyRef and fieldRef; got {len(given)}")
@@ -275,7 +275,7 @@ class EnvVar(Config):
     )
 
     @model_validator(mode="after")
-    def _free(self) -> Self:
+    def _check_name_and_value(self) -> Self:
         if is_reserved(self.name):
             raise ValueError(f"name ({self.name}) is reserved: RLRun sets it itself; remove it")
         if self.value and self.value_from is not None:
@@ -305,7 +305,7 @@ class EnvFromSource(Config):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_single_source(self) -> Self:
         if (self.secret_ref is None) == (self.config_map_ref is None):
             got = "neither" if self.secret_ref is None else "both"
             raise ValueError(f"set exactly one of secretRef and configMapRef; got {got}")

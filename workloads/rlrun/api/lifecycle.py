@@ -28,7 +28,7 @@ class BackoffSpec(Config):
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.initial_seconds > self.max_seconds:
             raise ValueError(
                 f"initialSeconds ({self.initial_seconds:g}) must be at most maxSeconds ({self.max_seconds:g}); lower it or raise maxSeconds"
@@ -95,7 +95,7 @@ class FailureRule(Config):
     )
 
     @model_validator(mode="after")
-    def _conditional(self) -> Self:
+    def _check_conditions(self) -> Self:
         if self.on_exit_codes is None and self.on_reasons is None and self.roles is None:
             raise ValueError(
                 f"rule {self.name} has no condition; set onExitCodes, onReasons or roles, or all three roles to mean every failure"

@@ -279,7 +279,7 @@ class AutoscaleSpec(Config):
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.min > self.max:
             raise ValueError(
                 f"autoscale.min ({self.min}) must be at most autoscale.max ({self.max}); lower min or raise max"
@@ -333,12 +333,12 @@ class InferenceBlock(InferenceSpec, PodFields):
     )
 
     @property
-    def least(self) -> int:
+    def min_replicas(self) -> int:
         """Fewest engines that the run always has."""
         return self.replicas if self.autoscale is None else self.autoscale.min
 
     @property
-    def most(self) -> int:
+    def max_replicas(self) -> int:
         """Most engines that the run may have."""
         return self.replicas if self.autoscale is None else self.autoscale.max
 
@@ -349,7 +349,7 @@ class InferenceBlock(InferenceSpec, PodFields):
         return max(0, min(math.floor(self.spot.share * engines + _CLOSE), engines - self.min_available))
 
     @model_validator(mode="after")
-    def _enough(self) -> Self:
+    def _check_engine_count(self) -> Self:
         if self.autoscale is not None:
             if "replicas" in self.model_fields_set:
                 raise ValueError(

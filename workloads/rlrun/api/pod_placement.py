@@ -46,7 +46,7 @@ class TopologySpec(Config):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_single_mode(self) -> Self:
         if (self.required is None) == (self.preferred is None):
             required, preferred = self.required or "not set", self.preferred or "not set"
             raise ValueError(f"set exactly one of required ({required}) and preferred ({preferred})")
@@ -100,8 +100,8 @@ def apply_allocation(values: Tree) -> dict[str, object]:
         raise ValueError(f"allocation: {error}") from None
     given = _Given(values, text)
     given.check_task(allocation)
-    for path, value in given.layout(allocation):
-        given.check(path, value)
+    for path, value in given.list_fields(allocation):
+        given.check_equal(path, value)
         _put_field(result, path.split("."), value)
     return result
 
@@ -135,7 +135,7 @@ class _Given:
             value = tree.get(part, tree.get(to_camel(part))) if tree is not None else None
         return value
 
-    def check(self, path: str, value: int) -> None:
+    def check_equal(self, path: str, value: int) -> None:
         """Refuse a field whose value differs from the allocation's."""
         written = self.get(path)
         if written is not None and written != value:
@@ -160,7 +160,7 @@ class _Given:
                 f"allocation ({self.text}) is set by the host ({host}) of trainer.sharedWith; remove allocation"
             )
 
-    def layout(self, allocation: Allocation) -> Iterator[tuple[str, int]]:
+    def list_fields(self, allocation: Allocation) -> Iterator[tuple[str, int]]:
         """Yield each field's path, with Python names, and its value."""
         gpus = None
         if (trainer := allocation.trainer) is not None:

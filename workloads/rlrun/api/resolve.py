@@ -104,7 +104,7 @@ def _resolve_trainer(spec: RLRunSpec) -> Fields:
 def _resolve_inference(spec: RLRunSpec) -> Fields:
     block = _computing_fields(spec.inference, InferenceSpec)
     block["max_model_len"] = spec.inference.max_model_len or spec.seq_len
-    block["replicas"] = spec.trainer.replicas if spec.placement.colocate else spec.inference.least
+    block["replicas"] = spec.trainer.replicas if spec.placement.colocate else spec.inference.min_replicas
     return block
 
 
@@ -123,7 +123,7 @@ def _resolve_orchestrator(
         checkpoint=spec.checkpoint,
         weight_sync=spec.weight_sync,
         shared_with=spec.trainer.shared_with,
-        engine_parsers=spec.inference.parsers,
+        engine_parsers=spec.inference.parser_entries,
     )
 
 

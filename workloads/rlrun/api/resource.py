@@ -173,7 +173,7 @@ class RLRunSpec(RunFields):
         return self
 
     @model_validator(mode="after")
-    def _resumes(self) -> Self:
+    def _check_elastic_checkpoint(self) -> Self:
         if self.trainer.elastic is not None and not self.checkpoint.enabled:
             raise ValueError(
                 "trainer.elastic continues from checkpoints, but checkpoint.enabled is false; remove one of them"
@@ -191,7 +191,7 @@ class RLRunSpec(RunFields):
         return self
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         batch = self.orchestrator.batch_size
         for i, environment in enumerate(self.environments if self.task == "RL" else ()):
             if batch % environment.group_size:
@@ -214,13 +214,13 @@ class RLRunSpec(RunFields):
     def _own_objectives(self) -> Self:
         for i, environment in enumerate(self.environments):
             try:
-                environment.algorithm.over(self.algorithm)
+                environment.algorithm.merged_over(self.algorithm)
             except ValueError as error:
                 raise ValueError(f"environments[{i}].algorithm: {error}") from None
         return self
 
     @model_validator(mode="after")
-    def _lengths(self) -> Self:
+    def _check_lengths(self) -> Self:
         field_rules.check_replies(self)
         return self
 
@@ -262,7 +262,7 @@ class ObjectMeta(Config):
 
     @field_validator("name")
     @classmethod
-    def _rfc1035(cls, name: str) -> str:
+    def _check_dns_label(cls, name: str) -> str:
         return check_name(name)
 
 

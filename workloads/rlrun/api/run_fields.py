@@ -212,6 +212,6 @@ class RunFields(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _allocate(cls, values: object) -> object:
+    def _apply_allocation(cls, values: object) -> object:
         """Set the fields of `allocation` before any field is validated."""
         return apply_allocation(values) if isinstance(values, Mapping) else values

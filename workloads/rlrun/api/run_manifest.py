@@ -99,7 +99,7 @@ class Variation:
     """Options with their values, in order."""
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def over(self, manifest: Layer) -> Layer:
+    def merged_over(self, manifest: Layer) -> Layer:
         """Return the manifest's layer with the options applied over it and the environment variables below it."""
         given = parse_arguments(RLRunSpec, self.options, aliases=_ALIASES, others=_dialect_translator(COMMAND_LINE))
         variables = parse_environment(RLRunSpec, self.env, others=_dialect_translator(ENVIRONMENT))
@@ -127,36 +127,36 @@ _TOML = (
 )
 _TOP = ("apiVersion", "kind", "metadata", "spec", "status")
 GROUP = API_VERSION.partition("/")[0]
-Lay = Callable[[Json], Json]
-"""Function from a manifest to the same manifest with its namespace's defaults (`rlrun.defaults.given_defaults.Laid`)."""
+ApplyDefaults = Callable[[Json], Json]
+"""Function from a manifest to the same manifest with its namespace's defaults (`rlrun.defaults.given_defaults.GivenDefaults`)."""
 
 
-def read_manifest(path: Path, variation: Variation | None = None, lay: Lay | None = None) -> RLRun:
+def read_manifest(path: Path, variation: Variation | None = None, defaults: ApplyDefaults | None = None) -> RLRun:
     """Read the RLRun of a YAML or JSON file. Documents of other kinds are ignored.
 
     Args:
         path: manifest file.
         variation: options and environment variables that change the manifest.
-        lay: function that applies the namespace's defaults.
+        defaults: function that applies the namespace's defaults.
 
     Raises:
         ConfigError: All problems, each with its line.
     """
-    return parse_manifest(read_text(path), str(path), variation, lay)[0]
+    return parse_manifest(read_text(path), str(path), variation, defaults)[0]
 
 
 def parse_manifest(
-    text: str, source: str, variation: Variation | None = None, lay: Lay | None = None
+    text: str, source: str, variation: Variation | None = None, defaults: ApplyDefaults | None = None
 ) -> tuple[RLRun, Layer]:
     """Parse a manifest as `read_manifest` does, and return the origin of every field; messages call the text `source`."""
-    examined, layer = examine_manifest(text, source, variation, lay)
+    examined, layer = examine_manifest(text, source, variation, defaults)
     if examined.problems or examined.result is None:
         raise ConfigError(examined.problems)
     return examined.result, layer
 
 
 def examine_manifest(
-    text: str, source: str, variation: Variation | None = None, lay: Lay | None = None
+    text: str, source: str, variation: Variation | None = None, defaults: ApplyDefaults | None = None
 ) -> tuple[Examined[RLRun], Layer]:
     """Parse a manifest as `parse_manifest` does, but return the problems together with the valid part.
 
@@ -175,12 +175,12 @@ def examine_manifest(
         raise ConfigError([*broken, *wrong_type])
     document, misplaced = put_in_place(document, source)
     value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
-    value = value if lay is None else lay(value)
+    value = value if defaults is None else defaults(value)
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
     layer.problems += [*broken, *wrong_type, *misplaced]
     layer.notices += [_ignored_document(other, source) for other in documents if other.value is not run.value]
     if variation is not None:
-        layer = variation.over(layer)
+        layer = variation.merged_over(layer)
     return examine_layer(RLRun, layer), layer
 
 

@@ -18,7 +18,7 @@ from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.processes import refuse_inspection
 
 
-def report(error: ConfigError) -> int:
+def report_problems(error: ConfigError) -> int:
     """Print every problem and return the exit code: usage if the command line is wrong, else configuration."""
     print(error, file=sys.stderr)
     only_command_line = all(problem.source == COMMAND_LINE for problem in error.problems)
@@ -38,7 +38,7 @@ def report_missing(error: ModuleNotFoundError) -> int:
     return extras.EXIT_CODE
 
 
-def notices(found: Sequence[Problem]) -> None:
+def print_notices(found: Sequence[Problem]) -> None:
     """Print notices for the user. One line covers all fields of a source with the same message; it lists at most ten."""
     grouped: dict[tuple[str, str], list[Problem]] = {}
     for notice in found:
@@ -48,7 +48,7 @@ def notices(found: Sequence[Problem]) -> None:
         print(f"note: {replace(same[0], path=paths, message=message)}", file=sys.stderr)
 
 
-def piped(run: Callable[[], int]) -> int:
+def run_command_line(run: Callable[[], int]) -> int:
     """Run a command and return its exit code; a reader that closes the pipe early (`| head`) causes no traceback.
 
     First closes this process to debuggers: it holds the user's variables and the run's key, and environments run code as the same user.
@@ -71,7 +71,7 @@ def piped(run: Callable[[], int]) -> int:
     return code
 
 
-def arguments(argv: Sequence[str] | None) -> list[str]:
+def command_arguments(argv: Sequence[str] | None) -> list[str]:
     """Return the command line without the program's name."""
     return list(sys.argv[1:] if argv is None else argv)
 

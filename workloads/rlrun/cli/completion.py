@@ -93,7 +93,7 @@ def completion_parser() -> Parser:
     return p
 
 
-def script(shell: str, commands: Sequence[tuple[str, str]]) -> str:
+def completion_script(shell: str, commands: Sequence[tuple[str, str]]) -> str:
     """Return the completion script of a shell.
 
     Args:
@@ -116,5 +116,5 @@ def run_completion(argv: Sequence[str]) -> int:
     from rlrun.cli.main import COMMANDS
 
     options = completion_parser().parse_args(list(argv))
-    print(script(options.shell, [(name, command.summary) for name, command in COMMANDS.items()]), end="")
+    print(completion_script(options.shell, [(name, command.summary) for name, command in COMMANDS.items()]), end="")
     return exit_codes.OK

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rlrun.cli.command_options import report
+from rlrun.cli.command_options import report_problems
 from rlrun.cli.convert_toml import convert_toml, has_toml
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Options, Parser
@@ -45,9 +45,11 @@ _SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".toml", ".txt", "")
 """Suffixes of files with settings."""
 
 
-def parser() -> Parser:
+def convert_parser() -> Parser:
     """Return the parser of `rlrun convert`."""
-    p = _options(Parser, f"Convert configuration files of PRIME-RL, verl or AReaL into an RLRun manifest. {_CODES}")
+    p = _parser_with_options(
+        Parser, f"Convert configuration files of PRIME-RL, verl or AReaL into an RLRun manifest. {_CODES}"
+    )
     p.add_argument(
         "files",
         nargs="+",
@@ -58,7 +60,7 @@ def parser() -> Parser:
     return p
 
 
-def _options(kind: type[ParserT], description: str | None = None) -> ParserT:
+def _parser_with_options(kind: type[ParserT], description: str | None = None) -> ParserT:
     p = kind(prog="rlrun convert", description=description)
     p.add_argument("-o", "--output", type=Path, metavar="FILE", help="file for the manifest (default: print it)")
     p.add_argument(
@@ -71,7 +73,11 @@ def _options(kind: type[ParserT], description: str | None = None) -> ParserT:
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     toml = has_toml(argv)
-    options, words = _options(Options).parse_known_args(list(argv)) if toml and not _HELP & {*argv} else _parsed(argv)
+    options, words = (
+        _parser_with_options(Options).parse_known_args(list(argv))
+        if toml and not _HELP & {*argv}
+        else _parse_arguments(argv)
+    )
     if options.rows is not None and options.rows < 1:
         print(f"rlrun convert: --rows: got {options.rows}, expected a whole number from 1", file=sys.stderr)
         return exit_codes.USAGE
@@ -96,10 +102,10 @@ def run(argv: Sequence[str]) -> int:
         )
         return exit_codes.USAGE
     try:
-        converted = convert_toml(words) if toml else _converted(words, options.rows)
+        converted = convert_toml(words) if toml else _convert_sources(words, options.rows)
     except ConfigError as error:
-        return report(error)
-    return _finish(converted, options.output)
+        return report_problems(error)
+    return _report_and_write(converted, options.output)
 
 
 def _is_swapped(words: Sequence[str]) -> bool:
@@ -107,14 +113,14 @@ def _is_swapped(words: Sequence[str]) -> bool:
     return len(words) == 1 and Path(words[0]).suffix.lower() in _SUFFIXES and not Path(words[0]).exists()
 
 
-def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    options = parser().parse_args(list(argv))
+def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    options = convert_parser().parse_args(list(argv))
     return options, options.files
 
 
-def _converted(words: Sequence[str], rows: int | None) -> Converted:
+def _convert_sources(words: Sequence[str], rows: int | None) -> Converted:
     settings, sources = read_sources(words)
-    context = Context(Path(sources[0]).stem if sources else "run", rows, _count)
+    context = Context(Path(sources[0]).stem if sources else "run", rows, _count_rows)
     return convert_settings(settings, context, sources or [ARGUMENTS])
 
 
@@ -169,7 +175,7 @@ def _named_file(settings: Sequence[Setting], script: Path, sources: Sequence[str
     return next((path for path in possible_files(*named, script.absolute()) if path.is_file()), None)
 
 
-def _count(path: str) -> int | None:
+def _count_rows(path: str) -> int | None:
     """Return the number of rows of a local file, or None if the file does not exist or contains no data."""
     if not Path(path).is_file():
         return None
@@ -179,7 +185,7 @@ def _count(path: str) -> int | None:
         return None
 
 
-def _finish(converted: Converted, output: Path | None) -> int:
+def _report_and_write(converted: Converted, output: Path | None) -> int:
     where = str(output) if output is not None else "manifest"
     for notice in converted.notices:
         print(f"note: {notice}", file=sys.stderr)

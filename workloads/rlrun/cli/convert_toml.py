@@ -20,9 +20,9 @@ from rlrun.cli.run_layers import (
     SftConfig,
     fake_data,
     file_layers,
+    prime_rl_translator,
     read_layer,
     take_files,
-    translator,
 )
 from rlrun.config.dialects.rows import is_nothing
 from rlrun.config.dialects.translate import DIALECT, Read
@@ -74,7 +74,7 @@ def convert_toml(words: Sequence[str]) -> Converted:
     command, arguments = _command_line(words)
     options, files = take_files(arguments)
     documents = [(role, path, _no_manifest(path, read_document(path))) for role, path in files]
-    command = command or _command(documents)
+    command = command or _detect_command(documents)
     if command not in MODELS:
         raise ConfigError([Problem(str(files[0][1]), "", _one_role(command, files[0][1]))])
     model = MODELS[command]
@@ -87,7 +87,7 @@ def convert_toml(words: Sequence[str]) -> Converted:
     if config.task != "RL" and "task" not in layer.values:
         layer.values["task"] = config.task
     sources = [str(path) for _, path in files]
-    return _Account(layer, model, sources, [*_of_files(documents, model), *_of_options(options)]).converted()
+    return _Account(layer, model, sources, [*_of_files(documents, model), *_of_options(options)]).convert_keys()
 
 
 def _command_line(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -119,7 +119,7 @@ def _no_manifest(path: Path, document: Document) -> Document:
     return document
 
 
-def _command(documents: _Documents) -> str:
+def _detect_command(documents: _Documents) -> str:
     """Return the command of the files: the one whose model has the fewest unknown keys."""
     if any(role is not None for role, *_ in documents) or any(_is_of_rl(document) for *_, document in documents):
         return "rl"
@@ -132,10 +132,10 @@ def _command(documents: _Documents) -> str:
         unknown[command] = sum(len(layer.problems) for found in layers for layer in found)
         sources = sources or any("data" in layer.values for found in layers for layer in found)
         if command == "rl" and any(layer.values.get("environments") for found in layers for layer in found):
-            return "rl" if unknown["rl"] == 0 else _fewest(unknown | _of_roles(documents))
+            return "rl" if unknown["rl"] == 0 else _fewest_unknown(unknown | _of_roles(documents))
     if sources and unknown["sft"] <= min(unknown.values()):
         return "sft"
-    return _fewest(unknown | _of_roles(documents))
+    return _fewest_unknown(unknown | _of_roles(documents))
 
 
 def _is_of_rl(document: Document) -> bool:
@@ -157,7 +157,7 @@ def _of_roles(documents: _Documents) -> dict[str, int]:
     return {role: sum(len(layer.problems) for layer in file_layers(path, role, document)) for role in _ROLES}
 
 
-def _fewest(unknown: Mapping[str, int]) -> str:
+def _fewest_unknown(unknown: Mapping[str, int]) -> str:
     return min(unknown, key=lambda command: unknown[command])
 
 
@@ -172,8 +172,8 @@ def _one_role(role: str, path: Path) -> str:
 def _of_files(documents: _Documents, model: type[RlConfig]) -> Iterator[tuple[str, Read]]:
     """Yield every key of every file with its source."""
     for role, path, document in documents:
-        for read in translator(model, str(path), document.lines).read(document.value, role or "").reads:
-            yield from ((str(path), one) for one in _leaves(read))
+        for read in prime_rl_translator(model, str(path), document.lines).read(document.value, role or "").reads:
+            yield from ((str(path), one) for one in _leaf_keys(read))
 
 
 def _of_options(words: Sequence[str]) -> Iterator[tuple[str, Read]]:
@@ -187,15 +187,15 @@ def _of_options(words: Sequence[str]) -> Iterator[tuple[str, Read]]:
         yield COMMAND_LINE, Read(name.removeprefix("--"), name, given, None, None)
 
 
-def _leaves(read: Read) -> Iterator[Read]:
+def _leaf_keys(read: Read) -> Iterator[Read]:
     """Yield the leaf keys of a table with RLRun's own names; yield other values unchanged."""
     ours = read.row is None or read.row.fate == "same"
     if ours and isinstance(read.value, dict) and read.value:
         for name, value in read.value.items():
-            yield from _leaves(replace(read, path=f"{read.path}.{name}", shown=f"{read.shown}.{name}", value=value))
+            yield from _leaf_keys(replace(read, path=f"{read.path}.{name}", shown=f"{read.shown}.{name}", value=value))
     elif ours and isinstance(read.value, list) and any(isinstance(one, dict) for one in read.value):
         for i, value in enumerate(read.value):
-            yield from _leaves(replace(read, path=f"{read.path}[]", shown=f"{read.shown}[{i}]", value=value))
+            yield from _leaf_keys(replace(read, path=f"{read.path}[]", shown=f"{read.shown}[{i}]", value=value))
     else:
         yield read
 
@@ -209,19 +209,19 @@ class _Account:
     sources: Sequence[str]
     reads: Sequence[tuple[str, Read]]
 
-    def converted(self) -> Converted:
+    def convert_keys(self) -> Converted:
         """Return the manifest and the result of every key."""
-        fates = [self._fate(source, read) for source, read in self.reads]
+        fates = [self._key_fate(source, read) for source, read in self.reads]
         settings = {
             f"{fate.setting.source} {read.shown}": fate.setting
             for fate, (_, read) in zip(fates, self.reads, strict=True)
         }
         draft = Draft(_TRAINER, settings, (), {})
         values = {name: value for name, value in self.layer.values.items() if name not in _OF_COMMANDS}
-        for path, value, key in self._fields(values, Shape("model", model=self.model), (), ""):
-            draft.fields[path] = self._field(value, key)
+        for path, value, key in self._given_fields(values, Shape("model", model=self.model), (), ""):
+            draft.fields[path] = self._field_with_causes(value, key)
         given = self.layer.values.get("name")
-        causes = self._causes(("name",)) if given is not None else ()
+        causes = self._causing_keys(("name",)) if given is not None else ()
         name = Field(run_name(given, Path(self.sources[0]).stem), causes)
         notices = [str(notice) for notice in self.layer.notices if not notice.message.startswith("ignored: ")]
         return Converted(
@@ -234,48 +234,50 @@ class _Account:
         if DIALECT in self.layer.hints and not (isinstance(trainer, dict) and trainer.get("gpus_per_replica")):
             yield "the files set no GPUs, so the run uses CPUs; set trainer.gpusPerReplica and inference.gpusPerReplica"
 
-    def _fields(self, value: object, shape: Shape, key: Key, path: str) -> Iterator[tuple[str, object, Key]]:
+    def _given_fields(self, value: object, shape: Shape, key: Key, path: str) -> Iterator[tuple[str, object, Key]]:
         """Yield every field that is set: its path in a manifest, its value and its key."""
         if shape.model is None or not isinstance(value, dict) or not value:
             yield path, as_written(value, shape), key
             return
         for name, inner in value.items():
             own = spell_name(shape.model, name, "camel")
-            yield from self._fields(inner, child_shape(shape, name), (*key, name), f"{path}.{own}" if path else own)
+            yield from self._given_fields(
+                inner, child_shape(shape, name), (*key, name), f"{path}.{own}" if path else own
+            )
 
-    def _field(self, value: object, key: Key) -> Field:
+    def _field_with_causes(self, value: object, key: Key) -> Field:
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            items = tuple(self._causes((*key, i)) for i in range(len(value)))
-            return Field(value, (), self._followed(key) if not any(items) else "", items)
-        causes = self._causes(key)
-        return Field(value, causes, "" if causes else self._followed(key))
+            items = tuple(self._causing_keys((*key, i)) for i in range(len(value)))
+            return Field(value, (), self._derivation_note(key) if not any(items) else "", items)
+        causes = self._causing_keys(key)
+        return Field(value, causes, "" if causes else self._derivation_note(key))
 
-    def _origins(self, key: Key) -> list[Origin]:
+    def _field_origins(self, key: Key) -> list[Origin]:
         """Return the origins of a field and its children, or of the nearest parent with an origin."""
         found = [origin for one, origin in self.layer.origins.items() if one[: len(key)] == key]
         return found or [self.layer.origin(key)]
 
-    def _causes(self, key: Key) -> tuple[str, ...]:
+    def _causing_keys(self, key: Key) -> tuple[str, ...]:
         """Return the keys that set a field, in the notation of `draft.settings`."""
-        path = _dotted(key)
-        origins = {(origin.source, origin.path) for origin in self._origins(key)}
+        path = _dotted_path(key)
+        origins = {(origin.source, origin.path) for origin in self._field_origins(key)}
         return tuple(
             dict.fromkeys(
                 f"{source} {read.shown}"
                 for source, read in self.reads
-                if (source, read.shown) in origins and _targets(read, path)
+                if (source, read.shown) in origins and _may_set_field(read, path)
             )
         )
 
-    def _followed(self, key: Key) -> str:
+    def _derivation_note(self, key: Key) -> str:
         """Return a note about the keys from which a field is derived, if no key sets it directly."""
-        origins = list(dict.fromkeys(origin.path for origin in self._origins(key) if origin.path))
+        origins = list(dict.fromkeys(origin.path for origin in self._field_origins(key) if origin.path))
         return f"follows from {list_few(origins)}" if origins else ""
 
-    def _fate(self, source: str, read: Read) -> Fate:
+    def _key_fate(self, source: str, read: Read) -> Fate:
         label = read.shown if len(self.sources) == 1 or source == COMMAND_LINE else f"{source}: {read.shown}"
         setting = Setting(label, read.value, source, read.line)
-        to = tuple(dict.fromkeys(self._decided(source, read)))
+        to = tuple(dict.fromkeys(self._decided_fields(source, read)))
         notes = [one.message for one in self.layer.notices if (one.source, one.path) == (source, read.shown)]
         if to == ("output_dir",):
             return Fate(setting, "dropped", (), _FOLDER)
@@ -286,19 +288,19 @@ class _Account:
             return Fate(setting, "taken" if kept else "mapped", to, "; ".join(notes))
         if notes:
             return Fate(setting, "dropped", (), "; ".join(note.removeprefix("ignored: ") for note in notes))
-        if (other := self._later(source, read)) is not None:
+        if (other := self._overriding_key(source, read)) is not None:
             return Fate(setting, "dropped", (), f"{other} overrides it")
         if is_nothing(read.value):
             return Fate(setting, "default", (), "not set, which is the default")
         return Fate(setting, "dropped", (), (read.row.text if read.row is not None else "") or "the default here")
 
-    def _decided(self, source: str, read: Read) -> Iterator[str]:
+    def _decided_fields(self, source: str, read: Read) -> Iterator[str]:
         """Yield the fields whose value comes from a key."""
         for key, origin in self.layer.origins.items():
             if key and origin.source == source and origin.path == read.shown:
-                yield _dotted(key)
+                yield _dotted_path(key)
 
-    def _later(self, source: str, read: Read) -> str | None:
+    def _overriding_key(self, source: str, read: Read) -> str | None:
         """Return the key that sets the same field in a later file or on the command line."""
         own = next(i for i, one in enumerate(self.reads) if one == (source, read))
         for other, one in self.reads[own + 1 :]:
@@ -312,14 +314,14 @@ class _Account:
         return None
 
 
-def _targets(read: Read, path: str) -> bool:
+def _may_set_field(read: Read, path: str) -> bool:
     """Return whether a key may set the field at `path`, according to the key's table row."""
     if read.row is None or not read.row.targets:
         return True
     return any(path.startswith(target) or target.startswith(path) for target in read.row.targets)
 
 
-def _dotted(key: Key) -> str:
+def _dotted_path(key: Key) -> str:
     """Return the path of a field in the notation of the table rows: `[]` for each item of a list."""
     path = ""
     for part in key:

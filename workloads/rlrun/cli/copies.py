@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlrun.cli.run_options import RUN_HELP, answered, api, runs_parser, the_run, write
+from rlrun.cli.run_options import RUN_HELP, cluster_client, one_line_errors, print_document, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import bundle, screen, trace_rollouts
 from rlrun.inspect.copies import PARTS, place_of, unpack_part
@@ -24,7 +24,7 @@ from rlrun.inspect.source import FolderRun, NotFoundError, Run, Volume, read_run
 from rlrun.inspect.why import explain_run
 from rlrun.runs import volume_reader
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.redact import known_secrets
 
 
@@ -41,11 +41,11 @@ def debug_parser() -> Parser:
     return p
 
 
-@answered("debug")
+@one_line_errors("debug")
 def run_debug(argv: Sequence[str]) -> int:
     """Run `rlrun debug` and return the exit code."""
     options, now = debug_parser().parse_args(list(argv)), time.time()
-    run, cluster = the_run(options), api(options)
+    run, cluster = the_run(options), cluster_client(options)
     seen = read_run(run, cluster, now)
     top = f"rlrun-debug-{seen.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     file: Path = options.file or Path(f"{top}.tar.gz")
@@ -53,7 +53,7 @@ def run_debug(argv: Sequence[str]) -> int:
         raise NotFoundError(f"--file: {file} exists already; set a new file")
     if not file.absolute().parent.is_dir():
         raise NotFoundError(f"--file: there is no folder {file.parent}; create it first")
-    names = bundle.write_bundle(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
+    names = bundle.write_bundle(file, top, _bundle_parts(run, seen, cluster, now), known_secrets(os.environ))
     print(f"{file}: {len(names)} files, {file.stat().st_size // 1024 + 1} KiB")
     print(
         "read it before you send it: a log can contain a secret of your environments that is not recognized",
@@ -62,7 +62,7 @@ def run_debug(argv: Sequence[str]) -> int:
     return exit_codes.OK
 
 
-def _parts(run: Run, seen: Snapshot, cluster: Api, now: float) -> Iterator[bundle.Part]:
+def _bundle_parts(run: Run, seen: Snapshot, cluster: Api, now: float) -> Iterator[bundle.Part]:
     told = explain_run(seen, now)
     yield "why.txt", screen.explanation_text(told, now) + "\n"
     yield "status.txt", screen.join_blocks([screen.status_screen(seen, told, now), screen.pods_tree(seen, now)]) + "\n"
@@ -88,27 +88,27 @@ def pull_parser() -> Parser:
     return p
 
 
-@answered("pull")
+@one_line_errors("pull")
 def run_pull(argv: Sequence[str]) -> int:
     """Run `rlrun pull` and return the exit code."""
     options = pull_parser().parse_args(list(argv))
-    run, cluster = the_run(options), api(options)
+    run, cluster = the_run(options), cluster_client(options)
     if isinstance(run, FolderRun):
         raise NotFoundError(f"{run.root} is on this machine already")
     target: Path = options.to or Path(f"{run.name}-{options.part}")
     if target.exists():
         raise NotFoundError(f"--to: {target} exists already; set a new path")
     volume = Volume(run, read_run(run, cluster, time.time(), events=False), cluster)
-    place = place_of(options.part, options.step, volume.names)
+    place = place_of(options.part, options.step, volume.list_names)
     try:
-        with volume.packed(place) as stream:
+        with volume.stream_tar(place) as stream:
             unpacked = unpack_part(stream, place, target)
     except (tarfile.TarError, FileNotFoundError) as error:
         raise ClusterError(f"the copy of {place} is incomplete: {error}", exit_codes.FAILURE) from None
     what = "the folder" if options.part == "run" else place
     print(f"{target}: {what} of {run.name}, {unpacked.files} files")
     if unpacked.left_out:
-        shown = ", ".join(printable(name) for name in unpacked.left_out[:_SHOWN_PARTS])
+        shown = ", ".join(escape_controls(name) for name in unpacked.left_out[:_SHOWN_PARTS])
         print(f"{len(unpacked.left_out)} links and devices were skipped: {shown}", file=sys.stderr)
     return exit_codes.OK
 
@@ -139,17 +139,17 @@ def rollouts_parser() -> Parser:
     return p
 
 
-@answered("rollouts")
+@one_line_errors("rollouts")
 def run_rollouts(argv: Sequence[str]) -> int:
     """Run `rlrun rollouts` and return the exit code."""
     options = rollouts_parser().parse_args(list(argv))
-    label, rows = volume_reader.read_trace(the_run(options), api(options), options.step, options.evaluation)
+    label, rows = volume_reader.read_trace(the_run(options), cluster_client(options), options.step, options.evaluation)
     volume_reader.check_environment(rows, options.environment, "--environment")
     found = trace_rollouts.choose_rollouts(
         rows, worst=options.worst, best=options.best, environment=options.environment
     )
     if options.output == "json":
-        write(found, "json")
+        print_document(found, "json")
         return exit_codes.OK
     if options.worst is None and options.best is None:
         found = found[:_SHOWN_ROLLOUTS]

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rlrun.cli.command_options import report
-from rlrun.cli.run_options import answered, api, argument, runs_parser
+from rlrun.cli.command_options import report_problems
+from rlrun.cli.run_options import cluster_client, one_line_errors, run_argument, runs_parser
 from rlrun.config.loading.loader import load_model
 from rlrun.config.loading.parser import Parser, help_text
 from rlrun.config.loading.problems import ConfigError
@@ -58,7 +58,7 @@ def run_tiny_model(argv: Sequence[str]) -> int:
     try:
         config = load_model(TinyModelConfig, argv[1:], env={}, prog=PROG)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # noqa: PTH208
         print(f"{folder}: the folder is not empty; choose a new folder, or delete its files", file=sys.stderr)
         return exit_codes.USAGE
@@ -113,7 +113,7 @@ def put_parser() -> Parser:
     return p
 
 
-@answered("put")
+@one_line_errors("put")
 def run_put(argv: Sequence[str]) -> int:
     """Run `rlrun put` and return the exit code."""
     options = put_parser().parse_args(list(argv))
@@ -123,21 +123,21 @@ def run_put(argv: Sequence[str]) -> int:
     folder, entries = folder_of(options.to), entries_of(options.files)
     # The given files and folders, without the contents of folders.
     names = [entry.name for entry in entries if "/" not in entry.name]
-    cluster = api(options)
+    cluster = cluster_client(options)
     claim, path = _claim_of(options, cluster)
-    with _mounted(claim, cluster, options) as mount:
+    with _mount_claim(claim, cluster, options) as mount:
         # Positional arguments of `SCRIPT`. The token names a temporary folder, from which the complete copy is moved to its place.
         words = [mount.path, str(folder), secrets.token_hex(4), "yes" if options.force else "no", *names]
         command = ["exec", "-i", mount.pod, "-c", mount.container, "--", "sh", "-c", SCRIPT, "sh", *words]
         progress = _Progress(sum(entry.size for entry in entries))
 
         def write(out: IO[bytes]) -> None:
-            write_archive(entries, out, progress.sent)
+            write_archive(entries, out, progress.count_sent)
 
         try:
-            cluster.send(command, write)
+            cluster.send_input(command, write)
         finally:
-            progress.end()
+            progress.clear_line()
     count = sum(not entry.is_folder for entry in entries)
     copy = f"{folder}/{names[0]}"
     # The mount path of `mount` is that of a helper pod or of some other pod, so it is not shown.
@@ -167,32 +167,32 @@ def _claim_of(options: argparse.Namespace, cluster: Api) -> tuple[str, str | Non
     claim = ((run.get("status") or {}).get("storage") or {}).get("claimName") or storage.get("claimName")
     if not claim:
         raise NotFoundError(
-            f"{target} has no claim yet; `rlrun why {argument(ClusterRun(target), options)}` shows what it waits for"
+            f"{target} has no claim yet; `rlrun why {run_argument(ClusterRun(target), options)}` shows what it waits for"
         )
     return str(claim), str(storage.get("mountPath") or "/data")
 
 
 @contextmanager
-def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[Mount]:
+def _mount_claim(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[Mount]:
     """Yield a container that mounts the claim; a pod that was created for the copy is deleted at the end."""
     found = mount_of(pods_of_namespace(cluster), claim)
     if found is not None:
         yield found
         return
-    cluster.ask(["get", "persistentvolumeclaims", claim])  # raises an error if the claim does not exist
+    cluster.read_output(["get", "persistentvolumeclaims", claim])  # raises an error if the claim does not exist
     if options.image is None:
         raise NotFoundError(
             f"no running pod mounts the claim {claim}; add --image busybox:1.37, or another image with sh and tar, for a temporary pod"
         )
     name = f"rlrun-put-{secrets.token_hex(4)}"
     document = json.dumps(helper_pod(name, claim, options.image)).encode()
-    cluster.send(["create", "-f", "-"], lambda out: out.write(document))
+    cluster.send_input(["create", "-f", "-"], lambda out: out.write(document))
     try:
         # The request may take longer than `_READY`, so that kubectl reports the end of the wait itself.
-        cluster.ask(["wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={_READY}"], timeout=310)
+        cluster.read_output(["wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={_READY}"], timeout=310)
         yield Mount(name, "put", HELPER_MOUNT)
     finally:
-        cluster.ask(["delete", "pod", name, "--wait=false"])
+        cluster.read_output(["delete", "pod", name, "--wait=false"])
 
 
 class _Progress:
@@ -205,14 +205,14 @@ class _Progress:
     def __init__(self, total: int) -> None:
         self._total, self.done, self._shown = total, 0, time.monotonic()
 
-    def sent(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         """Count sent bytes, and show the total at most once per second."""
         self.done += count
         if time.monotonic() - self._shown >= _SHOW_SECONDS and sys.stderr.isatty():
             self._shown = time.monotonic()
             print(f"\r{show_size(self.done)} of {show_size(self._total)} ", end="", file=sys.stderr, flush=True)
 
-    def end(self) -> None:
+    def clear_line(self) -> None:
         """Clear the progress line."""
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.config.loading.parser import Parser
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 if TYPE_CHECKING:
     from rlrun.environments.protocol import Message, ModelClient
@@ -72,7 +72,7 @@ def run_install(argv: Sequence[str]) -> int:
     from rlrun.environments.installation import InstallError, install_environment, source_of
 
     def say(line: str) -> None:
-        print(printable(line), file=sys.stderr)
+        print(escape_controls(line), file=sys.stderr)
 
     try:
         source = source_of(options.source, options.hub or os.environ.get(HUB_VARIABLE) or None)
@@ -81,7 +81,7 @@ def run_install(argv: Sequence[str]) -> int:
             source, folder.absolute(), python=options.python, beside=options.beside, replace=options.replace, say=say
         )
     except InstallError as error:
-        print(f"rlrun env install: {printable(str(error))}", file=sys.stderr)
+        print(f"rlrun env install: {escape_controls(str(error))}", file=sys.stderr)
         return exit_codes.CONFIGURATION
     if options.json:
         entry = {"id": found.id, "python": str(found.python)}
@@ -112,7 +112,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 _MARK = "> "
 
 
-def parser() -> Parser:
+def env_parser() -> Parser:
     """Return the parser of `rlrun env`."""
     p = Parser(prog="rlrun env", description="List, try and install environments.")
     p.add_argument(
@@ -135,10 +135,10 @@ def try_parser() -> Parser:
     )
     p.add_argument("id", metavar="ID", help="a shipped environment, verifiers:<name>, or package.module:function")
     p.add_argument(
-        "--args", metavar="JSON", type=_object, default={}, help="arguments of the environment, as a JSON object"
+        "--args", metavar="JSON", type=_parse_object, default={}, help="arguments of the environment, as a JSON object"
     )
     p.add_argument("--split", choices=("train", "eval"), default="train", help="split of the tasks (default: train)")
-    p.add_argument("--task", metavar="N", type=_index, default=0, help="index of the task, from 0 (default: 0)")
+    p.add_argument("--task", metavar="N", type=_parse_index, default=0, help="index of the task, from 0 (default: 0)")
     p.add_argument(
         "--reply",
         metavar="TEXT",
@@ -170,14 +170,14 @@ def try_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    options = parser().parse_args(list(argv)[:1] or ["--help"])
+    options = env_parser().parse_args(list(argv)[:1] or ["--help"])
     rest = list(argv)[1:]
     if options.action == "try":
-        return _try(rest)
+        return _try_environment(rest)
     if options.action == "install":
         return run_install(rest)
     if rest:
-        parser().error(f"list takes no argument, got {rest[0]!r}")
+        env_parser().error(f"list takes no argument, got {rest[0]!r}")
     from rlrun.environments.registry import known_environments
 
     shipped = known_environments()
@@ -186,7 +186,7 @@ def run(argv: Sequence[str]) -> int:
     return exit_codes.OK
 
 
-def _try(argv: Sequence[str]) -> int:
+def _try_environment(argv: Sequence[str]) -> int:
     p = try_parser()
     options = p.parse_args(list(argv))
     if options.reply and options.base_url:
@@ -204,23 +204,23 @@ def _try(argv: Sequence[str]) -> int:
     task = TaskRef(options.split, options.task)
     try:
         tried = asyncio.run(
-            play_once(command, task, _model(options), deadlines=Deadlines(episode=options.timeout_seconds))
+            play_once(command, task, _model_client(options), deadlines=Deadlines(episode=options.timeout_seconds))
         )
     except StartError as error:
-        return _refuse(str(error), exit_codes.CONFIGURATION)
+        return _print_refusal(str(error), exit_codes.CONFIGURATION)
     except (TryError, EpisodeError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, TryError) else error
-        return _refuse(str(cause), cause.code if isinstance(cause, TryError) else exit_codes.DATA)
-    print(json.dumps(document(tried), indent=2) if options.json else "\n".join(lines(tried)))
+        return _print_refusal(str(cause), cause.code if isinstance(cause, TryError) else exit_codes.DATA)
+    print(json.dumps(episode_document(tried), indent=2) if options.json else "\n".join(episode_lines(tried)))
     return exit_codes.OK
 
 
-def _refuse(message: str, code: int) -> int:
-    print(f"rlrun env try: {printable(message)}", file=sys.stderr)
+def _print_refusal(message: str, code: int) -> int:
+    print(f"rlrun env try: {escape_controls(message)}", file=sys.stderr)
     return code
 
 
-def _model(options: argparse.Namespace) -> ModelClient:
+def _model_client(options: argparse.Namespace) -> ModelClient:
     from rlrun.environments.tryout import ServedModel, WrittenReplies
 
     if options.base_url:
@@ -234,51 +234,55 @@ def _model(options: argparse.Namespace) -> ModelClient:
     if options.reply:
         replies = iter(options.reply)
         return WrittenReplies(lambda _: next(replies, None))
-    return WrittenReplies(_asking())
+    return WrittenReplies(_reply_reader())
 
 
-def _asking() -> Callable[[Sequence[Message]], str | None]:
+def _reply_reader() -> Callable[[Sequence[Message]], str | None]:
     """Return a function that prints the new messages of a conversation and reads one line as the reply."""
     shown = 0
 
-    def ask(messages: Sequence[Message]) -> str | None:
+    def read_reply(messages: Sequence[Message]) -> str | None:
         nonlocal shown
         for message in messages[shown:]:
-            print("\n".join(_message(message)), file=sys.stderr)
+            print("\n".join(_message_lines(message)), file=sys.stderr)
         shown = len(messages) + 1
         print(_MARK, end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
 
-    return ask
+    return read_reply
 
 
-def lines(tried: Tried) -> list[str]:
+def episode_lines(tried: Tried) -> list[str]:
     """Return the lines that show an episode to people."""
     played = tried.played
     shown = [f"task {played.task_id} ({tried.sizes['train']} train, {tried.sizes['eval']} eval)"]
     for message in played.episode.messages:
-        shown += _message(message)
+        shown += _message_lines(message)
     shown += [
         "",
         f"reward {played.score.reward:g}",
         *(f"  {name} {value:g}" for name, value in played.score.metrics.items()),
     ]
     if played.episode.info:
-        shown.append(f"info {printable(json.dumps(played.episode.info))}")
+        shown.append(f"info {escape_controls(json.dumps(played.episode.info))}")
     if tried.printed:
-        shown += ["output of the environment:", *(f"  | {printable(line)}" for line in tried.printed)]
+        shown += ["output of the environment:", *(f"  | {escape_controls(line)}" for line in tried.printed)]
     return shown
 
 
-def _message(message: Message) -> list[str]:
+def _message_lines(message: Message) -> list[str]:
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content)
     calls = [f"  calls {json.dumps(call.get('function', call))}" for call in message.get("tool_calls") or ()]
-    return [f"[{message.get('role')}]", *(f"  {printable(line)}" for line in text.splitlines()), *map(printable, calls)]
+    return [
+        f"[{message.get('role')}]",
+        *(f"  {escape_controls(line)}" for line in text.splitlines()),
+        *map(escape_controls, calls),
+    ]
 
 
-def document(tried: Tried) -> dict[str, Any]:
+def episode_document(tried: Tried) -> dict[str, Any]:
     """Return the JSON document of an episode."""
     played = tried.played
     return {
@@ -292,7 +296,7 @@ def document(tried: Tried) -> dict[str, Any]:
     }
 
 
-def _scalar(text: str) -> object:
+def _parse_scalar(text: str) -> object:
     """Parse a word as JSON (number, boolean, ...); otherwise return the text."""
     try:
         return json.loads(text)
@@ -300,13 +304,13 @@ def _scalar(text: str) -> object:
         return text
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
         pairs = [part.partition("=") for part in text.split(",")]
         if all(name.strip().isidentifier() and equals for name, equals, _ in pairs):
-            meant = json.dumps({name.strip(): _scalar(value.strip()) for name, _, value in pairs})
+            meant = json.dumps({name.strip(): _parse_scalar(value.strip()) for name, _, value in pairs})
             raise argparse.ArgumentTypeError(f"got {text!r}, expected a JSON object; write --args '{meant}'") from None
         raise argparse.ArgumentTypeError(f"got {text!r}, expected JSON: {error}") from None
     if not isinstance(found, dict):
@@ -314,7 +318,7 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _index(text: str) -> int:
+def _parse_index(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from 0")
     return int(text)

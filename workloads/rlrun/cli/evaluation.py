@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rlrun.api.run_manifest import Variation, take_variation
-from rlrun.cli.command_options import arguments, call_with_own_options, piped, report
+from rlrun.cli.command_options import call_with_own_options, command_arguments, report_problems, run_command_line
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.options import parse_value
 from rlrun.config.loading.parser import Parser, finite_number, own_options, whole_number, whole_numbers
@@ -86,7 +86,7 @@ def synthesize_parser() -> Parser:
     return p
 
 
-def _document(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError:
@@ -109,12 +109,12 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--engine-url",
         action="append",
-        type=_url,
+        type=_parse_http_url,
         metavar="URL",
         help="engine that was started for the run's folder, with RLRUN_API_KEY; may be repeated (default: start engines here)",
     )
     p.add_argument(
-        "--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs for the engines that this command starts"
+        "--inference-gpu-ids", type=_parse_gpus, metavar="0,1", help="GPUs for the engines that this command starts"
     )
     p.add_argument("--share-gpus", action="store_true", help="also use GPUs that other runs of this machine use")
     p.add_argument(FLAG, action="store_true", help=HELP)
@@ -124,15 +124,15 @@ def _add_common(p: argparse.ArgumentParser) -> None:
         kind, metavar = _KINDS[name]
         more: dict[str, Any] = {"action": "append"} if metavar == "TEXT" else {}
         told = field_meaning(EvaluationSamplingConfig, name) + (" May be repeated." if more else "")
-        drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
+        drawn.add_argument(_option_flag(name), type=kind, metavar=metavar, help=told, **more)
 
 
-def _within(name: str, own: Shape) -> Callable[[str], float]:
+def _bounded_number_type(name: str, own: Shape) -> Callable[[str], float]:
     """Return the argparse type of a numeric sampling option, with the bounds of its field."""
 
     shape = replace(own, nullable=False)
 
-    def read(text: str) -> float:
+    def parse_number(text: str) -> float:
         value = parse_value(text, shape)
         try:
             EvaluationSamplingConfig.model_validate({name: value}, strict=True)
@@ -140,52 +140,55 @@ def _within(name: str, own: Shape) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"got {text!r}, expected {describe_expected(shape)}") from None
         return float(value) if shape.kind == "float" else int(value)
 
-    return read
+    return parse_number
 
 
 _METAVARS = {"int": "N", "float": "X", "list": "TEXT", "mapping": "JSON"}
 
 
-def _kind(name: str, shape: Shape) -> Callable[[str], object]:
+def _option_type(name: str, shape: Shape) -> Callable[[str], object]:
     if shape.kind == "list":
         return str
-    return _document if shape.kind == "mapping" else _within(name, shape)
+    return _parse_object if shape.kind == "mapping" else _bounded_number_type(name, shape)
 
 
 _KINDS = {
-    name: (_kind(name, shape), _METAVARS[shape.kind]) for name, shape in field_shapes(EvaluationSamplingConfig).items()
+    name: (_option_type(name, shape), _METAVARS[shape.kind])
+    for name, shape in field_shapes(EvaluationSamplingConfig).items()
 }
 
 
-def _option(name: str) -> str:
+def _option_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
     """Run `eval` and return the exit code."""
-    return piped(lambda: call_with_own_options("eval", arguments(argv), run_eval, shown="eval"))
+    return run_command_line(lambda: call_with_own_options("eval", command_arguments(argv), run_eval, shown="eval"))
 
 
 def synthesize_main(argv: Sequence[str] | None = None) -> int:
     """Run `synthesize` and return the exit code."""
-    return piped(lambda: call_with_own_options("synthesize", arguments(argv), run_synthesize, shown="synthesize"))
+    return run_command_line(
+        lambda: call_with_own_options("synthesize", command_arguments(argv), run_synthesize, shown="synthesize")
+    )
 
 
 def run_eval(argv: Sequence[str]) -> int:
     """Run `eval` for a manifest, or for files and options like `rl` (`eval @ FILE`); return the exit code."""
     argv = ["--model" if word == "-m" else word for word in argv]  # PRIME-RL's short option
-    if (served := _served(argv, eval_parser())) is not None:
+    if (served := _parse_served(argv, eval_parser())) is not None:
         if isinstance(served, int):
             return served
         from rlrun.evaluate.commands import run_evaluation
 
         asked = _served_request(served, work=served.options.output, split="eval", training_sampling=False)
         return run_evaluation(asked, command=shlex.join(["rlrun", "eval", *argv]))
-    if "@" in argv or _describes(argv):
-        from rlrun.cli.rl import start
+    if "@" in argv or _names_model(argv):
+        from rlrun.cli.rl import start_run
         from rlrun.cli.run_layers import EvalConfig
 
-        return start(argv, EvalConfig, prog="eval", usage="eval RUN.yaml | eval @ FILE")
+        return start_run(argv, EvalConfig, prog="eval", usage="eval RUN.yaml | eval @ FILE")
     p = eval_parser()
     rest, varied = take_variation(argv, own_options(p))
     options = p.parse_args(rest)
@@ -193,13 +196,13 @@ def run_eval(argv: Sequence[str]) -> int:
 
     from rlrun.evaluate.commands import preview_command, run_evaluation
 
-    request = _request(options, work=options.output, steps=options.steps, newest=False, split="eval")
+    request = _make_request(options, work=options.output, steps=options.steps, newest=False, split="eval")
     if options.dry_run:
         return preview_command("eval", request)
     return run_evaluation(request, command=shlex.join(["rlrun", "eval", *argv]))
 
 
-def _describes(argv: Sequence[str]) -> bool:
+def _names_model(argv: Sequence[str]) -> bool:
     """Return whether the options name the model without a manifest, as in `eval --model.name X --environment-ids a,b`."""
     names = [word.partition("=")[0] for word in argv]
     return bool({"--model.name", "--model"} & {*names}) and not any(Path(word).suffix in FORMATS for word in argv)
@@ -207,7 +210,7 @@ def _describes(argv: Sequence[str]) -> bool:
 
 def run_synthesize(argv: Sequence[str]) -> int:
     """Run `synthesize` and return the exit code."""
-    if (served := _served(argv, synthesize_parser())) is not None:
+    if (served := _parse_served(argv, synthesize_parser())) is not None:
         return served if isinstance(served, int) else _synthesize_served(served, argv)
     if "@" in argv:
         print(
@@ -228,7 +231,7 @@ def run_synthesize(argv: Sequence[str]) -> int:
     output: Path = options.output.absolute()
     work = output.with_name(f"{output.name}.parts")
     steps = None if options.step is None else [options.step]
-    request = _request(options, work=work, steps=steps, newest=True, split=options.split)
+    request = _make_request(options, work=work, steps=steps, newest=True, split=options.split)
     if options.dry_run:
         return preview_command("synthesize", request)
     return run_synthesis(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
@@ -238,7 +241,7 @@ def _synthesize_command(argv: Sequence[str]) -> str:
     return shlex.join(["rlrun", "synthesize", *argv])
 
 
-def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
+def _parse_served(argv: Sequence[str], parser: Parser) -> Served | int | None:
     """Parse a command line for OpenAI-style servers. Returns an exit code if the command ends here, None without a server."""
     from rlrun.cli.served_evaluation import asks_servers, read_served
 
@@ -250,7 +253,7 @@ def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
     try:
         served = read_served(argv, parser)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     if served.dry_run:
         shown = served.run.model_dump(mode="json") | {"model": {"name": served.model}}
         print(json.dumps(shown | {"client": served.client.model_dump(mode="json")}, indent=2))
@@ -279,11 +282,11 @@ def _served_request(served: Served, *, work: Path | None, split: str, training_s
         client=served.client,
         env=os.environ,
         work=work or (Path(folder) if folder else None),
-        **_asked(served.options, split, training_sampling=training_sampling),
+        **_asked_fields(served.options, split, training_sampling=training_sampling),
     )
 
 
-def _request(
+def _make_request(
     options: argparse.Namespace, *, work: Path | None, steps: Sequence[int] | None, newest: bool, split: str
 ) -> Request:
     from rlrun.evaluate.evaluation_job import Request
@@ -301,11 +304,11 @@ def _request(
         gpu_ids=options.inference_gpu_ids,
         share_gpus=options.share_gpus,
         trusts_code=options.trust_recorded_code,
-        **_asked(options, split, training_sampling=newest),
+        **_asked_fields(options, split, training_sampling=newest),
     )
 
 
-def _asked(options: argparse.Namespace, split: str, *, training_sampling: bool) -> dict[str, Any]:
+def _asked_fields(options: argparse.Namespace, split: str, *, training_sampling: bool) -> dict[str, Any]:
     """Return the fields of `Asked` that the options set."""
     return {
         "environment_ids": options.environment_ids,
@@ -328,13 +331,13 @@ def _split_words(text: str) -> list[str]:
     return words
 
 
-def _gpus(text: str) -> list[int | str]:
+def _parse_gpus(text: str) -> list[int | str]:
     from rlrun.local.gpus import gpu_ids
 
     return gpu_ids(text)
 
 
-def _url(text: str) -> str:
+def _parse_http_url(text: str) -> str:
     try:
         url = urlsplit(text)
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rlrun.cli.command_options import report
+from rlrun.cli.command_options import report_problems
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.config.loading.problems import ConfigError
@@ -105,7 +105,7 @@ def run_mirror(argv: Sequence[str]) -> int:
     try:
         config = load_file(RunConfig, paths.run_json)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     mirror = config.mirror
     if options.url is not None:
         try:
@@ -159,7 +159,7 @@ def run_track(argv: Sequence[str]) -> int:
         config = load_file(RunConfig, paths.run_json)
         tracking = with_options(config.tracking, own)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     names = enabled_trackers(tracking, os.environ)
     if tracking is None or not names:
         print("rlrun track: the run has no tracker; add one, such as --tensorboard", file=sys.stderr)

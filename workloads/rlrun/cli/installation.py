@@ -78,7 +78,7 @@ def run_charts(argv: Sequence[str]) -> int:
     charts_parser().parse_args(list(argv))
     folder = shipped_folder()
     if folder is None:
-        return _refused(
+        return _print_refusal(
             "charts",
             "this installation contains no charts, like all images; use an installation from a wheel or a checkout",
         )
@@ -89,29 +89,29 @@ def run_charts(argv: Sequence[str]) -> int:
 def run_init(argv: Sequence[str]) -> int:
     """Run `rlrun init` and return the exit code."""
     options = init_parser().parse_args(list(argv))
-    examples = _examples()
+    examples = _shipped_examples()
     if options.list and options.preset != _START:
-        return _refused("init", f"--list prints all names; remove {options.preset!r} or --list")
+        return _print_refusal("init", f"--list prints all names; remove {options.preset!r} or --list")
     if options.list:
-        print("\n".join(_listed(examples)))
+        print("\n".join(_example_lines(examples)))
         return exit_codes.OK
     name = options.preset
     if name not in examples and name not in PRESETS:
-        return _refused(
+        return _print_refusal(
             "init", f"there is no example or preset {name!r}{did_you_mean(name, [*examples, *PRESETS])}; see --list"
         )
     if _START not in examples:
-        return _refused(
+        return _print_refusal(
             "init",
             "this installation contains no examples, like all images; use an installation from a wheel or a checkout",
         )
     text = examples[name].read_text() if name in examples else _of_preset(examples[_START].read_text(), name)
     if options.gpu and name in examples and examples[name].parent.name == _MODELS:
-        return _refused("init", f"--gpu: {name} uses GPUs already; remove --gpu")
+        return _print_refusal("init", f"--gpu: {name} uses GPUs already; remove --gpu")
     if options.gpu:
         text = _on_gpus(text)
         if text.count("gpusPerReplica: 1") < 2:
-            return _refused(
+            return _print_refusal(
                 "init",
                 f"--gpu: the example {name} has no GPU variant; set gpusPerReplica of trainer and inference in the file",
             )
@@ -119,10 +119,10 @@ def run_init(argv: Sequence[str]) -> int:
         print(text, end="")
         return exit_codes.OK
     output = options.output or Path(f"{name.replace('_', '-')}.yaml")
-    return _write(output, text, _data_of(text, examples[_START].parent))
+    return _write_manifest(output, text, _data_of(text, examples[_START].parent))
 
 
-def _examples() -> dict[str, Path]:
+def _shipped_examples() -> dict[str, Path]:
     folder = shipped_folder()
     if folder is None:
         return {}
@@ -130,7 +130,7 @@ def _examples() -> dict[str, Path]:
     return {path.stem: path for of_folder in paths for path in of_folder}
 
 
-def _listed(examples: dict[str, Path]) -> Iterator[str]:
+def _example_lines(examples: dict[str, Path]) -> Iterator[str]:
     """Yield one line per example, model and preset, with its description."""
     for name, path in examples.items():
         kind = "model" if path.parent.name == _MODELS else "example"
@@ -177,7 +177,7 @@ def _data_of(text: str, folder: Path) -> dict[Path, Path]:
     return {Path(path): source for path in named if (source := folder.parent / path).is_file()}
 
 
-def _write(output: Path, text: str, data: dict[Path, Path]) -> int:
+def _write_manifest(output: Path, text: str, data: dict[Path, Path]) -> int:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("x") as file:
@@ -188,7 +188,7 @@ def _write(output: Path, text: str, data: dict[Path, Path]) -> int:
                 path.write_bytes(source.read_bytes())
                 print(f"{path}: the example's data")
     except FileExistsError:
-        return _refused("init", f"{output} exists already; set a new file with --output")
+        return _print_refusal("init", f"{output} exists already; set a new file with --output")
     except OSError as error:
         print(f"rlrun init: {error.filename or output}: cannot be written: {error.strerror}", file=sys.stderr)
         return exit_codes.STORAGE
@@ -196,6 +196,6 @@ def _write(output: Path, text: str, data: dict[Path, Path]) -> int:
     return exit_codes.OK
 
 
-def _refused(command: str, message: str) -> int:
+def _print_refusal(command: str, message: str) -> int:
     print(f"rlrun {command}: {message}", file=sys.stderr)
     return exit_codes.USAGE

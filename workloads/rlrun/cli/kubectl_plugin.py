@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlrun.cli.command_options import arguments, piped
+from rlrun.cli.command_options import command_arguments, run_command_line
 from rlrun.cli.completion import ON_RUNS
-from rlrun.cli.main import COMMANDS, call
+from rlrun.cli.main import COMMANDS, run_subcommand
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
 
@@ -23,7 +23,7 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `kubectl rlrun` and return the exit code."""
-    return piped(lambda: _run(arguments(argv)))
+    return run_command_line(lambda: _dispatch_command(command_arguments(argv)))
 
 
 def flags_last(words: Sequence[str]) -> list[str]:
@@ -37,7 +37,7 @@ def flags_last(words: Sequence[str]) -> list[str]:
     return [*rest, *flags]
 
 
-def _run(given: Sequence[str]) -> int:
+def _dispatch_command(given: Sequence[str]) -> int:
     words = flags_last(given)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
@@ -46,7 +46,7 @@ def _run(given: Sequence[str]) -> int:
         hint = did_you_mean(words[0], ON_RUNS) or f"; known: {', '.join(ON_RUNS)}"
         print(f"kubectl rlrun: unknown command {words[0]!r}{hint}", file=sys.stderr)
         return exit_codes.USAGE
-    return call(words[0], words[1:])
+    return run_subcommand(words[0], words[1:])
 
 
 if __name__ == "__main__":

@@ -7,92 +7,105 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli.command_options import arguments, call_with_own_options, piped
+from rlrun.cli.command_options import call_with_own_options, command_arguments, run_command_line
 from rlrun.config.suggest import did_you_mean
 from rlrun.diagnostics import heap
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import without_direction_controls
 
 
-class _Later:
+class _LazyCommand:
     """A subcommand whose module is imported when it is called.
 
     Args:
-        place: import path `module:function` below `rlrun.cli`.
+        import_path: import path `module:function` below `rlrun.cli`.
     """
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, import_path: str) -> None:
+        self._import_path = import_path
 
-    def found(self) -> Callable[[Sequence[str]], int]:
+    def import_function(self) -> Callable[[Sequence[str]], int]:
         """Import the module and return the function."""
-        module, _, function = self._place.partition(":")
+        module, _, function = self._import_path.partition(":")
         with heap.without_collector():
             run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(f"rlrun.cli.{module}"), function)
         return run
 
     def __call__(self, words: Sequence[str]) -> int:
-        return self.found()(words)
+        return self.import_function()(words)
 
 
 class Command(NamedTuple):
     """One subcommand."""
 
     summary: str
-    run: _Later
+    run: _LazyCommand
     """Function that receives the arguments after the subcommand's name and returns the exit code."""
 
 
 COMMANDS = {
-    "init": Command("write a manifest to start from", _Later("installation:run_init")),
-    "validate": Command("check manifests and report every problem", _Later("validate:run_validate")),
-    "render": Command("print the configuration that each role gets from a manifest", _Later("validate:run_render")),
-    "convert": Command("make a manifest from configuration files of PRIME-RL, verl or AReaL", _Later("convert:run")),
-    "fit": Command("check a run against the memory of its GPUs, and suggest changes", _Later("validate:run_fit")),
-    "local": Command("run all roles of a manifest on this machine", _Later("rl:run_local")),
-    "rl": Command("run reinforcement learning from files and options on this machine", _Later("rl:run_rl")),
-    "sft": Command("run supervised fine-tuning on this machine", _Later("sft:run")),
-    "trainer": Command("run only the trainer", _Later("role_commands:trainer")),
-    "orchestrator": Command("run only the orchestrator", _Later("role_commands:orchestrator")),
-    "inference": Command("run only one engine", _Later("role_commands:inference")),
-    "eval": Command("measure the policies of a run on held-out tasks", _Later("evaluation:run_eval")),
-    "synthesize": Command("write a policy's rollouts as a data set for sft", _Later("evaluation:run_synthesize")),
+    "init": Command("write a manifest to start from", _LazyCommand("installation:run_init")),
+    "validate": Command("check manifests and report every problem", _LazyCommand("validate:run_validate")),
+    "render": Command(
+        "print the configuration that each role gets from a manifest", _LazyCommand("validate:run_render")
+    ),
+    "convert": Command(
+        "make a manifest from configuration files of PRIME-RL, verl or AReaL", _LazyCommand("convert:run")
+    ),
+    "fit": Command("check a run against the memory of its GPUs, and suggest changes", _LazyCommand("validate:run_fit")),
+    "local": Command("run all roles of a manifest on this machine", _LazyCommand("rl:run_local")),
+    "rl": Command("run reinforcement learning from files and options on this machine", _LazyCommand("rl:run_rl")),
+    "sft": Command("run supervised fine-tuning on this machine", _LazyCommand("sft:run")),
+    "trainer": Command("run only the trainer", _LazyCommand("role_commands:trainer")),
+    "orchestrator": Command("run only the orchestrator", _LazyCommand("role_commands:orchestrator")),
+    "inference": Command("run only one engine", _LazyCommand("role_commands:inference")),
+    "eval": Command("measure the policies of a run on held-out tasks", _LazyCommand("evaluation:run_eval")),
+    "synthesize": Command("write a policy's rollouts as a data set for sft", _LazyCommand("evaluation:run_synthesize")),
     "rows": Command(
-        "turn a set of problems into rows for the dataset environment, each with a uid", _Later("dataset_rows:run_rows")
+        "turn a set of problems into rows for the dataset environment, each with a uid",
+        _LazyCommand("dataset_rows:run_rows"),
     ),
-    "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("export:run_export")),
-    "mirror": Command("copy complete checkpoints and exports of a run to object storage", _Later("export:run_mirror")),
-    "track": Command("send a run to its trackers or to other trackers", _Later("export:run_track")),
-    "tiny-model": Command("make a tiny model for tests and first steps", _Later("data_files:run_tiny_model")),
-    "env": Command("list environments, play one episode, or install an environment", _Later("env:run")),
+    "export": Command("write a Hugging Face model folder from a run's checkpoint", _LazyCommand("export:run_export")),
+    "mirror": Command(
+        "copy complete checkpoints and exports of a run to object storage", _LazyCommand("export:run_mirror")
+    ),
+    "track": Command("send a run to its trackers or to other trackers", _LazyCommand("export:run_track")),
+    "tiny-model": Command("make a tiny model for tests and first steps", _LazyCommand("data_files:run_tiny_model")),
+    "env": Command("list environments, play one episode, or install an environment", _LazyCommand("env:run")),
     "get": Command(
-        "list runs in the cluster and in folders, with the reason why each run waits", _Later("show_runs:run_get")
+        "list runs in the cluster and in folders, with the reason why each run waits", _LazyCommand("show_runs:run_get")
     ),
-    "status": Command("show a run on one screen", _Later("show_runs:run_status")),
-    "why": Command("explain why a run waits, restarted or failed, and what to do", _Later("show_runs:run_why")),
-    "watch": Command("follow a run until it is over", _Later("show_runs:run_watch")),
-    "logs": Command("print the logs of a run's roles", _Later("logs:run_logs")),
-    "rollouts": Command("print rollouts of a step, such as the worst", _Later("copies:run_rollouts")),
-    "debug": Command("write a bundle for a bug report, without secrets", _Later("copies:run_debug")),
-    "compare": Command("show runs side by side", _Later("plots:run_compare")),
-    "cost": Command("show the GPU-hours of runs and what they were spent on", _Later("plots:run_cost")),
-    "plot": Command("draw a metric of runs", _Later("plots:run_plot")),
-    "replay": Command("compute a step of a run again, and explain a sample", _Later("replay_runs:run_replay")),
-    "fork": Command("start a new run from a checkpoint of another run", _Later("replay_runs:run_fork")),
-    "ui": Command("serve a web page of runs in folders", _Later("web_pages:run_ui")),
-    "ui-team": Command("serve the web page of a team, in a pod of its cluster", _Later("web_pages:run_ui_team")),
-    "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("copies:run_pull")),
-    "put": Command("copy files onto the volume of a run in a cluster", _Later("data_files:run_put")),
-    "suspend": Command("save a run and free its GPUs", _Later("change_runs:run_suspend")),
-    "resume": Command("continue a suspended run", _Later("change_runs:run_resume")),
-    "restart": Command("start the next attempt of a run from its last checkpoint", _Later("change_runs:run_restart")),
-    "scale": Command("change the number of a run's engines", _Later("change_runs:run_scale")),
-    "set": Command("change fields of a run in a cluster", _Later("change_runs:run_set")),
-    "doctor": Command("report what this machine can run, and how to repair the rest", _Later("doctor:run_doctor")),
-    "crd": Command("print the RLRun resource, for kubectl", _Later("installation:run_crd")),
-    "charts": Command("print the folder of the Helm charts", _Later("installation:run_charts")),
-    "completion": Command("print the completion of a shell", _Later("completion:run_completion")),
-    "version": Command("print the version", _Later("version:run_version")),
+    "status": Command("show a run on one screen", _LazyCommand("show_runs:run_status")),
+    "why": Command("explain why a run waits, restarted or failed, and what to do", _LazyCommand("show_runs:run_why")),
+    "watch": Command("follow a run until it is over", _LazyCommand("show_runs:run_watch")),
+    "logs": Command("print the logs of a run's roles", _LazyCommand("logs:run_logs")),
+    "rollouts": Command("print rollouts of a step, such as the worst", _LazyCommand("copies:run_rollouts")),
+    "debug": Command("write a bundle for a bug report, without secrets", _LazyCommand("copies:run_debug")),
+    "compare": Command("show runs side by side", _LazyCommand("plots:run_compare")),
+    "cost": Command("show the GPU-hours of runs and what they were spent on", _LazyCommand("plots:run_cost")),
+    "plot": Command("draw a metric of runs", _LazyCommand("plots:run_plot")),
+    "replay": Command("compute a step of a run again, and explain a sample", _LazyCommand("replay_runs:run_replay")),
+    "fork": Command("start a new run from a checkpoint of another run", _LazyCommand("replay_runs:run_fork")),
+    "ui": Command("serve a web page of runs in folders", _LazyCommand("web_pages:run_ui")),
+    "ui-team": Command("serve the web page of a team, in a pod of its cluster", _LazyCommand("web_pages:run_ui_team")),
+    "pull": Command(
+        "copy a model, checkpoint, traces, metrics or logs out of a cluster", _LazyCommand("copies:run_pull")
+    ),
+    "put": Command("copy files onto the volume of a run in a cluster", _LazyCommand("data_files:run_put")),
+    "suspend": Command("save a run and free its GPUs", _LazyCommand("change_runs:run_suspend")),
+    "resume": Command("continue a suspended run", _LazyCommand("change_runs:run_resume")),
+    "restart": Command(
+        "start the next attempt of a run from its last checkpoint", _LazyCommand("change_runs:run_restart")
+    ),
+    "scale": Command("change the number of a run's engines", _LazyCommand("change_runs:run_scale")),
+    "set": Command("change fields of a run in a cluster", _LazyCommand("change_runs:run_set")),
+    "doctor": Command(
+        "report what this machine can run, and how to repair the rest", _LazyCommand("doctor:run_doctor")
+    ),
+    "crd": Command("print the RLRun resource, for kubectl", _LazyCommand("installation:run_crd")),
+    "charts": Command("print the folder of the Helm charts", _LazyCommand("installation:run_charts")),
+    "completion": Command("print the completion of a shell", _LazyCommand("completion:run_completion")),
+    "version": Command("print the version", _LazyCommand("version:run_version")),
 }
 
 
@@ -114,10 +127,10 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rlrun` and return the exit code."""
     with without_direction_controls():
-        return piped(lambda: _run(arguments(argv)))
+        return run_command_line(lambda: _dispatch_command(command_arguments(argv)))
 
 
-def _run(words: Sequence[str]) -> int:
+def _dispatch_command(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return exit_codes.OK if words else exit_codes.USAGE
@@ -126,10 +139,10 @@ def _run(words: Sequence[str]) -> int:
         hint = did_you_mean(name, COMMANDS) or f"; known: {', '.join(COMMANDS)}"
         print(f"rlrun: unknown command {name!r}{hint}", file=sys.stderr)
         return exit_codes.USAGE
-    return call(name, words[1:])
+    return run_subcommand(name, words[1:])
 
 
-def call(name: str, words: Sequence[str]) -> int:
+def run_subcommand(name: str, words: Sequence[str]) -> int:
     """Run one subcommand and return the exit code."""
     try:
         return call_with_own_options(name, words, COMMANDS[name].run, shown=f"rlrun {name}")

@@ -13,8 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlrun.cli.run_options import RUN_HELP, answered, api, is_plugin, runs_parser, say_no_runs, write
-from rlrun.cli.show_runs import snapshots
+from rlrun.cli.run_options import (
+    RUN_HELP,
+    cluster_client,
+    is_plugin,
+    one_line_errors,
+    print_document,
+    runs_parser,
+    say_no_runs,
+)
+from rlrun.cli.show_runs import read_snapshots
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import gpu_cost
 from rlrun.inspect.comparison import (
@@ -43,13 +51,13 @@ def compare_parser() -> Parser:
     return p
 
 
-@answered("compare")
+@one_line_errors("compare")
 def run_compare(argv: Sequence[str]) -> int:
     """Run `rlrun compare` and return the exit code."""
     options = compare_parser().parse_args(list(argv))
     if len(options.runs) < 2:
         raise NotFoundError(f"got only {options.runs[0]}, expected at least two runs")
-    curves = [read_curve(word, api(options)) for word in options.runs]
+    curves = [read_curve(word, cluster_client(options)) for word in options.runs]
     if not options.output:
         print(curves_table(curves))
         print("\n" + differences_table(curves))
@@ -64,7 +72,7 @@ def run_compare(argv: Sequence[str]) -> int:
         },
         "differences": dict(manifest_differences(curves)),
     }
-    write(found, options.output)
+    print_document(found, options.output)
     return exit_codes.OK
 
 
@@ -87,18 +95,18 @@ def plot_parser() -> Parser:
     p.add_argument("--smooth", type=whole_number(1, 100_000), default=1, metavar="N", help="mean of the last N steps")
     picture = p.add_mutually_exclusive_group()
     picture.add_argument(
-        "--svg", type=_picture(".svg"), metavar="FILE", help="write an SVG image; an existing file is replaced"
+        "--svg", type=_image_path_type(".svg"), metavar="FILE", help="write an SVG image; an existing file is replaced"
     )
     picture.add_argument(
-        "--png", type=_picture(".png"), metavar="FILE", help="write a PNG image; needs the package pillow"
+        "--png", type=_image_path_type(".png"), metavar="FILE", help="write a PNG image; needs the package pillow"
     )
     return p
 
 
-def _picture(suffix: str) -> Callable[[str], Path]:
+def _image_path_type(suffix: str) -> Callable[[str], Path]:
     """Return the argparse type of an image file with a required suffix."""
 
-    def read(text: str) -> Path:
+    def parse_path(text: str) -> Path:
         path, option = Path(text), f"--{suffix[1:]}"
         found = path.suffix.lower()
         if found in (".svg", ".png") and found != suffix:
@@ -111,34 +119,34 @@ def _picture(suffix: str) -> Callable[[str], Path]:
             )
         return path
 
-    return read
+    return parse_path
 
 
-@answered("plot")
+@one_line_errors("plot")
 def run_plot(argv: Sequence[str]) -> int:
     """Run `rlrun plot` and return the exit code."""
     options = plot_parser().parse_args(list(argv))
-    runs = [read_curve(word, api(options)) for word in options.runs]
+    runs = [read_curve(word, cluster_client(options)) for word in options.runs]
     metric, found = select_curves(runs, options.metric, options.smooth, "--metric")
     if options.svg is not None:
         options.svg.write_text(draw_svg(metric, found))
         print(options.svg)
     elif options.png is not None:
-        options.png.write_bytes(_pixels(metric, found))
+        options.png.write_bytes(_draw_image(metric, found))
         print(options.png)
     else:
-        print(_text(metric, found))
+        print(_draw_terminal_plot(metric, found))
     return exit_codes.OK
 
 
-def _pixels(metric: str, found: Sequence[Line]) -> bytes:
+def _draw_image(metric: str, found: Sequence[Line]) -> bytes:
     try:
         return draw_png(metric, found)
     except ModuleNotFoundError:
         raise NotFoundError("--png: the package pillow is missing; run pip install pillow, or use --svg") from None
 
 
-def _text(metric: str, found: Sequence[Line]) -> str:
+def _draw_terminal_plot(metric: str, found: Sequence[Line]) -> str:
     import plotext
 
     plotext.clear_figure()
@@ -163,14 +171,14 @@ def cost_parser() -> Parser:
     return p
 
 
-@answered("cost")
+@one_line_errors("cost")
 def run_cost(argv: Sequence[str]) -> int:
     """Run `rlrun cost` and return the exit code."""
     options, now = cost_parser().parse_args(list(argv)), time.time()
-    seen = snapshots(options, now)
+    seen = read_snapshots(options, now)
     found = [of_folder(Path(one.where), now) if one.place == "folder" else of_snapshot(one) for one in seen]
     if options.output in ("json", "yaml"):
-        write([gpu_cost.cost_document(one) for one in found], options.output)
+        print_document([gpu_cost.cost_document(one) for one in found], options.output)
     elif not found:
         say_no_runs()
     else:

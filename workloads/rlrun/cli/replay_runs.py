@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.cli.run_options import answered, argument, runs_parser, the_run, write
+from rlrun.cli.run_options import one_line_errors, print_document, run_argument, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.config.loading.problems import ConfigError
 from rlrun.inspect.source import ClusterRun, FolderRun
@@ -42,14 +42,15 @@ def replay_parser() -> Parser:
     return p
 
 
-@answered("replay")
+@one_line_errors("replay")
 def run_replay(argv: Sequence[str]) -> int:
     """Run `rlrun replay` and return the exit code: 0 if equal, 1 if different, 64 and above if the step cannot be computed."""
     options = replay_parser().parse_args(list(argv))
     run = the_run(options)
     if not isinstance(run, FolderRun):
         print(
-            f"rlrun replay: {run.name} is a run in a cluster; copy its folder with `rlrun pull {argument(run, options, 'run')} --to DIR`, "
+            f"rlrun replay: {run.name} is a run in a cluster; copy its folder with "
+            f"`rlrun pull {run_argument(run, options, 'run')} --to DIR`, "
             "then run `rlrun replay DIR --step N`",
             file=sys.stderr,
         )
@@ -62,7 +63,7 @@ def run_replay(argv: Sequence[str]) -> int:
     try:
         if not options.no_compute:
             check_packages(extras.TRAINING)
-        return _replay(
+        return _print_replay(
             run.root,
             options.step,
             sample=options.sample,
@@ -80,7 +81,7 @@ def run_replay(argv: Sequence[str]) -> int:
         return exit_codes.INTERRUPTED
 
 
-def _replay(
+def _print_replay(
     root: Path,
     step: int,
     *,
@@ -97,7 +98,7 @@ def _replay(
         root, step, sample=sample, computes=computes, ranks=ranks, model=model, trusts_code=trusts_code
     )
     if form is not None:
-        write(found.document(), form)
+        print_document(found.document(), form)
     else:
         print(found.text())
     return found.code
@@ -120,7 +121,7 @@ def fork_parser() -> Parser:
         "--set",
         action="append",
         default=[],
-        type=_assignment,
+        type=_check_assignment,
         metavar="FIELD=VALUE",
         help="change a field of spec; may be repeated",
     )
@@ -132,7 +133,7 @@ def fork_parser() -> Parser:
     return p
 
 
-def _assignment(text: str) -> str:
+def _check_assignment(text: str) -> str:
     """Check an option `FIELD=VALUE` for a field of `spec`; used as an argparse type."""
     name, equals, value = text.partition("=")
     if not equals:
@@ -145,13 +146,13 @@ def _assignment(text: str) -> str:
     return text
 
 
-@answered("fork")
+@one_line_errors("fork")
 def run_fork(argv: Sequence[str]) -> int:
     """Run `rlrun fork` and return the exit code."""
     options = fork_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, ClusterRun):
-        print(f"rlrun fork: {in_cluster(run.name, argument(run, options, 'run'), options.step)}", file=sys.stderr)
+        print(f"rlrun fork: {in_cluster(run.name, run_argument(run, options, 'run'), options.step)}", file=sys.stderr)
         return exit_codes.USAGE
     from rlrun.replay.fork_run import fork_run
 

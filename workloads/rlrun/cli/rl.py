@@ -22,7 +22,13 @@ from pathlib import Path
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.cli.command_options import arguments, call_with_own_options, notices, piped, report
+from rlrun.cli.command_options import (
+    call_with_own_options,
+    command_arguments,
+    print_notices,
+    report_problems,
+    run_command_line,
+)
 from rlrun.cli.run_layers import Given, RlConfig, fake_data, read_layer
 from rlrun.config.dialects.translate import DIALECT
 from rlrun.config.loading.examine import validate_layer
@@ -40,7 +46,7 @@ from rlrun.tracking.options import full_names
 from rlrun.trainer.ranks.launch import BenchOptions
 
 
-def parser() -> argparse.ArgumentParser:
+def bench_parser() -> argparse.ArgumentParser:
     """Return the parser of the `--bench` options."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     p.add_argument("--bench", action="store_true", help="measure the trainer's step on fake data, then exit")
@@ -62,10 +68,10 @@ def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
         ConfigError: a value is not a number, or a `--bench.` option is used without `--bench`.
     """
     try:
-        given, rest = parser().parse_known_args(list(argv))
+        given, rest = bench_parser().parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise ConfigError([Problem(COMMAND_LINE, error.argument_name or "--bench", error.message)]) from None
-    known = [option for action in parser()._actions for option in action.option_strings]
+    known = [option for action in bench_parser()._actions for option in action.option_strings]
     for word in rest:
         if word.startswith("--bench"):
             option = word.partition("=")[0]
@@ -80,10 +86,10 @@ def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
     lengths = () if given.seq_lens is None else given.seq_lens.split(",")
 
     def count(name: str, least: int, default: int) -> int:
-        return default if name not in named else _number(f"--bench.{name}", named[name], least)
+        return default if name not in named else _parse_number(f"--bench.{name}", named[name], least)
 
     return rest, BenchOptions(
-        seq_lens=tuple(_number("--bench.seq-lens", part, 2) for part in lengths),
+        seq_lens=tuple(_parse_number("--bench.seq-lens", part, 2) for part in lengths),
         rows=count("rows", 1, BenchOptions.rows),
         steps=count("steps", 1, BenchOptions.steps),
         warmup=count("warmup", 0, BenchOptions.warmup),
@@ -91,7 +97,7 @@ def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
     )
 
 
-def _number(option: str, text: str, least: int) -> int:
+def _parse_number(option: str, text: str, least: int) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
         raise ConfigError([Problem(COMMAND_LINE, option, f"got {text!r}, expected a whole number of at least {least}")])
     return int(text)
@@ -122,16 +128,16 @@ def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl` and return the exit code."""
-    return piped(lambda: call_with_own_options("rl", arguments(argv), run_rl, shown="rl"))
+    return run_command_line(lambda: call_with_own_options("rl", command_arguments(argv), run_rl, shown="rl"))
 
 
 def run_rl(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     usage = "rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"
-    return start(argv, RlConfig, prog="rl", usage=usage)
+    return start_run(argv, RlConfig, prog="rl", usage=usage)
 
 
-def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
+def start_run(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
     """Start the run that a command line and its files describe; return the exit code.
 
     Args:
@@ -142,10 +148,10 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     """
     from rlrun.local.local_command import not_yet
 
-    return not_yet(lambda: _start(words, model, prog=prog, usage=usage))
+    return not_yet(lambda: _judge_and_start(words, model, prog=prog, usage=usage))
 
 
-def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
+def _judge_and_start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
     from rlrun.local.judge import judge_layer, omit_nothing, report_and_stop
     from rlrun.local.local_command import add_options, run_spec
 
@@ -161,10 +167,12 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
         return exit_codes.USAGE
     try:
         rest, bench = take_bench(rest)
-        given = read_layer(rest, os.environ, model, hints=_hints(options), also=own_options(parser), gpus=count_gpus())
+        given = read_layer(
+            rest, os.environ, model, hints=_local_hints(options), also=own_options(parser), gpus=count_gpus()
+        )
         bench = bench or fake_data(given.layer)
         if given.dry_run:
-            notices(given.layer.notices)
+            print_notices(given.layer.notices)
             config = validate_layer(model, given.layer)
             folder = options.output_dir or config.output_dir or str(Path("runs") / config.name)
             print(
@@ -178,13 +186,13 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
         print(f"error: {error}", file=sys.stderr)
         return error.code
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     judged = judge_layer(model, given.layer, leave_out=omit_nothing if bench is None else not_benched)
     code = report_and_stop(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     config = judged.run
-    _adopt(options, config, given)
+    _adopt_file_options(options, config, given)
     if bench is not None:
         return run_bench(resolve_spec(config.spec(), name=config.name, uid=UNCLAIMED, output_dir="runs").trainer, bench)
 
@@ -198,7 +206,7 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
 _GPUS = ("trainer_gpu_ids", "inference_gpu_ids")
 
 
-def _hints(options: argparse.Namespace) -> dict[str, Hint]:
+def _local_hints(options: argparse.Namespace) -> dict[str, Hint]:
     """Return the options of the local run from which fields of the run are derived."""
     return {
         name: Hint(value, Origin(COMMAND_LINE, "--" + name.replace("_", "-"), None, "kebab"))
@@ -207,7 +215,7 @@ def _hints(options: argparse.Namespace) -> dict[str, Hint]:
     }
 
 
-def _adopt(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
+def _adopt_file_options(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
     """Copy local options from the files if the command line does not set them."""
     options.output_dir = options.output_dir or config.output_dir
     options.resume = options.resume or "resume" in given.layer.hints
@@ -227,7 +235,7 @@ def _warn_of_cpus(config: RlConfig, given: Given) -> None:
         )
 
 
-def read(
+def read_rl_config(
     argv: Sequence[str], env: Mapping[str, str], model: type[RlConfig] = RlConfig
 ) -> tuple[RlConfig, list[Path], bool]:
     """Return the configuration, its files, and whether the command only prints it (`--dry-run`).

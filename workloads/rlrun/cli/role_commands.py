@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-from rlrun.cli.command_options import arguments, notices, report
+from rlrun.cli.command_options import command_arguments, print_notices, report_problems
 from rlrun.cli.rl import run_bench, take_bench
-from rlrun.cli.run_layers import ALIASES, RlConfig, fake_data, file_layers, translator
+from rlrun.cli.run_layers import ALIASES, RlConfig, fake_data, file_layers, prime_rl_translator
 from rlrun.config.dialects.completion import complete_environments, complete_layer, complete_model
 from rlrun.config.dialects.translate import Translation, Translator
 from rlrun.config.loading.arguments import parse_arguments
@@ -35,7 +35,7 @@ from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleC
 from rlrun.local.preflight import free_port, has_gpus
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.identity import claim_identity, derived_states
+from rlrun.protocol.files.identity import claim_identity, default_texts
 from rlrun.protocol.files.identity import complete_role_file as complete_role
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes, extras
@@ -68,18 +68,20 @@ class RoleNames:
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
         """Translate an option into the role's own fields."""
-        return self._own(self.names.option([self.role, *words], value, shown))
+        return self._role_translation(self.names.option([self.role, *words], value, shown))
 
     def items(self, words: Sequence[str], value: object, shown: str) -> Translation | None:
         """Translate a list of PRIME-RL's tables into the role's own fields."""
-        return self._own(self.names.items([self.role, *words], value, shown))
+        return self._role_translation(self.names.items([self.role, *words], value, shown))
 
-    def _own(self, found: Translation | None) -> Translation | None:
+    def _role_translation(self, found: Translation | None) -> Translation | None:
         if found is not None:
-            found.assignments = [one for each in found.assignments if (one := self.own(each, found.layer)) is not None]
+            found.assignments = [
+                one for each in found.assignments if (one := self.role_assignment(each, found.layer)) is not None
+            ]
         return found
 
-    def own(self, assignment: Assignment, layer: Layer) -> Assignment | None:
+    def role_assignment(self, assignment: Assignment, layer: Layer) -> Assignment | None:
         """Convert an assignment to a field of the run into one of the role. Returns None and adds a notice if the role lacks the field."""
         key = assignment.key[1:] if assignment.key[0] == self.role else assignment.key
         if key and str(key[0]) in self.model.model_fields:
@@ -97,10 +99,10 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
         ConfigError: every problem of every source.
     """
     arguments = parse_arguments(
-        model, argv, others=RoleNames(role, model, translator(RlConfig, COMMAND_LINE)), also=OWN_OPTIONS[role]
+        model, argv, others=RoleNames(role, model, prime_rl_translator(RlConfig, COMMAND_LINE)), also=OWN_OPTIONS[role]
     )
     if arguments.help:
-        print(help_text(model, prog=role, states=derived_states(model)))
+        print(help_text(model, prog=role, states=default_texts(model)))
         sys.exit(0)
     layers: list[Layer] = []
     problems: list[Problem] = []
@@ -109,7 +111,7 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
             layers.append(role_layer(role, model, path, read_document(path)))
         except ConfigError as error:
             problems += error.problems
-    others = RoleNames(role, model, translator(RlConfig, ENVIRONMENT))
+    others = RoleNames(role, model, prime_rl_translator(RlConfig, ENVIRONMENT))
     layer = combined_layer(model, arguments, env=env, files=layers, unread=problems, others=others)
     complete_model(layer)
     if role == "orchestrator":
@@ -131,7 +133,7 @@ def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Docume
     if "format_version" not in value and any(isinstance(value.get(one), dict) for one in get_args(Role)):
         whole = merge_layers(file_layers(path, None, document))
         complete_layer(whole)
-        return _of_role(RoleNames(role, model, translator(RlConfig, str(path), lines)), whole)
+        return _of_role(RoleNames(role, model, prime_rl_translator(RlConfig, str(path), lines)), whole)
     if role in value and isinstance(value[role], dict):
         value = value[role]
         lines = {key[1:]: line for key, line in lines.items() if key[0] == role}
@@ -139,7 +141,7 @@ def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Docume
     reader = Reader(model, str(path), lines, style=style, aliases=ALIASES)
     if "format_version" in document.value:  # a run.json, which only RLRun writes
         return reader.read(value)
-    names = RoleNames(role, model, translator(RlConfig, str(path), lines))
+    names = RoleNames(role, model, prime_rl_translator(RlConfig, str(path), lines))
     kept = {
         name: one for name, one in value.items() if snake_name(name) == "output_dir"
     }  # the role's own field, not the run's
@@ -183,20 +185,20 @@ NEEDED: dict[Role, Sequence[str]] = {
 
 def trainer(argv: Sequence[str] | None = None) -> NoReturn:
     """Start the torchrun group of the trainer on this machine."""
-    _become("trainer", arguments(argv))
+    _exec_role("trainer", command_arguments(argv))
 
 
 def orchestrator(argv: Sequence[str] | None = None) -> NoReturn:
     """Start the orchestrator."""
-    _become("orchestrator", arguments(argv))
+    _exec_role("orchestrator", command_arguments(argv))
 
 
 def inference(argv: Sequence[str] | None = None) -> NoReturn:
     """Start the server of one engine."""
-    _become("inference", arguments(argv))
+    _exec_role("inference", command_arguments(argv))
 
 
-def _become(role: Role, words: Sequence[str]) -> NoReturn:
+def _exec_role(role: Role, words: Sequence[str]) -> NoReturn:
     try:
         argv, bench = take_bench(words) if role == "trainer" else (list(words), None)
         if role == "trainer" and (bench is not None or _says_fake(argv)):
@@ -204,9 +206,9 @@ def _become(role: Role, words: Sequence[str]) -> NoReturn:
             bench = bench or fake_data(layer)
             if bench is not None:
                 sys.exit(run_bench(config, bench))
-        command, env = prepare(role, argv, os.environ)
+        command, env = prepare_process(role, argv, os.environ)
     except ConfigError as error:
-        sys.exit(report(error))
+        sys.exit(report_problems(error))
     except RoleError as error:
         print(f"{role}: {error}", file=sys.stderr)
         sys.exit(error.code)
@@ -227,7 +229,7 @@ def _says_fake(argv: Sequence[str]) -> bool:
     return any(isinstance(document.get("data"), dict) for document in documents)
 
 
-def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def prepare_process(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment of the role's process.
 
     Args:
@@ -242,9 +244,9 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
     """
     argv, replay = _take_replay(role, argv)
     config, layer = load_role(role, MODELS[role], argv, env)
-    notices(layer.notices)
-    attempt = _attempt(env)
-    _check(config)
+    print_notices(layer.notices)
+    attempt = _read_attempt(env)
+    _check_manifest_rules(config)
     config = claim_identity(config)
     file = _config_file(role, config, argv, attempt)
     if isinstance(config, TrainerConfig):
@@ -258,7 +260,7 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
     return list(command), {**env, "RLRUN_ATTEMPT": str(attempt)}
 
 
-def _check(config: RoleConfig) -> None:
+def _check_manifest_rules(config: RoleConfig) -> None:
     """Check rules of the whole manifest that the model of a single role does not check.
 
     Raises:
@@ -308,7 +310,7 @@ def _take_replay(role: Role, argv: Sequence[str]) -> tuple[list[str], Path | Non
     return words[:at] + words[at + 2 :], Path(given[0]).absolute()
 
 
-def _attempt(env: Mapping[str, str]) -> int:
+def _read_attempt(env: Mapping[str, str]) -> int:
     problems = []
     if not env.get("RLRUN_API_KEY"):
         problems.append(

@@ -43,17 +43,17 @@ from rlrun.trainer.ranks.launch import BenchOptions
 
 def is_fake(layer: Layer) -> bool:
     """Return whether a layer selects fake data."""
-    return _fake(layer) is not None
+    return _fake_data_hint(layer) is not None
 
 
-def _fake(layer: Layer) -> Hint | None:
+def _fake_data_hint(layer: Layer) -> Hint | None:
     found = next((layer.hints[name] for name in ("data_type", "data_fake") if name in layer.hints), None)
     return None if found is None or found.value == "sft" or found.value is False else found
 
 
 def fake_data(layer: Layer) -> BenchOptions | None:
     """Return the options of the measurement for a run on fake data; None for a run on real data."""
-    fake = _fake(layer)
+    fake = _fake_data_hint(layer)
     if fake is None:
         return None
     origin = fake.origin
@@ -81,7 +81,7 @@ class RlConfig(RLRunSpec):
 
     @field_validator("name")
     @classmethod
-    def _rfc1035(cls, name: str) -> str:
+    def _check_rfc1035_name(cls, name: str) -> str:
         return check_name(name)
 
     def spec(self) -> RLRunSpec:
@@ -148,7 +148,7 @@ def read_layer(
     """
     rest, files = take_files(argv)
     rest, data = take_data_set(rest)
-    given = parse_arguments(model, rest, aliases=ALIASES, others=translator(model, COMMAND_LINE), also=also)
+    given = parse_arguments(model, rest, aliases=ALIASES, others=prime_rl_translator(model, COMMAND_LINE), also=also)
     levels: list[Layer] = []
     problems: list[Problem] = []
     for _, group in groupby(enumerate(files), key=lambda one: one[0] if one[1][0] is None else "roles"):
@@ -160,10 +160,15 @@ def read_layer(
                 problems += error.problems
         parts = [merge_layers(layers) for layers in level.values()]
         levels.append(merge_layers(parts))
-        levels[-1].problems += conflicts(parts)
+        levels[-1].problems += find_conflicts(parts)
     given_data = [Reader(model, COMMAND_LINE, style="kebab").read({"data": {"sources": [data]}})] if data else []
     layer = combined_layer(
-        model, given, env=env, files=[*levels, *given_data], unread=problems, others=translator(model, ENVIRONMENT)
+        model,
+        given,
+        env=env,
+        files=[*levels, *given_data],
+        unread=problems,
+        others=prime_rl_translator(model, ENVIRONMENT),
     )
     layer.hints |= hints or {}
     if model is RlConfig:
@@ -180,7 +185,7 @@ def read_layer(
     return Given(layer, [path for _, path in files], given.dry_run)
 
 
-def translator(model: type[RlConfig], source: str, lines: Mapping[Key, int] | None = None) -> Translator:
+def prime_rl_translator(model: type[RlConfig], source: str, lines: Mapping[Key, int] | None = None) -> Translator:
     """Return the translator of PRIME-RL's names in one source."""
     dialect = PRIME_RL_EVAL if issubclass(model, EvalConfig) else PRIME_RL
     return Translator(dialect, model, source, lines or {}, aliases=ALIASES, fallback="trainer")
@@ -238,10 +243,10 @@ def file_layers(path: Path, role: Role | None, document: Document, model: type[R
     if role is None and is_manifest(document.value):
         return [_manifest_layer(document, str(path))]
     reader = Reader(model, str(path), document.lines, style="snake", aliases=ALIASES)
-    translation = translator(model, str(path), document.lines).read(document.value, role or "")
+    translation = prime_rl_translator(model, str(path), document.lines).read(document.value, role or "")
     translated = translation.as_layer(model)
     if role is not None:
-        return _checked([translated, *_role_layers(reader, role, translation.rest, "", ())])
+        return _with_conflicts([translated, *_role_layers(reader, role, translation.rest, "", ())])
     content = translation.rest
     tables = {snake_name(name): name for name in content if snake_name(name) in _ROLES}
     tables = {known: name for known, name in tables.items() if isinstance(content[name], dict)}
@@ -251,7 +256,7 @@ def file_layers(path: Path, role: Role | None, document: Document, model: type[R
         if known in tables:
             name = tables[known]
             layers += _role_layers(reader, known, content[name], f"{name}.", (name,))
-    return _checked(layers)
+    return _with_conflicts(layers)
 
 
 def _manifest_layer(document: Document, source: str) -> Layer:
@@ -267,9 +272,9 @@ def _manifest_layer(document: Document, source: str) -> Layer:
     return found
 
 
-def _checked(layers: list[Layer]) -> list[Layer]:
+def _with_conflicts(layers: list[Layer]) -> list[Layer]:
     """Return the layers of one file, plus a layer with their conflicts."""
-    return [*layers, Layer(problems=conflicts(layers))]
+    return [*layers, Layer(problems=find_conflicts(layers))]
 
 
 def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, raw: Key) -> list[Layer]:
@@ -295,12 +300,12 @@ def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, 
     return [shared_layer, own_layer]
 
 
-def conflicts(layers: Sequence[Layer]) -> list[Problem]:
+def find_conflicts(layers: Sequence[Layer]) -> list[Problem]:
     """Return a problem for every field that two layers of one level set to different values."""
     problems: list[Problem] = []
     seen: dict[Key, tuple[Any, Origin]] = {}
     for layer in layers:
-        for key, value, origin in _values(layer):
+        for key, value, origin in _leaf_values(layer):
             if key in seen and seen[key][0] != value:
                 other, first = seen[key]
                 line = f":{first.line}" if first.line is not None else ""
@@ -310,7 +315,7 @@ def conflicts(layers: Sequence[Layer]) -> list[Problem]:
     return problems
 
 
-def _values(layer: Layer) -> Iterator[tuple[Key, Any, Origin]]:
+def _leaf_values(layer: Layer) -> Iterator[tuple[Key, Any, Origin]]:
     """Yield the values of a layer with their keys and origins, without the tables that contain them."""
     for key, origin in layer.origins.items():
         value: Any = layer.values

@@ -52,15 +52,15 @@ def runs_parser(command: str, description: str, *, output: str | None = None) ->
     return p
 
 
-def flags(options: argparse.Namespace) -> list[str]:
+def cluster_flags(options: argparse.Namespace) -> list[str]:
     """Return the options of `kubectl` that were set."""
     names = ("namespace", "context", "kubeconfig")
     return [f"--{name}={value}" for name in names if (value := getattr(options, name)) is not None]
 
 
-def api(options: argparse.Namespace) -> Kubectl:
+def cluster_client(options: argparse.Namespace) -> Kubectl:
     """Return a client of the cluster that the options select."""
-    return Kubectl(flags(options))
+    return Kubectl(cluster_flags(options))
 
 
 def the_run(options: argparse.Namespace) -> Run:
@@ -72,7 +72,7 @@ def the_run(options: argparse.Namespace) -> Run:
     return find_run(options.run, cluster_only=is_plugin())
 
 
-def argument(run: Run, options: argparse.Namespace, *more: str) -> str:
+def run_argument(run: Run, options: argparse.Namespace, *more: str) -> str:
     """Return the shell words that name a run in a hint, followed by `more`; for a cluster with the cluster options that were set."""
     if isinstance(run, FolderRun):
         return " ".join([shlex.quote(str(run.root)), *more])
@@ -82,12 +82,12 @@ def argument(run: Run, options: argparse.Namespace, *more: str) -> str:
     )
 
 
-def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
+def one_line_errors(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
     """Return a decorator that turns the errors of a command into one line on standard error and an exit code."""
 
-    def around(run: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    def decorate_command(run: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(run)
-        def called(argv: Sequence[str]) -> int:
+        def run_with_errors(argv: Sequence[str]) -> int:
             try:
                 return run(argv)
             except (ClusterError, NotFoundError) as error:
@@ -101,39 +101,39 @@ def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callabl
                 )
                 return exit_codes.FAILURE
 
-        return called
+        return run_with_errors
 
-    return around
+    return decorate_command
 
 
-def document(value: Snapshot | Explanation) -> Json:
+def camel_case_document(value: Snapshot | Explanation) -> Json:
     """Return a snapshot or an explanation as a JSON document: camelCase names, without fields that are None."""
-    return {_name(key): _camel(one) for key, one in asdict(value).items() if one is not None}
+    return {_camel_case_name(key): _camel_case_keys(one) for key, one in asdict(value).items() if one is not None}
 
 
-def _camel(value: object) -> object:
+def _camel_case_keys(value: object) -> object:
     if isinstance(value, dict):
-        return {_name(str(key)): _camel(one) for key, one in value.items() if one is not None}
-    return [_camel(one) for one in value] if isinstance(value, list | tuple) else value
+        return {_camel_case_name(str(key)): _camel_case_keys(one) for key, one in value.items() if one is not None}
+    return [_camel_case_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _name(key: str) -> str:
+def _camel_case_name(key: str) -> str:
     first, *more = key.split("_")
     return first + "".join(word.title() for word in more)
 
 
-def _finite(value: object) -> object:
+def _name_non_finite(value: object) -> object:
     """Replace non-finite numbers (such as a diverged loss) with their names, because JSON has no such numbers."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _name_non_finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_name_non_finite(one) for one in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write(found: object, form: str) -> None:
+def print_document(found: object, form: str) -> None:
     """Print a document as JSON or YAML."""
-    found = _finite(found)
+    found = _name_non_finite(found)
     if form == "json":
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.run_manifest import is_manifest, take_variation
-from rlrun.cli.command_options import notices
+from rlrun.cli.command_options import print_notices
 from rlrun.cli.run_layers import EvalConfig, read_layer, take_files
 from rlrun.config.dialects.prime_rl import PRIME_RL_EVAL
 from rlrun.config.loading.arguments import PREFIXES
@@ -103,7 +103,9 @@ def read_served(argv: Sequence[str], parser: Parser, env: Mapping[str, str] = os
         given.layer.values.setdefault("task", "RL")  # default of a manifest; only its rollouts are sampled
     given.layer.values.setdefault("seq_len", _SEQ_LEN)
     model = _take_model(given.layer)
-    run = validate_layer(EvalConfig, given.layer) if options.dry_run else _judged(given.layer, options.environment_ids)
+    run = (
+        validate_layer(EvalConfig, given.layer) if options.dry_run else _judge_run(given.layer, options.environment_ids)
+    )
     return Served(options, run, run.client or ClientConfig(), model, options.dry_run)
 
 
@@ -136,7 +138,7 @@ def _take_model(layer: Layer) -> str | None:
     return name
 
 
-def _judged(layer: Layer, ids: Sequence[str] | None) -> EvalConfig:
+def _judge_run(layer: Layer, ids: Sequence[str] | None) -> EvalConfig:
     """Load the code of the environments and return the validated run.
 
     Raises:
@@ -144,11 +146,11 @@ def _judged(layer: Layer, ids: Sequence[str] | None) -> EvalConfig:
     """
     from rlrun.local.judge import judge_layer
 
-    def unread(spec: RLRunSpec) -> Collection[Key]:
+    def unread_fields(spec: RLRunSpec) -> Collection[Key]:
         return [*_UNREAD, *(key for i, one in enumerate(spec.environments) for key in _unread_of(i, one, ids))]
 
-    judged = judge_layer(EvalConfig, layer, leave_out=unread)
-    notices(judged.notices)
+    judged = judge_layer(EvalConfig, layer, leave_out=unread_fields)
+    print_notices(judged.notices)
     if judged.problems or judged.run is None:
         raise ConfigError(judged.problems)
     return judged.run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.run_manifest import Variation, take_variation
-from rlrun.cli.command_options import arguments, call_with_own_options, piped, report
-from rlrun.cli.rl import not_benched, run_bench, start, take_bench
+from rlrun.cli.command_options import call_with_own_options, command_arguments, report_problems, run_command_line
+from rlrun.cli.rl import not_benched, run_bench, start_run, take_bench
 from rlrun.cli.run_layers import SftConfig
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
@@ -23,21 +23,21 @@ _MANIFESTS = (".yaml", ".yml", ".json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `sft` and return the exit code."""
-    return piped(lambda: call_with_own_options("sft", arguments(argv), run, shown="sft"))
+    return run_command_line(lambda: call_with_own_options("sft", command_arguments(argv), run, shown="sft"))
 
 
 def run(words: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
         if "--bench" in words:
-            return _bench(Path(words[0]), words[1:])
+            return _measure_step(Path(words[0]), words[1:])
         from rlrun.local.local_command import main as local
 
         return local(words, task="SFT")
-    return start(words, SftConfig, prog="sft", usage="sft RUN.yaml | sft @ RUN.toml")
+    return start_run(words, SftConfig, prog="sft", usage="sft RUN.yaml | sft @ RUN.toml")
 
 
-def _bench(manifest: Path, words: Sequence[str]) -> int:
+def _measure_step(manifest: Path, words: Sequence[str]) -> int:
     """Measure the training step of a manifest's run; return the exit code."""
     try:
         rest, options = take_bench(words)
@@ -48,7 +48,7 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
             )
         text = read_text(manifest)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     assert options is not None
     judged = judge_manifest(
         text, str(manifest), here=True, leave_out=not_benched, variation=Variation(varied, os.environ)

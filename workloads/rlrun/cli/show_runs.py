@@ -11,15 +11,15 @@ from pathlib import Path
 
 from rlrun.cli.run_options import (
     RUN_HELP,
-    answered,
-    api,
-    document,
-    flags,
+    camel_case_document,
+    cluster_client,
+    cluster_flags,
     is_plugin,
+    one_line_errors,
+    print_document,
     runs_parser,
     say_no_runs,
     the_run,
-    write,
 )
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import screen
@@ -46,13 +46,13 @@ def get_parser() -> Parser:
     return p
 
 
-@answered("get")
+@one_line_errors("get")
 def run_get(argv: Sequence[str]) -> int:
     """Run `rlrun get` and return the exit code."""
     options, now = get_parser().parse_args(list(argv)), time.time()
-    found = snapshots(options, now)
+    found = read_snapshots(options, now)
     if options.output in ("json", "yaml"):
-        write([document(one) for one in found], options.output)
+        print_document([camel_case_document(one) for one in found], options.output)
     elif options.output == "name":
         print("\n".join(one.name if one.place == "cluster" else one.where for one in found))
     elif not found:
@@ -64,28 +64,30 @@ def run_get(argv: Sequence[str]) -> int:
     return exit_codes.OK
 
 
-def snapshots(options: argparse.Namespace, now: float) -> list[Snapshot]:
+def read_snapshots(options: argparse.Namespace, now: float) -> list[Snapshot]:
     """Return snapshots of the runs that the arguments `runs` name, or of all runs."""
-    return _named(options, now) if options.runs else _all(options, now)
+    return _read_named_runs(options, now) if options.runs else _read_all_runs(options, now)
 
 
-def _named(options: argparse.Namespace, now: float) -> list[Snapshot]:
+def _read_named_runs(options: argparse.Namespace, now: float) -> list[Snapshot]:
     found: list[Snapshot] = []
     for word in options.runs:
         folder = Path(word).expanduser()
         below = [] if is_plugin() or not folder.is_dir() else read_folders([folder], now)
-        found += below or [read_run(find_run(word, cluster_only=is_plugin()), api(options), now, events=False)]
+        found += below or [
+            read_run(find_run(word, cluster_only=is_plugin()), cluster_client(options), now, events=False)
+        ]
     return found
 
 
-def _all(options: argparse.Namespace, now: float) -> list[Snapshot]:
+def _read_all_runs(options: argparse.Namespace, now: float) -> list[Snapshot]:
     """Return the runs of the cluster and, by default, of ./runs. An unreachable cluster is an error only without local runs."""
-    asked = is_plugin() or options.all_namespaces or bool(flags(options))
+    asked = is_plugin() or options.all_namespaces or bool(cluster_flags(options))
     local = [] if asked else read_folders([_HERE], now)
     if not asked and not is_configured(os.environ):
         return local
     try:
-        return [*local, *read_cluster(api(options), now, everywhere=options.all_namespaces)]
+        return [*local, *read_cluster(cluster_client(options), now, everywhere=options.all_namespaces)]
     except ClusterError as error:
         if not local:
             raise
@@ -104,14 +106,14 @@ def status_parser() -> Parser:
     return p
 
 
-@answered("status")
+@one_line_errors("status")
 def run_status(argv: Sequence[str]) -> int:
     """Run `rlrun status` and return the exit code."""
     options, now = status_parser().parse_args(list(argv)), time.time()
-    cluster = api(options)
+    cluster = cluster_client(options)
     seen = with_gpus(with_local_cost(read_run(the_run(options), cluster, now), now), cluster, now)
     if options.output:
-        write(document(seen), options.output)
+        print_document(camel_case_document(seen), options.output)
     else:
         print(screen.status_screen(seen, explain_run(seen, now), now))
     return exit_codes.OK
@@ -125,13 +127,13 @@ def why_parser() -> Parser:
     return p
 
 
-@answered("why")
+@one_line_errors("why")
 def run_why(argv: Sequence[str]) -> int:
     """Run `rlrun why` and return the exit code."""
     options, now = why_parser().parse_args(list(argv)), time.time()
-    told = explain_run(read_run(the_run(options), api(options), now), now)
+    told = explain_run(read_run(the_run(options), cluster_client(options), now), now)
     if options.output:
-        write(document(told) | {"toDo": list(told.steps())}, options.output)
+        print_document(camel_case_document(told) | {"toDo": list(told.steps())}, options.output)
     else:
         print(screen.explanation_text(told, now))
     return exit_codes.OK
@@ -154,17 +156,17 @@ def watch_parser() -> Parser:
     return p
 
 
-@answered("watch")
+@one_line_errors("watch")
 def run_watch(argv: Sequence[str]) -> int:
     """Run `rlrun watch` and return the exit code: 0 if the run is Complete, 1 if it has failed."""
     options = watch_parser().parse_args(list(argv))
-    run, cluster = the_run(options), api(options)
+    run, cluster = the_run(options), cluster_client(options)
     before = ""
     while True:
         now = time.time()
-        seen = _seen(run, cluster, now, first=not before)
+        seen = _read_if_available(run, cluster, now, first=not before)
         if seen is not None:
-            before = _shown(seen, before, now)
+            before = _print_if_changed(seen, before, now)
             if seen.phase in _OVER:
                 return exit_codes.OK if seen.phase == "Complete" else exit_codes.FAILURE
             if isinstance(run, FolderRun) and seen.phase == "Suspended":
@@ -172,7 +174,7 @@ def run_watch(argv: Sequence[str]) -> int:
         time.sleep(options.every)
 
 
-def _seen(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None:
+def _read_if_available(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None:
     """Return a snapshot, or None if the cluster is temporarily unavailable."""
     try:
         return read_run(run, cluster, now)
@@ -183,7 +185,7 @@ def _seen(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None
         return None
 
 
-def _shown(seen: Snapshot, before: str, now: float) -> str:
+def _print_if_changed(seen: Snapshot, before: str, now: float) -> str:
     """Print a snapshot if it differs from `before`; return the printed text."""
     if sys.stdout.isatty():
         text = screen.status_screen(seen, explain_run(seen, now), now)

@@ -20,12 +20,12 @@ from pathlib import Path
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.run_manifest import Variation, field_options, read_manifest, take_variation
-from rlrun.cli.command_options import report
+from rlrun.cli.command_options import report_problems
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.rollout import EvaluationConfig
-from rlrun.defaults.given_defaults import Laid, read_given
+from rlrun.defaults.given_defaults import GivenDefaults, read_given
 from rlrun.fit.advice import advise_roles
 from rlrun.fit.memory_parts import MEMORY_MIB, MIB, memory_of, parse_size
 from rlrun.fit.model_sources import UnknownModelError, read_shape, shape_of
@@ -43,7 +43,7 @@ def add_options(p: Parser) -> None:
     )
 
 
-def laid(options: argparse.Namespace) -> Laid | None:
+def read_given_defaults(options: argparse.Namespace) -> GivenDefaults | None:
     """Read the file of `--defaults`; returns None without the option.
 
     Raises:
@@ -52,7 +52,7 @@ def laid(options: argparse.Namespace) -> Laid | None:
     return read_given(options.defaults, options.namespace) if options.defaults is not None else None
 
 
-def settled(defaults: Laid | None, source: Path, spec: RLRunSpec) -> None:
+def apply_given_defaults(defaults: GivenDefaults | None, source: Path, spec: RLRunSpec) -> None:
     """Apply defaults to a specification, and print the applied fields to standard error.
 
     Raises:
@@ -60,7 +60,7 @@ def settled(defaults: Laid | None, source: Path, spec: RLRunSpec) -> None:
     """
     if defaults is None:
         return
-    defaults.settle(spec)
+    defaults.update_after_options(spec)
     if problems := defaults.problems(str(source)):
         raise ConfigError(problems)
     for notice in defaults.notices(str(source)):
@@ -90,32 +90,32 @@ def run_validate(argv: Sequence[str]) -> int:
     p.also = field_options()
     options = p.parse_args(rest)
     try:
-        lay = laid(options)
+        defaults = read_given_defaults(options)
     except ConfigError as error:
-        return report(error)
-    judged = [(_source(path), _judge(path, variation, lay)) for path in options.files]
+        return report_problems(error)
+    judged = [(_source_name(path), _judge_file(path, variation, defaults)) for path in options.files]
     if options.json:
-        print(json.dumps([document(source, one) for source, one in judged], indent=2))
+        print(json.dumps([findings_document(source, one) for source, one in judged], indent=2))
     else:
         for source, one in judged:
-            _print(source, one)
-    return exit_codes.OK if all(_valid(one) for _, one in judged) else exit_codes.CONFIGURATION
+            _print_judged(source, one)
+    return exit_codes.OK if all(_is_valid(one) for _, one in judged) else exit_codes.CONFIGURATION
 
 
-def _source(path: Path) -> str:
+def _source_name(path: Path) -> str:
     return STANDARD_INPUT if path == Path("-") else str(path)
 
 
-def _judge(path: Path, variation: Variation, lay: Laid | None) -> Judged[RLRun]:
+def _judge_file(path: Path, variation: Variation, defaults: GivenDefaults | None) -> Judged[RLRun]:
     try:
         text = _standard_input() if path == Path("-") else read_text(path)
-        judged = judge_manifest(text, source := _source(path), here=False, variation=variation, lay=lay)
+        judged = judge_manifest(text, source := _source_name(path), here=False, variation=variation, defaults=defaults)
     except ConfigError as error:
         return Judged(None, error.problems, ())
-    if lay is None:
+    if defaults is None:
         return judged
-    lay.settle(judged.run.spec if judged.run is not None else None)
-    problems, notices = [*judged.problems, *lay.problems(source)], [*judged.notices, *lay.notices(source)]
+    defaults.update_after_options(judged.run.spec if judged.run is not None else None)
+    problems, notices = [*judged.problems, *defaults.problems(source)], [*judged.notices, *defaults.notices(source)]
     return replace(judged, problems=problems, notices=notices)
 
 
@@ -126,27 +126,27 @@ def _standard_input() -> str:
         raise ConfigError([Problem(STANDARD_INPUT, "", f"not UTF-8 text (byte {error.start})")]) from None
 
 
-def _valid(judged: Judged[RLRun]) -> bool:
+def _is_valid(judged: Judged[RLRun]) -> bool:
     return not judged.problems and judged.run is not None
 
 
-def _print(source: str, judged: Judged[RLRun]) -> None:
+def _print_judged(source: str, judged: Judged[RLRun]) -> None:
     for problem in judged.problems:
         print(problem, file=sys.stderr)
-    if judged.run is not None and _valid(judged):
-        print(f"{source}: valid: {summary(judged.run)}")
+    if judged.run is not None and _is_valid(judged):
+        print(f"{source}: valid: {summarize_run(judged.run)}")
     for notice in judged.notices:
         print(" ".join(filter(None, (f"{notice.source}: note:", notice.path, notice.message))))
 
 
-def document(source: str, judged: Judged[RLRun]) -> dict[str, object]:
+def findings_document(source: str, judged: Judged[RLRun]) -> dict[str, object]:
     """Return the findings about one manifest as a JSON document."""
-    valid = _valid(judged)
+    valid = _is_valid(judged)
     return {
         "file": source,
         "valid": valid,
         "name": judged.run.metadata.name if judged.run is not None and valid else None,
-        "summary": summary(judged.run) if judged.run is not None and valid else None,
+        "summary": summarize_run(judged.run) if judged.run is not None and valid else None,
         "problems": [_as_json(problem) for problem in judged.problems],
         "notices": [_as_json(notice) for notice in judged.notices],
     }
@@ -156,21 +156,21 @@ def _as_json(problem: Problem) -> dict[str, object]:
     return {"field": problem.path, "line": problem.line, "message": problem.message}
 
 
-def summary(manifest: RLRun) -> str:
+def summarize_run(manifest: RLRun) -> str:
     """Return one line that describes the work of a run."""
     spec = manifest.spec
     model = spec.model.path or spec.model.name or "a tiny model"
-    told = {"SFT": _supervision, "Eval": _evaluation}.get(spec.task, _learning)(spec)
+    told = {"SFT": _summarize_sft, "Eval": _summarize_evaluation}.get(spec.task, _summarize_rl)(spec)
     return f"RLRun {manifest.metadata.name}, {model}, {told}"
 
 
-def _learning(spec: RLRunSpec) -> str:
+def _summarize_rl(spec: RLRunSpec) -> str:
     shares = ", ".join(f"{e.label} (groups of {e.group_size})" for e in spec.environments)
     batch, steps = spec.orchestrator.batch_size, spec.max_steps
     return f"{steps} steps of {batch} rollouts ({steps * batch} in all), versions v0 to v{steps}; {shares}"
 
 
-def _supervision(spec: RLRunSpec) -> str:
+def _summarize_sft(spec: RLRunSpec) -> str:
     data = spec.data
     if data is None:
         return "supervised fine-tuning"
@@ -181,7 +181,7 @@ def _supervision(spec: RLRunSpec) -> str:
     return f"supervised fine-tuning on {sources}: {spec.max_steps} steps of {batch}{read}{held_out}"
 
 
-def _evaluation(spec: RLRunSpec) -> str:
+def _summarize_evaluation(spec: RLRunSpec) -> str:
     wanted = spec.evaluation or EvaluationConfig()
     asked = spec.policies.from_run if spec.policies is not None and spec.policies.from_run is not None else None
     policies = f"the policies of {asked}" if asked else "the model itself"
@@ -214,11 +214,11 @@ def run_render(argv: Sequence[str]) -> int:
     p.also = field_options()
     options = p.parse_args(rest)
     try:
-        lay = laid(options)
-        manifest = read_manifest(options.file, Variation(varied, os.environ), lay)
-        settled(lay, options.file, manifest.spec)
+        defaults = read_given_defaults(options)
+        manifest = read_manifest(options.file, Variation(varied, os.environ), defaults)
+        apply_given_defaults(defaults, options.file, manifest.spec)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     name = manifest.metadata.name
     folder = options.output_dir or str(Path("runs") / name)
     config = resolve_spec(manifest.spec, name=name, uid=manifest.metadata.uid or _UID, output_dir=folder)
@@ -241,7 +241,7 @@ def fit_parser() -> Parser:
         description="Check whether a run fits the memory of its GPUs. If not, print changes that make it fit; exit code 78.",
     )
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
-    p.add_argument("--gpu-memory", metavar="SIZE", type=_size, help="memory of one GPU, such as 80Gi")
+    p.add_argument("--gpu-memory", metavar="SIZE", type=_parse_gpu_memory, help="memory of one GPU, such as 80Gi")
     p.add_argument(
         "--gpu-product",
         metavar="NAME",
@@ -260,14 +260,14 @@ def run_fit(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     options = fit_parser().parse_args(list(argv))
     try:
-        lay = laid(options)
-        manifest = read_manifest(options.file, lay=lay)
-        settled(lay, options.file, manifest.spec)
+        defaults = read_given_defaults(options)
+        manifest = read_manifest(options.file, defaults=defaults)
+        apply_given_defaults(defaults, options.file, manifest.spec)
     except ConfigError as error:
-        return report(error)
+        return report_problems(error)
     spec, name = manifest.spec, manifest.metadata.name
     try:
-        around = _surroundings(spec, options)
+        around = _fit_surroundings(spec, options)
     except (UnknownModelError, UnknownMemoryError) as error:
         print(f"{options.file}: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION
@@ -283,12 +283,12 @@ def run_fit(argv: Sequence[str]) -> int:
     return exit_codes.OK if fits else exit_codes.CONFIGURATION
 
 
-def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
+def _fit_surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
     given = options.model_config
     model = read_shape(given, "--model-config") if given is not None else shape_of(spec.model, "spec.model")
     reference = None
     if spec.algorithm.reference is not None and spec.trainer.shared_with is None:
-        chosen = spec.algorithm.reference.resolved(spec.model)
+        chosen = spec.algorithm.reference.resolve_model(spec.model)
         if options.reference_config is not None:
             reference = read_shape(options.reference_config, "--reference-config")
         elif chosen == spec.model:
@@ -296,10 +296,10 @@ def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
         else:
             reference = shape_of(chosen, "spec.algorithm.reference.model", option="--reference-config")
     product = options.gpu_product or gpu_products(spec).get("trainer")
-    return Surroundings(model, reference, _memory(spec, options), product)
+    return Surroundings(model, reference, _memory_by_role(spec, options), product)
 
 
-def _memory(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:
+def _memory_by_role(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:
     """Return the bytes of one GPU per role. Order: command line, manifest, GPUs of this machine."""
     found = {}
     for role, asked in gpu_products(spec).items():
@@ -327,7 +327,7 @@ def _local_memory() -> int | None:
         return None
 
 
-def _size(text: str) -> int:
+def _parse_gpu_memory(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.cli.run_options import answered
+from rlrun.cli.run_options import one_line_errors
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.source import NotFoundError
 from rlrun.runtime import exit_codes
@@ -52,7 +52,7 @@ def ui_parser() -> Parser:
     return p
 
 
-@answered("ui")
+@one_line_errors("ui")
 def run_ui(argv: Sequence[str]) -> int:
     """Run `rlrun ui` and return the exit code."""
     options = ui_parser().parse_args(list(argv))
@@ -126,7 +126,7 @@ def ui_team_parser() -> Parser:
     return p
 
 
-@answered("ui-team")
+@one_line_errors("ui-team")
 def run_ui_team(argv: Sequence[str]) -> int:
     """Run `rlrun ui-team` and return the exit code."""
     options = ui_team_parser().parse_args(list(argv))
@@ -139,13 +139,13 @@ def run_ui_team(argv: Sequence[str]) -> int:
 
     url = options.api_server or api_url(os.environ)
     if url is None:
-        return _wrong("--api-server: this process does not run in a pod; set the URL of the API server")
+        return _print_refusal("--api-server: this process does not run in a pod; set the URL of the API server")
     if options.root_path and not options.root_path.startswith("/"):
-        return _wrong(f"--root-path: {options.root_path} does not start with /")
+        return _print_refusal(f"--root-path: {options.root_path} does not start with /")
     try:
         trusted = parse_networks(options.trusted_proxy)
     except ValueError as error:
-        return _wrong(f"--trusted-proxy: {error}")
+        return _print_refusal(f"--trusted-proxy: {error}")
     try:
         settings = Settings(
             host=options.host,
@@ -157,16 +157,16 @@ def run_ui_team(argv: Sequence[str]) -> int:
             trusted=trusted,
         )
     except ValueError as error:
-        return _wrong(f"--claim: {error}")
+        return _print_refusal(f"--claim: {error}")
     try:
         serve_team(
             settings, url, lambda place: print(f"rlrun ui-team: {place}", flush=True), options.account or CREDENTIALS
         )
     except ValueError as error:
-        return _wrong(f"--api-server: {error}")
+        return _print_refusal(f"--api-server: {error}")
     return exit_codes.OK
 
 
-def _wrong(text: str) -> int:
+def _print_refusal(text: str) -> int:
     print(f"rlrun ui-team: {text}", file=sys.stderr)
     return exit_codes.USAGE

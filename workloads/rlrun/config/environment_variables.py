@@ -44,10 +44,12 @@ def is_passed(name: str, named: Iterable[str] = ()) -> bool:
         name: name of the variable.
         named: names in addition to `BASICS`; a name that ends in `*` matches all names with this prefix.
     """
-    return not name.startswith(RESERVED_VARIABLES) and any(matches(name, pattern) for pattern in (*BASICS, *named))
+    return not name.startswith(RESERVED_VARIABLES) and any(
+        matches_pattern(name, pattern) for pattern in (*BASICS, *named)
+    )
 
 
-def matches(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Return whether a name equals the pattern, or has the prefix of a pattern that ends in `*`."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
@@ -59,18 +61,18 @@ def names_in_arguments(id: str, args: Mapping[str, object]) -> Iterator[str]:
         id: id of the environment.
         args: arguments of the environment.
     """
-    yield from _values(args, KEY_ARGUMENT)
+    yield from _texts_under_key(args, KEY_ARGUMENT)
     if id in ("dataset", "gsm8k") and args.get("path") is None and args.get("source") != "bundled":
         yield from HUB_TOKENS
 
 
-def _values(value: object, key: str) -> Iterator[str]:
+def _texts_under_key(value: object, key: str) -> Iterator[str]:
     """Yield the texts under a key, at any depth of JSON."""
     if isinstance(value, Mapping):
         if isinstance(found := value.get(key), str):
             yield found
         for part in value.values():
-            yield from _values(part, key)
+            yield from _texts_under_key(part, key)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _values(part, key)
+            yield from _texts_under_key(part, key)

@@ -138,7 +138,7 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
     commands = read_script(text, source, environment)
     for command in commands:
         if (other := trainer_of_command(command.texts)) is not None:
-            raise other.refusal(source, command.words[0].line if command.words else None)
+            raise other.unsupported_error(source, command.words[0].line if command.words else None)
     starting = [command for command in commands if command.has_settings]
     if not starting:
         _refuse_wrapper(source, commands)
@@ -251,7 +251,7 @@ def convert_settings(settings: Iterable[Setting], context: Context, sources: Seq
         fates,
         list(dict.fromkeys(draft.missing)),
         refused,
-        [*later, *draft.notices, *draft.warnings()],
+        [*later, *draft.notices, *draft.list_warnings()],
     )
 
 
@@ -278,7 +278,7 @@ def _not_read(key: str, name: str, sources: Sequence[str]) -> str:
 def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
     """Return the trainer whose keys these are. Raises ConfigError if none matches."""
     if (other := trainer_of_keys(setting.key for setting in settings)) is not None:
-        raise other.refusal(", ".join(sources))
+        raise other.unsupported_error(", ".join(sources))
     for dialect in DIALECTS:
         if any(f"{setting.key}={setting.value}".startswith(dialect.marks) for setting in settings):
             return dialect

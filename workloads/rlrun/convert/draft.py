@@ -118,45 +118,45 @@ class Draft:
     notices: list[str] = field(default_factory=list)
     _found: dict[str, Row | None] = field(default_factory=dict)
 
-    def row(self, key: str) -> Row | None:
+    def find_row(self, key: str) -> Row | None:
         """Return the table row for a key, or None."""
         if key not in self._found:
             self._found[key] = row_of(key, self.rows)
         return self._found[key]
 
-    def has(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Return whether the key is set to a value."""
         setting = self.settings.get(key)
         return setting is not None and setting.value is not None and not setting.unset
 
     def get(self, key: str) -> Any:
         """Return the value of a key, or the other trainer's default, or None."""
-        return self.settings[key].value if self.has(key) else self.defaults.get(key)
+        return self.settings[key].value if self.has_value(key) else self.defaults.get(key)
 
     def written_key(self, key: str) -> str:
         """Return a key in the spelling of the file; for an unset key, the canonical one."""
         setting = self.settings.get(key)
         return key if setting is None else setting.key
 
-    def number(self, key: str) -> float | None:
+    def get_number(self, key: str) -> float | None:
         """Return `get` as a number; a value of another type is reported as missing."""
-        found = self._converted("number", key)
+        found = self._get_converted("number", key)
         return None if found is None else float(found)
 
-    def whole(self, key: str) -> int | None:
+    def get_integer(self, key: str) -> int | None:
         """Return `get` as a whole number."""
-        found = self._converted("whole", key)
+        found = self._get_converted("whole", key)
         return None if found is None else int(found)
 
-    def flag(self, key: str) -> bool:
+    def get_flag(self, key: str) -> bool:
         """Return `get` as a boolean; false if there is neither a value nor a default."""
-        return bool(self._converted("flag", key))
+        return bool(self._get_converted("flag", key))
 
-    def put(self, path: str, value: object, *causes: str, note: str = "") -> None:
+    def set_field(self, path: str, value: object, *causes: str, note: str = "") -> None:
         """Set a field, with the keys that decided it."""
         self.fields[path] = Field(value, causes, note)
 
-    def _converted(self, conversion: str, key: str) -> Any:
+    def _get_converted(self, conversion: str, key: str) -> Any:
         value = self.get(key)
         if value is None:
             return None
@@ -169,17 +169,17 @@ class Draft:
     def take_rows(self) -> None:
         """Set the fields of all `value` rows, from settings or otherwise defaults, and record refused keys."""
         for key, default in self.defaults.items():
-            row = self.row(key)
-            if row is not None and row.how == "value" and not self.has(key):
-                self._take(key, row, default)
+            row = self.find_row(key)
+            if row is not None and row.how == "value" and not self.has_value(key):
+                self._convert_key(key, row, default)
         for key, setting in self.settings.items():
-            row = self.row(key)
+            row = self.find_row(key)
             if row is None or setting.unset or setting.value is None:
                 continue
             if row.how == "refuse" and not row.is_fine(setting.value):
                 self.refused[key] = row.note
             elif row.how == "value" and not row.is_fine(setting.value):
-                self._take(key, row, setting.value)
+                self._convert_key(key, row, setting.value)
 
     def require_known(self, but: tuple[str, ...]) -> None:
         """Report values that a script computes at runtime, for keys that decide fields.
@@ -189,7 +189,7 @@ class Draft:
         """
         told = {line.partition(":")[0] for line in self.missing}
         for key, setting in self.settings.items():
-            row = self.row(key)
+            row = self.find_row(key)
             if setting.unset and row is not None and row.to and not key.startswith(but) and setting.key not in told:
                 unset = ", ".join(setting.unset)
                 self.missing.append(f"{setting.key}: {unset} has no known value; add {setting.key}=VALUE")
@@ -202,13 +202,13 @@ class Draft:
         """
         known = [row.key for row in self.rows if "*" not in row.key]
         for key, setting in self.settings.items():
-            if self.row(key) is None and setting.value not in (None, {}, []) and not key.startswith(indifferent):
+            if self.find_row(key) is None and setting.value not in (None, {}, []) and not key.startswith(indifferent):
                 self.refused[key] = (
                     f"unknown key of {self.trainer}{did_you_mean(key, known)}; if it does not affect the training, "
                     f"delete it with ~{setting.key} on the command line"
                 )
 
-    def _take(self, key: str, row: Row, value: object) -> None:
+    def _convert_key(self, key: str, row: Row, value: object) -> None:
         try:
             if row.values and not (isinstance(value, str) and value in row.values):
                 reason = f"{row.to} does not support this value; known: {', '.join(row.values)}"
@@ -226,7 +226,7 @@ class Draft:
         if ours is None:
             self.dropped[key] = f"{value} means unset; {row.to} keeps its default"
         else:
-            self.put(row.to, ours, key)
+            self.set_field(row.to, ours, key)
 
     def fates(self) -> list[Fate]:
         """Return the result of every setting, in their order."""
@@ -234,10 +234,10 @@ class Draft:
         for path, there in self.fields.items():
             for key in there.causes:
                 decided.setdefault(key, []).append(path)
-        return [self._fate(key, setting, tuple(decided.get(key, ()))) for key, setting in self.settings.items()]
+        return [self._find_fate(key, setting, tuple(decided.get(key, ()))) for key, setting in self.settings.items()]
 
-    def _fate(self, key: str, setting: Setting, to: tuple[str, ...]) -> Fate:
-        row = self.row(key)
+    def _find_fate(self, key: str, setting: Setting, to: tuple[str, ...]) -> Fate:
+        row = self.find_row(key)
         if key in self.refused:
             return Fate(setting, "refused", (), self.refused[key])
         if row is None:
@@ -262,19 +262,19 @@ class Draft:
             return Fate(setting, "taken", (), row.note)
         return Fate(setting, "dropped", (), row.note or "no field in RLRun")
 
-    def warnings(self) -> list[str]:
+    def list_warnings(self) -> list[str]:
         """Return notices about dropped keys with a value other than RLRun's behavior, and about values without a known source."""
         found = []
         for key, fate in zip(self.settings, self.fates(), strict=True):
-            row = self.row(key)
+            row = self.find_row(key)
             deviates = fate.kind == "dropped" and row is not None and bool(row.fine)
-            if fate.kind == "dropped" and row is not None and (nearest := self._nearly(key, row)):
+            if fate.kind == "dropped" and row is not None and (nearest := self._similar_key(key, row)):
                 found.append(f"{fate.setting.key}={fate.setting.shown}: dropped; did you mean {nearest}?")
             elif fate.kind == "unknown" or deviates or (fate.kind == "default" and fate.setting.unset):
                 found.append(f"{fate.setting.key}={fate.setting.shown}: {fate.note}")
         return found
 
-    def _nearly(self, key: str, row: Row) -> str | None:
+    def _similar_key(self, key: str, row: Row) -> str | None:
         """Return the similar key for a possibly misspelled key that only a wildcard row matches."""
         if not row.key.endswith(".*"):
             return None

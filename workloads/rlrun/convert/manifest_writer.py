@@ -10,7 +10,7 @@ from typing import Any
 
 from rlrun.api.resource import API_VERSION, KIND
 from rlrun.convert.draft import KINDS, Draft, Fate, Field
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*")
 _RESERVED = re.compile(r"(?i)true|false|null|yes|no|on|off|y|n|[-+.]?[\d.].*|\.inf|\.nan")
@@ -55,7 +55,7 @@ def write_manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Se
     ordered = sorted(draft.fields.items(), key=lambda item: _key_rank(item[0].partition(".")[0]))
     lines += _field_tree(_nested_fields(dict(ordered)), draft, written, 1)
     lines += _remaining_keys(fates, draft)
-    return printable("\n".join(lines) + "\n", lines=True)
+    return escape_controls("\n".join(lines) + "\n", lines=True)
 
 
 def summarize_keys(fates: Sequence[Fate]) -> str:
@@ -124,7 +124,7 @@ def _remaining_keys(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
 
 def _show_value(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)  # TOML has dates
-    text = printable(text)
+    text = escape_controls(text)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 

@@ -25,7 +25,7 @@ _EXPECTED = (
 
 
 @dataclass
-class Laid:
+class GivenDefaults:
     """Defaults of a file, and their effect on a manifest."""
 
     defaults: Mapping[str, TeamDefaults]
@@ -47,7 +47,7 @@ class Laid:
         self.taken, self.refusals = result.taken, result.refusals
         return dict(result.run)
 
-    def settle(self, spec: RLRunSpec | None) -> None:
+    def update_after_options(self, spec: RLRunSpec | None) -> None:
         """Update the result after options and environment variables have changed the last manifest."""
         if self.found is None or spec is None:
             return
@@ -73,7 +73,7 @@ class Laid:
         return [Problem(source, f"spec.{path}", f"is {text}, {reason}{ends[path]}") for path, text in shown.items()]
 
 
-def read_given(path: Path, namespace: str = "") -> Laid:
+def read_given(path: Path, namespace: str = "") -> GivenDefaults:
     """Read the defaults of a file.
 
     Args:
@@ -92,7 +92,9 @@ def read_given(path: Path, namespace: str = "") -> Laid:
         found = _read_texts(document, path)
         if found is not None:
             name, texts = found
-            return Laid({_key_namespace(key): read_defaults(text, name, key) for key, text in texts.items()}, namespace)
+            return GivenDefaults(
+                {_key_namespace(key): read_defaults(text, name, key) for key, text in texts.items()}, namespace
+            )
     raise ConfigError([Problem(str(path), "", _EXPECTED)])
 
 

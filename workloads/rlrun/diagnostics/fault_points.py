@@ -15,7 +15,7 @@ Handler = Callable[[str], None]
 _handler: Handler | None = None
 
 
-def install(handler: Handler | None) -> None:
+def install_handler(handler: Handler | None) -> None:
     """Call `handler` at every point of this process from now on. None removes the handler."""
     global _handler
     _handler = handler

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from rlrun.environments.protocol import Episode, Message, Score
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 MAX_REWARD = 1e9
 """Largest absolute reward. Advantages are float32 in training; up to this value their squares and sums over a batch stay finite."""
@@ -40,12 +40,12 @@ class BoundsError(ValueError):
 
 
 def clip_text(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
-    """Return a text that every file and terminal can show (see `printable`), with its middle cut out if it exceeds `limit` characters."""
+    """Return a text that every file and terminal can show (see `escape_controls`), cut in the middle if it exceeds `limit` characters."""
     plain = str.__str__(text)
     if len(plain) > limit:
         head = limit * 3 // 4
         plain = f"{plain[:head]} ... {plain[len(plain) - (limit - head) :]}"
-    return printable(plain, lines=True)
+    return escape_controls(plain, lines=True)
 
 
 def describe_exception(error: BaseException) -> str:

@@ -73,7 +73,7 @@ class ChatServer:
             ServerError: the server cannot be reached, or refuses the key.
         """
         try:
-            document = await self._request("GET", "models", None)
+            document = await self._send_request("GET", "models", None)
             return [str(one["id"]) for one in document["data"]]
         except (KeyError, TypeError):
             return None
@@ -88,22 +88,24 @@ class ChatServer:
         Raises:
             ServerError: the server did not return a chat completion.
         """
-        document = await self._request("POST", "chat/completions", body)
+        document = await self._send_request("POST", "chat/completions", body)
         try:
             return _read_reply(document)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            said = self._shorten(json.dumps(document))
-            raise ServerError(f"{self._url('chat/completions')} did not return a chat completion: {said}") from None
+            said = self._shorten_text(json.dumps(document))
+            raise ServerError(
+                f"{self._full_url('chat/completions')} did not return a chat completion: {said}"
+            ) from None
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
-    def _url(self, path: str) -> str:
+    def _full_url(self, path: str) -> str:
         return f"{self.base_url}/{path}"
 
-    async def _request(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
+    async def _send_request(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
         import aiohttp
 
         if self._session is None:
@@ -111,7 +113,7 @@ class ChatServer:
             unlimited = aiohttp.TCPConnector(limit=0)
             never = aiohttp.ClientTimeout(total=None)
             self._session = aiohttp.ClientSession(trust_env=True, connector=unlimited, timeout=never)
-        url = self._url(path)
+        url = self._full_url(path)
         try:
             async with (
                 asyncio.timeout(self._timeout),
@@ -131,12 +133,12 @@ class ChatServer:
                 f"{url} stopped in the middle of its answer ({type(error).__name__})", passing=True
             ) from None
         except aiohttp.ClientSSLError as error:
-            raise ServerError(f"the certificate of {url} is not trusted: {self._shorten(str(error))}") from None
+            raise ServerError(f"the certificate of {url} is not trusted: {self._shorten_text(str(error))}") from None
         except (aiohttp.ClientError, OSError) as error:
             why = str(error).replace(" ssl:default", "")
-            raise ServerError(f"{url} cannot be reached: {self._shorten(why)}", passing=True) from None
+            raise ServerError(f"{url} cannot be reached: {self._shorten_text(why)}", passing=True) from None
         except ValueError as error:  # an invalid header
-            raise ServerError(f"cannot send a request to {url}: {self._shorten(str(error))}") from None
+            raise ServerError(f"cannot send a request to {url}: {self._shorten_text(str(error))}") from None
         if response.status != 200:
             raise self._status_error(url, response, bytes(data))
         try:
@@ -147,10 +149,10 @@ class ChatServer:
                 raise ServerError(
                     f"{url} stopped in the middle of its answer after {len(data)} bytes", passing=True
                 ) from None
-            raise ServerError(f"{url} did not return JSON: {self._shorten(text)}") from None
+            raise ServerError(f"{url} did not return JSON: {self._shorten_text(text)}") from None
 
     def _status_error(self, url: str, response: Any, data: bytes) -> ServerError:
-        said, status = self._shorten(_error_message(data)), response.status
+        said, status = self._shorten_text(_error_message(data)), response.status
         if status in (301, 302, 303, 307, 308):
             said = f"redirect to {response.headers.get('Location', 'nowhere')}"
         return ServerError(
@@ -161,7 +163,7 @@ class ChatServer:
             said=said,
         )
 
-    def _shorten(self, text: str) -> str:
+    def _shorten_text(self, text: str) -> str:
         """Return a server's text in one line. Some servers repeat the key in their errors, so it is replaced."""
         for secret in self._secrets:
             text = text.replace(secret, _KEPT_KEY)

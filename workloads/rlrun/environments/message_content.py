@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _TEXT_TYPES = (None, "text", "input_text", "output_text")
 """Types of parts that consist only of the field `text`; the last two are types of OpenAI's Responses API."""
@@ -129,5 +129,5 @@ def _is_empty(value: object) -> bool:
 
 
 def _show_value(value: object) -> str:
-    text = printable(repr(value))
+    text = escape_controls(repr(value))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

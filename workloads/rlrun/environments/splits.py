@@ -78,7 +78,7 @@ class GeneratedTasks(Sequence[Task]):
         position = index + self._count if index < 0 else index
         if not 0 <= position < self._count:
             raise IndexError(f"task {index} of {self._count}")
-        problem = self._problem(position)
+        problem = self._problem_at(position)
         digest = hashlib.sha256(problem.encode()).hexdigest()[:8]
         task = self._make(id := f"{self._split}-{position}-{digest}", problem)
         if task.id != id:
@@ -87,7 +87,7 @@ class GeneratedTasks(Sequence[Task]):
             )
         return task
 
-    def _problem(self, position: int) -> str:
+    def _problem_at(self, position: int) -> str:
         # A text as seed is hashed with SHA-512, so the tasks do not depend on PYTHONHASHSEED.
         rng = random.Random(f"{self._seed}/{self._split}/{position}")
         for _ in range(MAX_DRAWS):
@@ -99,17 +99,17 @@ class GeneratedTasks(Sequence[Task]):
         )
 
 
-CHECKED = 200_000
+MAX_CHECKED_TASKS = 200_000
 """Number of tasks of each split that are checked, from the first one. Reading them takes a few seconds."""
-NAMED = 10
+MAX_NAMED_TASKS = 10
 """Largest number of tasks in one message."""
 _NAME_CHARACTERS = 80
 
 
-class SharedTaskError(ValueError):
+class DuplicateTaskError(ValueError):
     """Error for tasks of one split with equal ids, or for tasks that occur in both splits.
 
-    The message contains up to `NAMED` tasks with their positions, and the fix.
+    The message contains up to `MAX_NAMED_TASKS` tasks with their positions, and the fix.
     """
 
 
@@ -118,7 +118,7 @@ class PromptError(ValueError):
 
 
 @runtime_checkable
-class AtHand(Protocol):
+class ReadableTasks(Protocol):
     """Sequence of tasks that can be read without running code of an environment, such as rows of data files.
 
     Any sequence with the attribute `identified_by_content` counts, with any value of the attribute.
@@ -135,13 +135,13 @@ def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
         splits: all tasks of a single-turn environment, whose episodes send only the task's prompt to the model.
 
     Raises:
-        PromptError: contains up to `NAMED` tasks and the reason for each.
+        PromptError: contains up to `MAX_NAMED_TASKS` tasks and the reason for each.
     """
     refused: list[str] = []
     for split, tasks in splits.items():
         if type(tasks) not in (list, tuple):  # rows of data files are checked when tasks are created from them
             continue
-        for index, task in enumerate(islice(tasks, CHECKED)):
+        for index, task in enumerate(islice(tasks, MAX_CHECKED_TASKS)):
             try:
                 check_prompt(task.prompt)
             except ContentError as error:
@@ -171,16 +171,18 @@ def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
         For generated tasks it covers their number, the first and the last task.
 
     Raises:
-        SharedTaskError: two tasks are the same.
+        DuplicateTaskError: two tasks are the same.
     """
     digests = {split: hashlib.blake2b(f"{len(tasks)}".encode(), digest_size=8) for split, tasks in splits.items()}
     known = {
-        split: list(_readable_tasks(split, tasks, digests[split])) for split, tasks in splits.items() if _at_hand(tasks)
+        split: list(_readable_tasks(split, tasks, digests[split]))
+        for split, tasks in splits.items()
+        if _is_readable(tasks)
     }
     for split, found in known.items():
         _refuse_equal_ids(split, found)
     if {"train", "eval"} <= set(known):
-        strict = any(isinstance(tasks, AtHand) and tasks.identified_by_content for tasks in splits.values())
+        strict = any(isinstance(tasks, ReadableTasks) and tasks.identified_by_content for tasks in splits.values())
         _refuse_shared(known["train"], known["eval"], strict=strict)
     for split, tasks in splits.items():
         if isinstance(tasks, GeneratedTasks) and len(tasks):
@@ -198,17 +200,17 @@ def needs_proof(tasks: Sequence[Task]) -> bool:
 
     This is necessary for tasks that only code of the environment can create: they are not read in advance.
     """
-    return not _at_hand(tasks) and not isinstance(tasks, GeneratedTasks)
+    return not _is_readable(tasks) and not isinstance(tasks, GeneratedTasks)
 
 
-def _at_hand(tasks: Sequence[Task]) -> bool:
+def _is_readable(tasks: Sequence[Task]) -> bool:
     """Return whether the tasks can be read without running code of an environment."""
-    return type(tasks) in (list, tuple) or isinstance(tasks, AtHand)
+    return type(tasks) in (list, tuple) or isinstance(tasks, ReadableTasks)
 
 
 def _readable_tasks(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b) -> Iterator[_Known]:
     """Yield the tasks that can be read, and add each to the digest of the split."""
-    for index in islice(range(len(tasks)), CHECKED):
+    for index in islice(range(len(tasks)), MAX_CHECKED_TASKS):
         try:
             task = tasks[index]
         except ValueError:
@@ -233,7 +235,7 @@ def _refuse_equal_ids(split: Split, found: Sequence[_Known]) -> None:
         places.setdefault(id, []).append(place)
     shared = [_name_tasks(id, own) for id, own in places.items() if len(own) > 1]
     if shared:
-        raise SharedTaskError(
+        raise DuplicateTaskError(
             f"{_show_tasks(len(shared))} of the {split} split {'share their ids' if len(shared) > 1 else 'shares its id'} with another "
             f"task: {_list_ids(shared)}; give each task a different id"
         )
@@ -251,7 +253,7 @@ def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, stric
         elif (same := contents.get(content)) is not None and content in asked and (strict or len(contents) > 1):
             shared.append(f"{_quote_id(id)} ({place}, same content as {_quote_id(same[1])}, {same[0]})")
     if shared:
-        raise SharedTaskError(
+        raise DuplicateTaskError(
             f"the train and the eval split share {_show_tasks(len(shared))}: {_list_ids(shared)}; "
             "evaluation would use tasks of the training. "
             "Remove them from one split (or, if they only look the same, give them different ids and state the difference in info)"
@@ -284,4 +286,6 @@ def _name_tasks(id: str, places: Sequence[str]) -> str:
 
 
 def _list_ids(found: Sequence[str]) -> str:
-    return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")
+    return ", ".join(found[:MAX_NAMED_TASKS]) + (
+        f" and {len(found) - MAX_NAMED_TASKS} more" if len(found) > MAX_NAMED_TASKS else ""
+    )

@@ -172,7 +172,7 @@ class InProcessStage:
         """Check the tasks that can be read without running code of the environment.
 
         Raises:
-            SharedTaskError: tasks are not distinct.
+            DuplicateTaskError: tasks are not distinct.
             PromptError: a single-turn task has a prompt that cannot be sent to a model.
         """
         self._digests = check_distinct(self._tasks)
@@ -180,7 +180,7 @@ class InProcessStage:
             check_prompts(self._tasks)
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        problem = self._problem(task)
+        problem = self._copy_task(task)
         if needs_proof(self._tasks[task.split]):
             self._refuse_known_id(task, name_of(problem))
         episode, score = await run_episode(
@@ -191,14 +191,14 @@ class InProcessStage:
     async def compare(
         self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
     ) -> list[Score]:
-        problem = self._problem(task)
+        problem = self._copy_task(task)
         if self._comparing is None:
             raise EpisodeError("reward", self.id, name_of(problem), "this environment does not compare groups")
         episodes, scores = [played.episode for played in group], [played.score for played in group]
         seconds = min(timeout_seconds, reward_seconds)
         return await compare_group(self._comparing, problem, episodes, scores, reward_seconds=seconds)
 
-    def _problem(self, task: TaskRef) -> Task:
+    def _copy_task(self, task: TaskRef) -> Task:
         """Return a copy of the task: an environment may append to the prompt, and the episodes of a group run at the same time."""
         doing = "reading"
         try:

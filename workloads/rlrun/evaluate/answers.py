@@ -42,7 +42,7 @@ class Measured:
     loss_tokens: int
 
 
-class _Kept(TraceLine, total=False):
+class _Document(TraceLine, total=False):
     """JSON document of one line: a line of an evaluation's trace, and the index of the task."""
 
     task: Required[int]
@@ -50,7 +50,7 @@ class _Kept(TraceLine, total=False):
 
 
 @dataclass(frozen=True)
-class Line:
+class StoredAnswer:
     """Stored answer, read from a file. The class has the attributes of `rlrun.orchestrator.evaluation.evaluator.Answered`."""
 
     environment: str
@@ -91,19 +91,19 @@ class AnswerFile:
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
         self.path, self._others = path, tuple(others)
-        self._lines: dict[Key, _Kept] = {}
+        self._lines: dict[Key, _Document] = {}
         for other in self._others:
-            self._take(other.read_bytes().rpartition(b"\n")[0])
+            self._add_lines(other.read_bytes().rpartition(b"\n")[0])
         content = path.read_bytes() if path.exists() else b""
         whole, _, torn = content.rpartition(b"\n")
-        self._take(whole)
+        self._add_lines(whole)
         if torn:  # left by a killed writer; new lines must not be appended to it
             with storage_errors(path.parent):
                 os.truncate(path, len(content) - len(torn))
 
     @classmethod
-    def of(
-        cls, folder: Path, policy: Policy, environment: EnvironmentConfig, digest: str, attempt: int | None = None
+    def open_in(
+        cls, folder: Path, policy: Policy, environment: EnvironmentConfig, fingerprint: str, attempt: int | None = None
     ) -> Self:
         """Open the file of a policy and an environment in a folder of answers.
 
@@ -111,17 +111,17 @@ class AnswerFile:
             folder: folder of all answers.
             policy: policy that answers.
             environment: environment of the tasks.
-            digest: result of `answer_fingerprint`.
+            fingerprint: result of `answer_fingerprint`.
             attempt: number of the run's attempt. New answers are then written to a file of this attempt, and the answers of all other
                 attempts are read, too. None: all answers are in one file.
         """
-        place, name = folder / _file_name(policy.name), f"{_file_name(environment.label)}.{digest}"
+        place, name = folder / _file_name(policy.name), f"{_file_name(environment.label)}.{fingerprint}"
         if attempt is None:
             return cls(place / f"{name}.jsonl")
         own = place / f"{name}.a{attempt:04d}.jsonl"
         return cls(own, sorted(file for file in place.glob(f"{glob.escape(name)}.a*.jsonl") if file != own))
 
-    def _take(self, whole: bytes) -> None:
+    def _add_lines(self, whole: bytes) -> None:
         """Add complete lines. A damaged line counts as unanswered.
 
         Of several lines for one question, an answer counts before a failure, a later answer before an earlier one, and an earlier failure
@@ -147,15 +147,15 @@ class AnswerFile:
 
     def add(self, *answered: tuple[Question, Answer]) -> None:
         """Append answers durably with one flush. Blocks."""
-        lines: dict[Key, _Kept] = {
+        lines: dict[Key, _Document] = {
             _answer_key(question): {"task": question.task.index, **trace_line(answer)} for question, answer in answered
         }
         content = "".join(json.dumps(line, default=str) + "\n" for line in lines.values()).encode()
         with storage_errors(self.path.parent):
-            self._append(content)
+            self._append_bytes(content)
         self._lines |= lines
 
-    def _append(self, content: bytes) -> None:
+    def _append_bytes(self, content: bytes) -> None:
         is_new = not self.path.exists()
         if is_new:
             make_folder(self.path.parent)
@@ -174,7 +174,7 @@ class AnswerFile:
         if is_new:
             fsync_path(self.path.parent)
 
-    def answers(self, wanted: Iterable[Question]) -> list[Line]:
+    def answers(self, wanted: Iterable[Question]) -> list[StoredAnswer]:
         """Return the stored answers to the questions in their order, without unanswered questions."""
         found = [self._lines.get(_answer_key(question)) for question in wanted]
         return [_answer_line(document) for document in found if document is not None]
@@ -184,7 +184,7 @@ class AnswerFile:
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
 
 
-def _parse_answer(line: bytes) -> _Kept | None:
+def _parse_answer(line: bytes) -> _Document | None:
     """Parse a stored answer, or return None if its line is damaged."""
     try:
         document = json.loads(line)
@@ -219,7 +219,7 @@ Entry = tuple[AnswerFile, Question, Answer]
 """File, question, and the answer to store."""
 
 
-def _answer_line(document: _Kept) -> Line:
+def _answer_line(document: _Document) -> StoredAnswer:
     measured = None
     if "error" not in document:
         measured = Measured(
@@ -228,7 +228,7 @@ def _answer_line(document: _Kept) -> Line:
             truncated=document["truncated"],
             loss_tokens=document["completion_tokens"],  # the files' name for the number of sampled tokens
         )
-    return Line(
+    return StoredAnswer(
         document["environment"],
         document["task_id"],
         document["sample"],

@@ -46,7 +46,7 @@ class Engines:
             RoleError: an engine has ended; its output is printed.
         """
         while self.supervisor is not None:
-            ended = self.supervisor.exited()
+            ended = self.supervisor.poll_exited()
             if ended:
                 explain_failure(ended[0], self.root)
                 message = "all engines were stopped; finished answers are saved"

@@ -123,9 +123,9 @@ def prepare_job(request: Request, console: Console) -> Job:
     policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
     api_key = _api_key() if request.engine_urls else ""
     work.mkdir(parents=True, exist_ok=True)  # an unwritable folder fails before a model is created in it
-    # `made`: folder of the model, or None for a model on the hub.
-    model, made = _resolve_model(spec, name, run, work, console, trusts_code=request.trusts_code)
-    base = policies.base_policy(model, made)
+    # `local_folder`: folder of the model, or None for a model on the hub.
+    model, local_folder = _resolve_model(spec, name, run, work, console, trusts_code=request.trusts_code)
+    base = policies.base_policy(model, local_folder)
     chosen = policies.choose_policies(available, base, steps=wanted, with_base=request.base, where=where)
     served_as = policies.served_as(chosen)
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
@@ -252,7 +252,7 @@ def _read_manifest(request: Request) -> RLRun:
     """
     ids = request.environment_ids
 
-    def unused(spec: RLRunSpec) -> list[Key]:
+    def unread_fields(spec: RLRunSpec) -> list[Key]:
         # Fields that an evaluation does not read: training settings of selected environments, and all of the other environments.
         return [
             ("algorithm",),
@@ -266,7 +266,11 @@ def _read_manifest(request: Request) -> RLRun:
         ]
 
     judged = judge_manifest(
-        read_text(request.manifest), str(request.manifest), here=True, leave_out=unused, variation=request.variation
+        read_text(request.manifest),
+        str(request.manifest),
+        here=True,
+        leave_out=unread_fields,
+        variation=request.variation,
     )
     if judged.problems or judged.run is None:
         raise ConfigError(judged.problems)
@@ -385,10 +389,10 @@ def _resolve_model(
         model = model.model_copy(update={"name": None, "revision": None, "path": str(folder)})
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
-    asked, model = model, as_recorded(model, run)
+    requested_model, model = model, as_recorded(model, run)
     # The commit comes from the run's folder and not from the manifest, so its code needs the caller's trust: the hub also
     # serves commits of pull requests, which any user can write.
-    if model.trust_remote_code and model != asked:
+    if model.trust_remote_code and model != requested_model:
         code = NamedCode("revisions", f"commit {model.revision} of {model.name}, whose code model.trustRemoteCode runs")
         check_recorded_code(run.root, [code], trusted=trusts_code)
     if model.path is None:

@@ -68,7 +68,7 @@ class Account:
         self._clock = StepClock()
         self._doing: tuple[Role, str] = ("inference", "starting")
         self._over = {part.policy for part in parts} - {part.policy for part in parts if part.left}
-        self.results = self._measures()
+        self.results = self._result_lines()
         """Results of finished policies, one line per policy and environment."""
 
     def loads(self, policy: Policy) -> None:
@@ -94,9 +94,9 @@ class Account:
     def over(self, policy: Policy) -> None:
         """Record that a policy has no more questions."""
         self._over.add(policy)
-        self.results = self._measures()
+        self.results = self._result_lines()
 
-    def _measures(self) -> tuple[str, ...]:
+    def _result_lines(self) -> tuple[str, ...]:
         over = [part for part in self._parts if part.policy in self._over]
         return tuple(report.short_lines(report.results_document(self._plan, over)))
 

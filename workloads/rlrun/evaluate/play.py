@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.evaluate.answers import ANSWERS, AnswerFile, Entry, Line, answer_fingerprint, keep_answers
+from rlrun.evaluate.answers import ANSWERS, AnswerFile, Entry, StoredAnswer, answer_fingerprint, keep_answers
 from rlrun.evaluate.evaluated_engines import Engines, check_given, given_engines, own_engines
 from rlrun.evaluate.evaluation_job import Job
 from rlrun.evaluate.plan import Plan
@@ -68,7 +68,7 @@ class Part:
         """Questions without an answer."""
         return self.file.missing(self.wanted)
 
-    def answers(self) -> list[Line]:
+    def answers(self) -> list[StoredAnswer]:
         """Return the stored answers of this part."""
         return self.file.answers(self.wanted)
 
@@ -192,8 +192,8 @@ def _split_parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterato
     config = plan.orchestrator
     for index, arena in enumerate(arenas):
         sampling = plan.evaluation.sampling_over(arena.config.sampling or config.sampling)
-        digest = answer_fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
-        file = AnswerFile.of(plan.work / ANSWERS, policy, arena.config, digest, plan.attempt)
+        fingerprint = answer_fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
+        file = AnswerFile.open_in(plan.work / ANSWERS, policy, arena.config, fingerprint, plan.attempt)
         wanted = _wanted_questions(plan, arena)
         if not wanted:
             fix = "exclude it with --environment-ids" if plan.attempt is None else "remove it"
@@ -337,7 +337,7 @@ class PolicyEvaluator:
         await self._evaluator.collect_answers(
             [question for part in parts for question in part.left],
             number,
-            taken=answer_writer(self._kept, parts, answered),
+            store_answer=answer_writer(self._kept, parts, answered),
         )
         self.sync.release(number)
         staging.remove(path)

@@ -143,15 +143,15 @@ def _more_gpus(spec: RLRunSpec) -> Iterator[Fields]:
     gpus = trainer.gpus_per_replica
     while gpus < _GPUS_MAX:
         gpus *= 2
-        yield shared | _gpus(spec, gpus)
+        yield shared | _gpu_fields(spec, gpus)
     replicas = trainer.replicas
     while replicas < _REPLICAS_MAX:
         replicas *= 2
-        more = _gpus(spec, gpus) if gpus != trainer.gpus_per_replica else {}
+        more = _gpu_fields(spec, gpus) if gpus != trainer.gpus_per_replica else {}
         yield shared | more | {"spec.trainer.replicas": replicas}
 
 
-def _gpus(spec: RLRunSpec, gpus: int) -> Fields:
+def _gpu_fields(spec: RLRunSpec, gpus: int) -> Fields:
     fields: Fields = {"spec.trainer.gpusPerReplica": gpus}
     if spec.placement.colocate:
         fields |= {

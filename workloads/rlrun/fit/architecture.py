@@ -79,9 +79,9 @@ class Architecture:
     """Total number of parameters, counted in the model itself. Default: computed from the sizes."""
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether the number of parameters is exact. For other families it is the number of a Llama of this shape."""
-        return (self._family.counted and not self.varied and not self.whole_type) or self.counted is not None
+        return (self._model_family.counted and not self.varied and not self.whole_type) or self.counted is not None
 
     @property
     def trained_type(self) -> str:
@@ -98,10 +98,10 @@ class Architecture:
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalized per head."""
-        return self._family.normed
+        return self._model_family.normed
 
     @property
-    def _family(self) -> Family:
+    def _model_family(self) -> Family:
         return FAMILIES.get(self.model_type, _UNKNOWN)
 
     @property
@@ -115,7 +115,7 @@ class Architecture:
         return self.kv_heads * self.head_dim
 
     @cached_property
-    def linears(self) -> Mapping[str, Linear]:
+    def linear_layers(self) -> Mapping[str, Linear]:
         """Linear layers of a decoder layer, without experts, by the last part of their names."""
         h, q, k, i = self.hidden, self.queries, self.keys, self.intermediate
         attention = {"q_proj": Linear(h, q), "k_proj": Linear(h, k), "v_proj": Linear(h, k), "o_proj": Linear(q, h)}
@@ -127,9 +127,9 @@ class Architecture:
     def layer_parameters(self) -> int:
         """Parameters of a decoder layer without its experts."""
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        biases = self.queries + 2 * self.keys if self._family.biased else 0
+        biases = self.queries + 2 * self.keys if self._model_family.biased else 0
         router = self.experts * self.hidden
-        return sum(linear.weights for linear in self.linears.values()) + norms + biases + router
+        return sum(linear.weights for linear in self.linear_layers.values()) + norms + biases + router
 
     @property
     def expert_parameters(self) -> int:
@@ -267,17 +267,19 @@ _SUFFIXES = ("-Base", "-Instruct", "-Instruct-2507", "-Thinking-2507")
 """Name endings of models with the same shape as the model without the ending."""
 
 
-def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool = False) -> Architecture:
+def _qwen3_shape(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool = False) -> Architecture:
     return Architecture("qwen3", hidden, layers, heads, 8, 128, intermediate, 151_936, tied)
 
 
-def _qwen2(
+def _qwen2_shape(
     hidden: int, layers: int, heads: int, kv: int, intermediate: int, vocabulary: int, *, tied: bool = False
 ) -> Architecture:
     return Architecture("qwen2", hidden, layers, heads, kv, hidden // heads, intermediate, vocabulary, tied)
 
 
-def _llama(hidden: int, layers: int, heads: int, dim: int, intermediate: int, *, tied: bool = False) -> Architecture:
+def _llama_shape(
+    hidden: int, layers: int, heads: int, dim: int, intermediate: int, *, tied: bool = False
+) -> Architecture:
     return Architecture("llama", hidden, layers, heads, 8, dim, intermediate, 128_256, tied)
 
 
@@ -298,27 +300,27 @@ def _qwen3_moe(hidden: int, layers: int, heads: int, intermediate: int, of_exper
 
 
 KNOWN: Mapping[str, Architecture] = {
-    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
-    "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
-    "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, tied=True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12_288),
-    "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17_408),
-    "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 25_600),
+    "Qwen/Qwen3-0.6B": _qwen3_shape(1024, 28, 16, 3072, tied=True),
+    "Qwen/Qwen3-1.7B": _qwen3_shape(2048, 28, 16, 6144, tied=True),
+    "Qwen/Qwen3-4B": _qwen3_shape(2560, 36, 32, 9728, tied=True),
+    "Qwen/Qwen3-8B": _qwen3_shape(4096, 36, 32, 12_288),
+    "Qwen/Qwen3-14B": _qwen3_shape(5120, 40, 40, 17_408),
+    "Qwen/Qwen3-32B": _qwen3_shape(5120, 64, 64, 25_600),
     "Qwen/Qwen3-30B-A3B": _qwen3_moe(2048, 48, 32, 6144, 768),
     "Qwen/Qwen3-235B-A22B": _qwen3_moe(4096, 94, 64, 12_288, 1536),
-    "Qwen/Qwen2.5-0.5B": _qwen2(896, 24, 14, 2, 4864, 151_936, tied=True),
-    "Qwen/Qwen2.5-1.5B": _qwen2(1536, 28, 12, 2, 8960, 151_936, tied=True),
-    "Qwen/Qwen2.5-3B": _qwen2(2048, 36, 16, 2, 11_008, 151_936, tied=True),
-    "Qwen/Qwen2.5-7B": _qwen2(3584, 28, 28, 4, 18_944, 152_064),
-    "Qwen/Qwen2.5-14B": _qwen2(5120, 48, 40, 8, 13_824, 152_064),
-    "Qwen/Qwen2.5-32B": _qwen2(5120, 64, 40, 8, 27_648, 152_064),
-    "Qwen/Qwen2.5-Math-7B": _qwen2(3584, 28, 28, 4, 18_944, 152_064),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _qwen2(1536, 28, 12, 2, 8960, 151_936),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2(3584, 28, 28, 4, 18_944, 152_064),
-    "meta-llama/Llama-3.2-1B": _llama(2048, 16, 32, 64, 8192, tied=True),
-    "meta-llama/Llama-3.2-3B": _llama(3072, 28, 24, 128, 8192, tied=True),
-    "meta-llama/Llama-3.1-8B": _llama(4096, 32, 32, 128, 14_336),
-    "meta-llama/Llama-3.1-70B": _llama(8192, 80, 64, 128, 28_672),
+    "Qwen/Qwen2.5-0.5B": _qwen2_shape(896, 24, 14, 2, 4864, 151_936, tied=True),
+    "Qwen/Qwen2.5-1.5B": _qwen2_shape(1536, 28, 12, 2, 8960, 151_936, tied=True),
+    "Qwen/Qwen2.5-3B": _qwen2_shape(2048, 36, 16, 2, 11_008, 151_936, tied=True),
+    "Qwen/Qwen2.5-7B": _qwen2_shape(3584, 28, 28, 4, 18_944, 152_064),
+    "Qwen/Qwen2.5-14B": _qwen2_shape(5120, 48, 40, 8, 13_824, 152_064),
+    "Qwen/Qwen2.5-32B": _qwen2_shape(5120, 64, 40, 8, 27_648, 152_064),
+    "Qwen/Qwen2.5-Math-7B": _qwen2_shape(3584, 28, 28, 4, 18_944, 152_064),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _qwen2_shape(1536, 28, 12, 2, 8960, 151_936),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2_shape(3584, 28, 28, 4, 18_944, 152_064),
+    "meta-llama/Llama-3.2-1B": _llama_shape(2048, 16, 32, 64, 8192, tied=True),
+    "meta-llama/Llama-3.2-3B": _llama_shape(3072, 28, 24, 128, 8192, tied=True),
+    "meta-llama/Llama-3.1-8B": _llama_shape(4096, 32, 32, 128, 14_336),
+    "meta-llama/Llama-3.1-70B": _llama_shape(8192, 80, 64, 128, 28_672),
 }
 
 

@@ -134,7 +134,7 @@ class Machine:
     missing: Mapping[Kernel, str] = field(default_factory=dict)
     """Reasons why other kernels are not usable."""
 
-    def without(self, kernel: Kernel, reason: str) -> Machine:
+    def without_kernel(self, kernel: Kernel, reason: str) -> Machine:
         """Return the same machine without a package, for a reason found later."""
         versions = {name: version for name, version in self.versions.items() if name != kernel}
         return Machine(self.name, self.capability, versions, {**self.missing, kernel: reason})

@@ -74,7 +74,7 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
         ) from None
     except ValueError as error:
         raise UnknownModelError(f"{field}: {file}: {error}") from None
-    if shape.exact or not count or (model := _on_meta(config)) is None:
+    if shape.is_exact or not count or (model := _on_meta(config)) is None:
         return shape
     tied = (
         model.get_output_embeddings() is not None

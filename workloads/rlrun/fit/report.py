@@ -23,7 +23,7 @@ from rlrun.fit.layout import layout_problems
 from rlrun.fit.memory_parts import GIB, Needs, show_gib
 from rlrun.fit.model_sources import cached_folder
 from rlrun.fit.trainer_memory import trainer_needs
-from rlrun.hub.refused_models import read_refusal
+from rlrun.hub.refused_models import untrainable_reason
 
 TRAINER: Key = ("trainer",)
 """Key of the whole trainer block. If it is left out, nothing is trained."""
@@ -35,7 +35,7 @@ def trained_models(spec: RLRunSpec, left_out: Collection[Key] = ()) -> Mapping[K
         return {}
     models: dict[Key, ModelConfig] = {("model", "name" if spec.model.path is None else "path"): spec.model}
     reference = spec.algorithm.reference
-    if reference is not None and (resolved := reference.resolved(spec.model)) != spec.model:
+    if reference is not None and (resolved := reference.resolve_model(spec.model)) != spec.model:
         models["algorithm", "reference", "model"] = resolved
     return models
 
@@ -49,11 +49,11 @@ def untrainable_models(spec: RLRunSpec) -> list[tuple[Key, str]]:
 def why_untrainable(model: ModelConfig) -> str | None:
     """Return why a model cannot be trained, with a fix, or None if this machine has no reason against it."""
     if model.path is not None:
-        return read_refusal(Path(model.path), model.path)
+        return untrainable_reason(Path(model.path), model.path)
     if model.name is None:
         return None
     folder = cached_folder(model.name)
-    return refusal_by_name(model.name) if folder is None else read_refusal(folder, model.name)
+    return refusal_by_name(model.name) if folder is None else untrainable_reason(folder, model.name)
 
 
 def quantization_notes(models: Mapping[Key, ModelConfig]) -> Iterator[tuple[Key, str]]:
@@ -168,7 +168,7 @@ def report_lines(
     name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
 ) -> list[str]:
     """Return the report as lines of text."""
-    count = f"{model.parameters / 1e9:.2f} billion parameters{'' if model.exact else ' (about)'}"
+    count = f"{model.parameters / 1e9:.2f} billion parameters{'' if model.is_exact else ' (about)'}"
     shown = [f"{name}: {count}"]
     shown += [f"  REFUSED: {refusal.field}: {refusal.message}" for refusal in refusals]
     for role_needs in needs:
@@ -202,7 +202,7 @@ def report_document(
     return {
         "run": name,
         "parameters": model.parameters,
-        "exact": model.exact,
+        "exact": model.is_exact,
         "fits": not refusals and all(role_needs.fits for role_needs in needs),
         "refused": [{"field": refusal.field, "message": refusal.message} for refusal in refusals],
         "roles": [

@@ -234,7 +234,7 @@ def _state_bytes(config: TrainerConfig, held: Held, trained: _Trained, ranks: _R
 def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> float:
     """Return the bytes of the optimizer's moments on one rank, on the GPU or on the host."""
     slots = config.lora.slots if config.lora is not None else 1
-    numbers = _moments(config) * trained.all
+    numbers = _moment_count(config) * trained.all
     if config.optimizer.name == "muon":
         numbers -= trained.matrices
     return MASTER_BYTES * slots * numbers / ranks.shards
@@ -243,11 +243,11 @@ def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> fl
 def _host_buffers(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks, moments: float) -> Part:
     """Return the GPU buffers for moments in host memory. They exist while the optimizer steps, when there is no micro-batch."""
     table = held.root if trained.head or config.lora is None else 0
-    buffer = max(MOMENT_BUCKET_BYTES, MASTER_BYTES * _moments(config) * table / ranks.shards)
+    buffer = max(MOMENT_BUCKET_BYTES, MASTER_BYTES * _moment_count(config) * table / ranks.shards)
     return Part("optimizer state", min(2 * buffer, moments), "two buckets of moments, which stay in host memory")
 
 
-def _moments(config: TrainerConfig) -> float:
+def _moment_count(config: TrainerConfig) -> float:
     """Return the optimizer's numbers per trained parameter, in units of float32."""
     return _MOMENTS[config.optimizer.name] * (_CODED_SHARE if config.optimizer.moments == "int8" else 1)
 
@@ -263,7 +263,7 @@ def _companion_bytes(
         found.append(Part("reference", size, "frozen, bfloat16"))
     if config.algorithm.critic is not None:
         body = model.parameters - (0 if model.tied else model.table) + model.hidden
-        numbers = 2 + _moments(config)
+        numbers = 2 + _moment_count(config)
         on_gpu = not config.cpu_offload
         if config.optimizer.offload:
             numbers = 2
@@ -333,7 +333,7 @@ def _trained_count(config: TrainerConfig, model: Architecture, held: Held, ranks
     adapters = sum(config.lora.rank * (linear.inputs + linear.outputs) for linear in linears)
     whole = {
         name: linear.weights
-        for name, linear in model.linears.items()
+        for name, linear in model.linear_layers.items()
         if _named_bytes(name, config.lora.modules_to_save)
     }
     layer = adapters + sum(whole.values())
@@ -346,7 +346,9 @@ def _trained_count(config: TrainerConfig, model: Architecture, held: Held, ranks
 def adapted_layers(lora: LoRAConfig, model: Architecture) -> Mapping[str, Linear]:
     """Return the linear layers of a decoder layer that get an adapter, by name."""
     return {
-        name: linear for name, linear in model.linears.items() if not lora.targets or _named_bytes(name, lora.targets)
+        name: linear
+        for name, linear in model.linear_layers.items()
+        if not lora.targets or _named_bytes(name, lora.targets)
     }
 
 
@@ -380,7 +382,7 @@ def _trainer_remarks(
     if held.count > 1:
         found.append(_pipeline_remark(config, held))
     if config.cpu_offload:
-        numbers = 2 + _moments(config)
+        numbers = 2 + _moment_count(config)
         size = MASTER_BYTES * (held.parameters + (numbers - 1) * trained.all) / ranks.shards
         found.append(f"cpuOffload: {show_gib(size * config.ranks_per_replica)} of host memory for each replica")
     if config.optimizer.offload:

@@ -58,7 +58,8 @@ def explain_error(error: BaseException, repository: Repository) -> RoleError:
     status, name, field = status_of(error), repository.name, repository.name_field
     if isinstance(error, RevisionNotFoundError):
         return RoleError(
-            f"{repository.revision_field}: {repository} has no revision {repository.asked} (404); set an existing branch, tag or commit, "
+            f"{repository.revision_field}: {repository} has no revision {repository.requested_revision} (404); "
+            "set an existing branch, tag or commit, "
             "or remove revision for the main branch",
             exit_codes.DATA,
         )
@@ -82,7 +83,7 @@ def explain_error(error: BaseException, repository: Repository) -> RoleError:
         )
     if constants.is_offline_mode():
         return RoleError(
-            f"{field}: {name} at {repository.asked} is missing or incomplete in the hub's cache "
+            f"{field}: {name} at {repository.requested_revision} is missing or incomplete in the hub's cache "
             f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE disables "
             "downloads; download it once without that variable, or use a folder with path",
             exit_codes.DATA,
@@ -272,10 +273,10 @@ def _current_commit(repository: Repository) -> str:
     from huggingface_hub import HfApi, constants
 
     def ask() -> str:
-        info = HfApi().repo_info(repository.name, repo_type=repository.kind, revision=repository.asked)
+        info = HfApi().repo_info(repository.name, repo_type=repository.kind, revision=repository.requested_revision)
         return str(info.sha)
 
-    known = Path(constants.HF_HUB_CACHE) / repository.folder_name / "refs" / repository.asked
+    known = Path(constants.HF_HUB_CACHE) / repository.folder_name / "refs" / repository.requested_revision
 
     def now() -> str:
         try:
@@ -285,11 +286,11 @@ def _current_commit(repository: Repository) -> str:
                 raise
             commit = known.read_text().strip()
             _log_line(
-                f"the hub cannot be asked for {repository}: using commit {commit} of {repository.asked} from its cache",
+                f"the hub cannot be asked for {repository}: using commit {commit} of {repository.requested_revision} from its cache",
                 "WARNING",
             )
             return commit
-        _log_line(f"{repository}: {repository.asked} is commit {commit}")
+        _log_line(f"{repository}: {repository.requested_revision} is commit {commit}")
         with suppress(OSError):  # for later runs without a network; a read-only cache cannot store it
             write_bytes(known, commit.encode())
         return commit

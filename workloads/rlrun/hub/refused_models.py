@@ -68,7 +68,7 @@ def pickle_refusal(field: str, source: str, file: str = "") -> str:
     )
 
 
-def read_refusal(folder: Path, name: str | None = None) -> str | None:
+def untrainable_reason(folder: Path, name: str | None = None) -> str | None:
     """Return why the trainer cannot train a model, by the configuration in its folder.
 
     Returns None if no reason is known. It also returns None if the configuration cannot be read, which other checks report.
@@ -101,5 +101,5 @@ def refuse_untrainable(folder: Path, field: str, name: str | None = None) -> Non
     Raises:
         RoleError: contains the field, the model and the fix.
     """
-    if (fault := read_refusal(folder, name)) is not None:
+    if (fault := untrainable_reason(folder, name)) is not None:
         raise RoleError(f"{field}: {fault}", exit_codes.CONFIGURATION)

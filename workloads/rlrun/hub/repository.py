@@ -43,7 +43,7 @@ class Repository:
     """Manifest field with the revision, for messages."""
 
     @property
-    def asked(self) -> str:
+    def requested_revision(self) -> str:
         """Requested revision."""
         return self.revision or MAIN
 
@@ -92,9 +92,14 @@ def kept_commit(repository: Repository, resolve: Callable[[], str]) -> str:
     for file in files:
         if (commit := _read_commit(file, repository)) is not None:
             return commit
-    commit = repository.asked if COMMIT.fullmatch(repository.asked) else resolve()
+    commit = repository.requested_revision if COMMIT.fullmatch(repository.requested_revision) else resolve()
     if files:
-        document = {"kind": repository.kind, "name": repository.name, "revision": repository.asked, "commit": commit}
+        document = {
+            "kind": repository.kind,
+            "name": repository.name,
+            "revision": repository.requested_revision,
+            "commit": commit,
+        }
         with suppress(FileExistsError):  # another role was first; its commit is used
             create_json(files[0], document)
         return _read_commit(files[0], repository) or commit
@@ -125,7 +130,7 @@ def _revision_folders() -> Iterator[Path]:
 
 
 def _file_name(repository: Repository) -> str:
-    return f"{repository.folder_name}@{quote(repository.asked, safe='')}.json"
+    return f"{repository.folder_name}@{quote(repository.requested_revision, safe='')}.json"
 
 
 def _read_commit(file: Path, repository: Repository) -> str | None:
@@ -139,7 +144,8 @@ def _read_commit(file: Path, repository: Repository) -> str | None:
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         message = f"{file} does not contain a commit; delete it, and the next attempt requests it from the hub again"
         raise RoleError(message, exit_codes.DATA)
-    if COMMIT.fullmatch(repository.asked) and commit != repository.asked:
-        message = f"{file} contains commit {commit}, but {repository.revision_field} is commit {repository.asked}; delete the file"
+    if COMMIT.fullmatch(repository.requested_revision) and commit != repository.requested_revision:
+        wanted = f"{repository.revision_field} is commit {repository.requested_revision}"
+        message = f"{file} contains commit {commit}, but {wanted}; delete the file"
         raise RoleError(message, exit_codes.DATA)
     return commit

@@ -270,7 +270,7 @@ def _stop_soon() -> None:
 
 @contextlib.asynccontextmanager
 async def _beat_while_running(heartbeat: Heartbeat) -> AsyncIterator[None]:
-    await heartbeat.beat()
+    await heartbeat.check_workers()
     task = asyncio.create_task(heartbeat.run())
     try:
         yield

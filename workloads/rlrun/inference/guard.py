@@ -87,7 +87,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = self._refusal(scope)
+            refusal = self._find_refusal(scope)
             if refusal is None:
                 await self.app(scope, receive, send)
             else:
@@ -96,7 +96,7 @@ class Guard:
             # The server answers 403 if the socket is closed before it is accepted.
             await send({"type": "websocket.close", "code": 1008})
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         path, method = scope["path"], scope["method"]
         if method in PUBLIC.get(path, ()):
             return None

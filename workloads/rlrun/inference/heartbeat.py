@@ -30,11 +30,11 @@ class Heartbeat:
         self.error: str | None = None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the workers responded within the timeout."""
         return self._answered is not None and self._clock() - self._answered < self._timeout
 
-    async def beat(self) -> None:
+    async def check_workers(self) -> None:
         """Make one round trip; a failure is stored in `error`."""
         try:
             await self._ask()
@@ -49,5 +49,5 @@ class Heartbeat:
         """Repeat `beat` until cancelled."""
         with contextlib.suppress(asyncio.CancelledError):
             while True:
-                await self.beat()
+                await self.check_workers()
                 await asyncio.sleep(self._interval)

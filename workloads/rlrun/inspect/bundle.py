@@ -20,7 +20,7 @@ from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import redact
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _LOG_BYTES = 512 * 1024
 _LOG_LINES = 5000
@@ -72,9 +72,9 @@ def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
         yield name, _answer_or_error(partial(_object_text, api, words))
     for pod in seen.processes:
         words = ["logs", *here, pod.name, "-c", pod.role, f"--tail={_LOG_LINES}"]
-        yield f"logs/{pod.name}.log", _answer_or_error(partial(api.ask, words))
+        yield f"logs/{pod.name}.log", _answer_or_error(partial(api.read_output, words))
         if pod.restarts:
-            yield f"logs/{pod.name}.previous.log", _answer_or_error(partial(api.ask, [*words, "--previous"]))
+            yield f"logs/{pod.name}.previous.log", _answer_or_error(partial(api.read_output, [*words, "--previous"]))
 
 
 def _answer_or_error(ask: Callable[[], str]) -> str:
@@ -120,7 +120,7 @@ def clean_part(name: str, content: str, secrets: list[str]) -> str:
             return json.dumps(redact.redact_configuration(json.loads(content), secrets), indent=1) + "\n"
         except ValueError:
             pass
-    return printable(redact.redact_text(content, secrets), lines=True)
+    return escape_controls(redact.redact_text(content, secrets), lines=True)
 
 
 def write_bundle(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from rlrun.inspect.snapshot import (
 from rlrun.protocol.messages import lease_annotations as said
 from rlrun.protocol.messages.lease_annotations import RESTART_PHASES
 from rlrun.runtime.json_types import Manifest
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _T = TypeVar("_T")
 _ROLES = ("trainer", "inference", "orchestrator")
@@ -81,7 +81,7 @@ def run_snapshot(
         start=_read_start(_read_map(status, "lastRestart"), attempt),
         folder=_read_text(_read_map(status, "storage").get("path")),
         host=_read_text(_read_map(spec, "trainer").get("sharedWith")),
-        results=tuple(printable(str(line)) for line in status.get("results") or ()),
+        results=tuple(escape_controls(str(line)) for line in status.get("results") or ()),
         cost=_read_cost(_read_map(status, "cost")),
         trained=_read_trained(_read_map(status, "cost")),
         budget=_read_number(_read_map(spec, "budget").get("gpuHours")),
@@ -91,7 +91,9 @@ def run_snapshot(
 def _read_cost(counted: Manifest) -> tuple[CostRow, ...]:
     rows = []
     for row in _read_list(counted, "attempts"):
-        seconds = ((printable(str(use)), _read_count(found)) for use, found in _read_map(row, "gpuSeconds").items())
+        seconds = (
+            (escape_controls(str(use)), _read_count(found)) for use, found in _read_map(row, "gpuSeconds").items()
+        )
         rows.append(CostRow(_read_count(row.get("attempt")), _read_text(row.get("role")) or "", tuple(seconds)))
     return tuple(rows)
 
@@ -143,7 +145,7 @@ def _read_condition(one: Manifest) -> Condition:
     return Condition(
         str(one.get("type")),
         str(one.get("status")),
-        printable(str(one.get("reason") or "")),
+        escape_controls(str(one.get("reason") or "")),
         _read_message(one),
         _read_text(one.get("lastTransitionTime")),
     )
@@ -152,11 +154,11 @@ def _read_condition(one: Manifest) -> Condition:
 def _read_failure(one: Manifest) -> Failure:
     return Failure(
         attempt=_read_count(one.get("attempt")),
-        role=printable(str(one.get("role"))),
-        process=printable(str(one.get("podName"))),
+        role=escape_controls(str(one.get("role"))),
+        process=escape_controls(str(one.get("podName"))),
         node=_read_text(one.get("nodeName")),
         exit_code=_read_whole(one.get("exitCode")),
-        reason=printable(str(one.get("reason"))),
+        reason=escape_controls(str(one.get("reason"))),
         message=_read_message(one),
         counted=one.get("counted") is not False,
         step=_read_whole(one.get("step")),
@@ -183,7 +185,7 @@ def _read_event(one: Manifest) -> Event:
         series.get("lastObservedTime") or one.get("lastTimestamp") or one.get("eventTime") or one.get("firstTimestamp")
     )
     return Event(
-        printable(str(one.get("reason"))),
+        escape_controls(str(one.get("reason"))),
         _read_message(one),
         one.get("type") == "Warning",
         _read_text(time),
@@ -209,7 +211,7 @@ def _read_process(pod: Manifest) -> Process:
         name=str(meta.get("name")),
         role=role,
         attempt=_read_whole(labels.get("rlrun.io/attempt")),
-        state="Terminating" if meta.get("deletionTimestamp") else printable(str(state)),
+        state="Terminating" if meta.get("deletionTimestamp") else escape_controls(str(state)),
         ready=own.get("ready") is True,
         restarts=_read_count(own.get("restartCount")),
         node=_read_text(_read_map(pod, "spec").get("nodeName")),
@@ -226,7 +228,7 @@ def _visible_gpus(pod: Manifest, role: str) -> int:
 
 def _read_message(one: Manifest) -> str:
     """Return the message, which can have several lines."""
-    return printable(str(one.get("message") or ""), lines=True)
+    return escape_controls(str(one.get("message") or ""), lines=True)
 
 
 def _read_roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
@@ -264,7 +266,7 @@ def _read_start(one: Manifest, attempt: int) -> Start | None:
 def _explain_size(one: Manifest) -> str | None:
     """Return the reason for a role's size, and the reason why a requested size is delayed."""
     waits = f"another size waits for: {one['waitingOn']}" if one.get("waitingOn") else ""
-    return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits, _describe_spot(one))))) or None
+    return escape_controls("; ".join(filter(None, (str(one.get("reason") or ""), waits, _describe_spot(one))))) or None
 
 
 def _describe_spot(one: Manifest) -> str:
@@ -284,7 +286,7 @@ def _excluded_nodes(status: Manifest) -> tuple[str, ...]:
 
 
 def _read_storage(one: Manifest) -> str | None:
-    words = [printable(str(one[key])) for key in ("claimName", "size") if one.get(key)]
+    words = [escape_controls(str(one[key])) for key in ("claimName", "size") if one.get(key)]
     return " ".join(words) or None
 
 
@@ -308,7 +310,7 @@ def _read_list(of: Manifest, key: str) -> list[Manifest]:
 
 
 def _read_text(value: object) -> str | None:
-    return printable(value) if isinstance(value, str) and value else None
+    return escape_controls(value) if isinstance(value, str) and value else None
 
 
 def _read_whole(value: object) -> int | None:

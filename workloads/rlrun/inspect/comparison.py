@@ -17,7 +17,7 @@ from rlrun.inspect.screen import align_columns, cut_text, show_number
 from rlrun.inspect.small_files import read_config
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime.json_types import Json
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 Lines = Sequence[Mapping[str, object]]
 _POINTS = 10
@@ -101,7 +101,7 @@ def curves_table(curves: Sequence[Curve]) -> str:
     size = -(-common // _POINTS)
     parts = []
     for metric in common_metrics(curves):
-        rows: list[Sequence[str]] = [(printable(metric), *(curve.label for curve in curves))]
+        rows: list[Sequence[str]] = [(escape_controls(metric), *(curve.label for curve in curves))]
         for first in range(1, common + 1, size):
             last = min(common, first + size - 1)
             values = [mean_between(curve.lines, metric, first, last) for curve in curves]
@@ -149,7 +149,7 @@ def flatten_config(value: object, path: str = "", leave_out: Collection[str] = P
             for at, one in enumerate(value)
             for name, text in flatten_config(one, f"{path}.{at}", leave_out).items()
         }
-    return {path: printable(str(value))}
+    return {path: escape_controls(str(value))}
 
 
 def differences_table(curves: Sequence[Curve]) -> str:

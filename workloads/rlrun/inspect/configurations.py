@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlrun.inspect.comparison import PLACES, flatten_config
-from rlrun.inspect.snapshot import rfc3339
+from rlrun.inspect.snapshot import format_rfc3339
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import ForkedFrom
 
@@ -87,7 +87,7 @@ def attempts_kept(
             Kept(
                 number,
                 base + 1 if isinstance(base, int) else 1,
-                rfc3339(began) if isinstance(began, int | float) and 0 <= began < 1e11 else None,
+                format_rfc3339(began) if isinstance(began, int | float) and 0 <= began < 1e11 else None,
                 mark if isinstance(mark, str) else "",
                 config,
             )

@@ -15,7 +15,7 @@ from typing import get_args
 from rlrun.diagnostics.stacks import crash_lines, describe_end
 from rlrun.diagnostics.symptoms import symptom_of
 from rlrun.inspect.small_files import modified_at, read_config, read_json, tail_lines, tail_text
-from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Start, Wait, rfc3339
+from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Start, Wait, format_rfc3339
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
 from rlrun.protocol.files.launcher_record import LauncherRecord, read_record
@@ -23,7 +23,7 @@ from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.protocol.files.run_folder import read_fork
 from rlrun.protocol.messages.lease_annotations import start_times
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _FAILURES = 5
 _BY_CODE = {
@@ -55,7 +55,7 @@ def _first_cause(paths: RunPaths, attempt: int, record: LauncherRecord | None) -
         if named is not None or first is None:
             return named
     _, role, error, time = first
-    text = printable(str(error))
+    text = escape_controls(str(error))
     return _failure_of(attempt, role, error.code, _failure_reason(error.code, text), text, time)
 
 
@@ -65,17 +65,19 @@ def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> F
         return None
     if not isinstance(record.failed_role, str):
         return None
-    name, code = printable(record.failed_role), record.exit_code
+    name, code = escape_controls(record.failed_role), record.exit_code
     role = name.rpartition("-")[0] if name.startswith("inference-") else name
     text = tail_text(paths.root / "logs" / f"attempt_{attempt:04d}" / role / f"{name}.log")
     words = f"{name} {describe_end(code)}" if code is not None else f"{name} ended"
     found = None if crash_lines(text.splitlines()) else symptom_of(text)
-    said = f"{words}: {printable(str(found))}" if found is not None else "; ".join([words, *telling_lines(text, 3)])
+    said = (
+        f"{words}: {escape_controls(str(found))}" if found is not None else "; ".join([words, *telling_lines(text, 3)])
+    )
     return replace(_failure_of(attempt, role, code, _failure_reason(code, text), said, record.time), process=name)
 
 
 def _failure_of(attempt: int, role: str, code: int | None, reason: str, text: str, time: float | None) -> Failure:
-    when = rfc3339(time) if time is not None else None
+    when = format_rfc3339(time) if time is not None else None
     return Failure(attempt, role, role, None, code, reason, text, counted=False, time=when)
 
 
@@ -129,7 +131,9 @@ def _progress_condition(run: Snapshot, *, served: bool) -> Condition | None:
 def _storage_condition(paths: RunPaths, record: LauncherRecord | None) -> Condition | None:
     trouble = record.progress.get("storage") if record is not None else None
     if isinstance(trouble, Mapping) and trouble.get("reason"):
-        return Condition("StorageReady", "False", str(trouble["reason"]), printable(str(trouble.get("text") or "")))
+        return Condition(
+            "StorageReady", "False", str(trouble["reason"]), escape_controls(str(trouble.get("text") or ""))
+        )
     if volume_is_full(paths.root):
         return Condition("StorageReady", "False", "StorageFull", f"the volume of {paths.root} is full")
     return None
@@ -179,9 +183,9 @@ def read_folder(root: Path, now: float) -> Snapshot:
     progress = _read_progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
     base = Snapshot(
         place="folder",
-        name=printable(str(role.get("name") or read_json(paths.identity).get("name") or root.name)),
+        name=escape_controls(str(role.get("name") or read_json(paths.identity).get("name") or root.name)),
         where=_short_path(root),
-        task=printable(str(role.get("task") or "RL")),
+        task=escape_controls(str(role.get("task") or "RL")),
         phase="Running",
         reason=None,
         message=None,
@@ -194,9 +198,11 @@ def read_folder(root: Path, now: float) -> Snapshot:
         host=_read_text(role.get("shared_with")),
         start=_read_start(lines),
         forked_from=forked,
-        go_on=printable(record.command) if record is not None else None,
+        go_on=escape_controls(record.command) if record is not None else None,
         started=_started_at(paths, numbers, record),
-        results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),
+        results=tuple(
+            escape_controls(str(line)) for line in ((record.progress if record else {}).get("results") or ())
+        ),
     )
     trained = base.attempt > 0 and (
         _newest_line(lines).get("attempt") == base.attempt or _has_saved(paths, base.attempt)
@@ -212,7 +218,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
 
 def _fork_origin(paths: RunPaths) -> str | None:
     fork = read_fork(paths.fork)
-    return None if fork is None else printable(f"step {fork.step} of {fork.run} ({fork.folder})")
+    return None if fork is None else escape_controls(f"step {fork.step} of {fork.run} ({fork.folder})")
 
 
 def _newest_line(lines: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
@@ -249,7 +255,7 @@ def _judge_phase(run: Snapshot, record: LauncherRecord | None, *, alive: bool, t
             return _with_end(run, "Complete", "Completed", None, None)
         text = "the run has no launcher, and its folder has not changed for two minutes"
         return _with_end(run, "Suspended", "NotRunning", text, None)
-    ended = rfc3339(record.time)
+    ended = format_rfc3339(record.time)
     match record.state:
         case "Complete":
             return _with_end(run, "Complete", "Completed", None, ended)
@@ -273,10 +279,10 @@ def _judge_living(run: Snapshot, record: LauncherRecord | None, now: float) -> S
         return replace(run, phase="Starting", reason="WaitingForFirstStep", message=text)
     since = found.get("waiting_since")
     wait = Wait(
-        printable(str(found.get("waiting_on") or "")),
+        escape_controls(str(found.get("waiting_on") or "")),
         _read_text(found.get("waiting_role")),
         _read_text(found.get("waiting_phase")),
-        rfc3339(since) if isinstance(since, int | float) else None,
+        format_rfc3339(since) if isinstance(since, int | float) else None,
     )
     phase = "Running" if run.progress.step is not None and _has_trained(run, record) else "Starting"
     heard = max(0.0, now - record.progress_time)
@@ -319,7 +325,7 @@ def _read_progress(
         staleness_mean=_read_number(last.get("off_policy/mean")),
         sent_bytes=_read_number(last.get("weights/sent_bytes")),
         version_bytes=_read_number(last.get("weights/bytes")),
-        last_step_time=rfc3339(float(time)) if isinstance(time, int | float) else None,
+        last_step_time=format_rfc3339(float(time)) if isinstance(time, int | float) else None,
         eta_seconds=_read_number(said.get("eta_seconds")) if said else None,
         checkpoint_step=complete[-1].step if complete else None,
         resumed_from_step=_read_whole(said.get("resumed_from_step")),
@@ -338,7 +344,7 @@ def _started_at(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord 
     began = read_json(paths.attempt_file(numbers[0])).get("started_at") if numbers else None
     if not isinstance(began, int | float):
         began = record.began if record is not None else None
-    return rfc3339(began) if began else None
+    return format_rfc3339(began) if began else None
 
 
 def _is_touched(paths: RunPaths, numbers: Sequence[int], now: float) -> bool:
@@ -363,4 +369,4 @@ def _read_number(value: object) -> float | None:
 
 
 def _read_text(value: object) -> str | None:
-    return printable(value) if isinstance(value, str) and value else None
+    return escape_controls(value) if isinstance(value, str) and value else None

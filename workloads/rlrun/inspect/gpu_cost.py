@@ -54,7 +54,7 @@ class Account:
         """Total hours."""
         return self.seconds / 3600
 
-    def uses(self) -> dict[str, int]:
+    def seconds_by_use(self) -> dict[str, int]:
         """Return the seconds by use, in the order of `USES`."""
         return sum_uses(self.rows)
 
@@ -296,7 +296,13 @@ def cost_table(accounts: Sequence[Account], *, wide: bool) -> str:
         name = one.where if one.place == "folder" else f"{one.where}/{one.name}" if several else one.name
         rates = (_rate_text(one.tokens, one), _rate_text(one.samples, one)) if wide else ()
         rows.append(
-            (name + ("" if one.gpus else " *"), f"{one.hours:.2f}", _budget_text(one), *_use_shares(one.uses()), *rates)
+            (
+                name + ("" if one.gpus else " *"),
+                f"{one.hours:.2f}",
+                _budget_text(one),
+                *_use_shares(one.seconds_by_use()),
+                *rates,
+            )
         )
         if wide:
             rows += [
@@ -311,7 +317,7 @@ def cost_document(one: Account) -> Json:
     """Return the JSON document of an account."""
     unit = "gpuSeconds" if one.gpus else "machineSeconds"
     found: Json = {"name": one.name, "where": one.where, "place": one.place}
-    found |= {"gpuHours" if one.gpus else "machineHours": round(one.hours, 4), unit: one.uses()}
+    found |= {"gpuHours" if one.gpus else "machineHours": round(one.hours, 4), unit: one.seconds_by_use()}
     if one.budget is not None:
         found["budget"] = {"gpuHours": one.budget}
     trained = {what: count for what, count in (("tokens", one.tokens), ("samples", one.samples)) if count}

@@ -17,7 +17,7 @@ from rlrun.inspect.snapshot import Process, Snapshot
 from rlrun.protocol.files.launcher_record import GpuUse, mean_share, read_record, read_use
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.endpoints import POD_METRICS, POD_PORT
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 PODS_PER_ROLE = 3
 """Number of pods per role that are read; each needs its own kubectl process."""
@@ -41,7 +41,7 @@ class _Pod:
     seconds: float
     """Seconds since the start of the pod's role."""
 
-    def of(self, metric: str) -> list[float]:
+    def metric_values(self, metric: str) -> list[float]:
         return list(self.series.get(metric, {}).values())
 
 
@@ -54,7 +54,7 @@ def _of_folder(seen: Snapshot, now: float) -> Snapshot:
     record = read_record(RunPaths(Path(seen.where)).launcher)
     if record is None or not record.alive(now):
         return seen
-    uses = [(printable(role), use) for role, one in record.gpu_use.items() if (use := read_use(one)) is not None]
+    uses = [(escape_controls(role), use) for role, one in record.gpu_use.items() if (use := read_use(one)) is not None]
     late = record.time - record.began > NVML_SECONDS and any(record.gpus.values())
     return replace(seen, gpus=tuple(uses), gpus_unknown=f"{_UNKNOWN} here" if late and not uses else None)
 
@@ -82,7 +82,7 @@ def _of_pods(seen: Snapshot, api: Api, now: float) -> Snapshot:
 
 def _ask_pod(api: Api, namespace: str, pod: Process) -> str:
     words = ["exec", pod.name, "--namespace", namespace, "-c", pod.role, "--", "python3", "-I", "-c", _READ]
-    return api.ask(words, timeout=_SECONDS)
+    return api.read_output(words, timeout=_SECONDS)
 
 
 def parse_use(text: str, now: float) -> _Pod:
@@ -111,16 +111,18 @@ def parse_use(text: str, now: float) -> _Pod:
 def _sum_use(pods: Sequence[Process], found: Mapping[str, _Pod]) -> GpuUse | None:
     """Return the sum over a role's pods, or None if no pod reported a measurement."""
     seen = [found[one.name] for one in pods if one.name in found]
-    used, size = ([v for pod in seen for v in pod.of(f"rlrun_gpu_memory_{what}_bytes")] for what in ("used", "size"))
+    used, size = (
+        [v for pod in seen for v in pod.metric_values(f"rlrun_gpu_memory_{what}_bytes")] for what in ("used", "size")
+    )
     if not size:
         return None
     idle = [
         min(1.0, seconds / pod.seconds)
         for pod in seen
-        for seconds in pod.of("rlrun_gpu_idle_seconds_total")
+        for seconds in pod.metric_values("rlrun_gpu_idle_seconds_total")
         if pod.seconds
     ]
-    shares = [share for pod in seen for share in pod.of("rlrun_gpu_utilization_ratio")]
+    shares = [share for pod in seen for share in pod.metric_values("rlrun_gpu_utilization_ratio")]
     return GpuUse(
         len(size),
         mean_share(shares),

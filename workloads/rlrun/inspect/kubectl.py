@@ -14,7 +14,7 @@ from typing import IO, NamedTuple, NoReturn, Protocol
 
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.redact import LogLines
 
 RUNS = "rlruns.rlrun.io"
@@ -50,16 +50,16 @@ class Answer(NamedTuple):
 class Api(Protocol):
     """Access of the commands to a cluster; tests use recorded answers."""
 
-    def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
+    def read_output(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
         """Return the standard output of `kubectl WORDS`; raises `ClusterError` if it fails."""
 
-    def show(self, words: Sequence[str]) -> int:
+    def run_attached(self, words: Sequence[str]) -> int:
         """Run `kubectl WORDS` on this terminal and return its exit code."""
 
-    def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
+    def stream_output(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
         """Stream the standard output of `kubectl WORDS`; raises `ClusterError` at the end if it fails."""
 
-    def send(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+    def send_input(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
         """Run `kubectl WORDS` with standard input from `write`; raises `ClusterError` if it fails."""
 
 
@@ -85,22 +85,22 @@ class Kubectl:
         self._flags, self._start = list(flags), start or _start_process
         self._show, self._stream, self._send = show or _on_terminal, stream or _stream_lines, send or _send_input
 
-    def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
+    def read_output(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
         """See `Api`."""
         answer = self._start(["kubectl", *self._flags, f"--request-timeout={int(timeout)}s", *words], timeout + 5)
         if answer.code:
             _raise_refusal(answer.err, words)
         return answer.out
 
-    def show(self, words: Sequence[str]) -> int:
+    def run_attached(self, words: Sequence[str]) -> int:
         """See `Api`."""
         return self._show(["kubectl", *self._flags, *words])
 
-    def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
+    def stream_output(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
         """See `Api`."""
         return self._stream(["kubectl", *self._flags, *words])
 
-    def send(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+    def send_input(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
         """See `Api`."""
         self._send(["kubectl", *self._flags, *words], write)
 
@@ -112,7 +112,7 @@ def ask_json(api: Api, words: Sequence[str]) -> Json:
         ClusterError: the command failed, or its output is not a JSON object.
     """
     try:
-        document = json.loads(api.ask([*words, "-o", "json"]))
+        document = json.loads(api.read_output([*words, "-o", "json"]))
     except ValueError:
         raise ClusterError(f"kubectl {words[0]} returned no JSON") from None
     if not isinstance(document, dict):
@@ -160,10 +160,10 @@ def _raise_refusal(text: str, words: Sequence[str]) -> NoReturn:
     """Raise kubectl's error as one line."""
     for pattern, told, code in _WORDS:
         if (found := re.search(pattern, text)) is not None:
-            raise ClusterError(printable(" ".join(found.expand(told).split())), code)
+            raise ClusterError(escape_controls(" ".join(found.expand(told).split())), code)
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
     said = " ".join(line.strip() for line in lines[-_LINES:]).removeprefix("error: ").removeprefix("Error from server ")
-    raise ClusterError(printable(f"kubectl {words[0]} failed: {said or 'without an error message'}"))
+    raise ClusterError(escape_controls(f"kubectl {words[0]} failed: {said or 'without an error message'}"))
 
 
 def _start_process(command: Sequence[str], timeout: float) -> Answer:

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogSelection:
     """Selection of roles, rank, attempt and number of lines."""
 
     roles: Sequence[Role]
@@ -44,7 +44,7 @@ class LogFile:
     All ranks of a pod write to one file, in which torchrun adds a prefix such as `[rank3]` or `[default3]` to each line.
     """
 
-    def wants(self, line: str) -> bool:
+    def selects_line(self, line: str) -> bool:
         """Return whether a line is selected."""
         marked = re.match(r"\[(?:rank|default)(\d+)\]", line)
         return self.rank is None or (marked is not None and int(marked[1]) == self.rank)
@@ -57,7 +57,7 @@ def attempt_folders(root: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in sorted(found, key=lambda item: item[1]) if match is not None}
 
 
-def list_log_files(root: Path, wanted: Wanted) -> list[LogFile]:
+def list_log_files(root: Path, selection: LogSelection) -> list[LogFile]:
     """Return the selected log files of a run's folder.
 
     Call this only if `attempt_folders` returns at least one attempt.
@@ -66,11 +66,11 @@ def list_log_files(root: Path, wanted: Wanted) -> list[LogFile]:
         NotFoundError: no file matches; the message lists the existing ones.
     """
     attempts = attempt_folders(root)
-    attempt = wanted.attempt if wanted.attempt is not None else max(attempts)
+    attempt = selection.attempt if selection.attempt is not None else max(attempts)
     if attempt not in attempts:
         raise NotFoundError(f"--attempt: {root} has no attempt {attempt}; it has {', '.join(map(str, attempts))}")
-    found = [file for role in wanted.roles for file in _of_role(root, attempt, role, wanted.rank)]
-    if wanted.rank is not None and (problem := _rank_problem(root, attempt, wanted.roles, wanted.rank)):
+    found = [file for role in selection.roles for file in _of_role(root, attempt, role, selection.rank)]
+    if selection.rank is not None and (problem := _rank_problem(root, attempt, selection.roles, selection.rank)):
         raise NotFoundError(problem)
     if not found:
         there = sorted(str(path.relative_to(root)) for path in attempts[attempt].glob("*/*.log"))
@@ -128,19 +128,19 @@ def _of_role(root: Path, attempt: int, role: Role, rank: int | None) -> list[Log
     return [LogFile(path, path.stem, rank) for path in paths if path.stem == "trainer"]
 
 
-def read_last_lines(file: LogFile, count: int, *, whole: bool = False) -> tuple[list[str], int]:
+def read_last_lines(file: LogFile, count: int, *, complete_only: bool = False) -> tuple[list[str], int]:
     """Return the last selected lines of a file, and the offset in bytes at which `follow_lines` continues.
 
     Args:
         file: log file.
         count: maximum number of lines.
-        whole: whether to leave an incomplete last line for `follow_lines`.
+        complete_only: whether to leave an incomplete last line for `follow_lines`.
     """
     content, offset = read_tail(file.path, max(64 * 1024, count * _LINE_BYTES))
-    if whole:
+    if complete_only:
         complete = content[: content.rfind(b"\n") + 1]
         content, offset = complete, offset - len(content) + len(complete)
-    return [line for line in content.decode(errors="replace").splitlines() if file.wants(line)][-count:], offset
+    return [line for line in content.decode(errors="replace").splitlines() if file.selects_line(line)][-count:], offset
 
 
 def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several: bool) -> str:
@@ -174,22 +174,22 @@ def follow_lines(
             size = _file_size(file.path)
             if size < offsets[file.path]:
                 offsets[file.path] = size
-            lines, offsets[file.path] = _new_lines(file.path, offsets[file.path], whole=going)
-            yield from ((file, line) for line in lines if file.wants(line))
+            lines, offsets[file.path] = _new_lines(file.path, offsets[file.path], complete_only=going)
+            yield from ((file, line) for line in lines if file.selects_line(line))
         if not going:
             return
         pause(_POLL_SECONDS)
 
 
-def _new_lines(path: Path, offset: int, *, whole: bool) -> tuple[list[str], int]:
-    """Return the lines after an offset, and the next offset. `whole`: leave an incomplete last line for the next call."""
+def _new_lines(path: Path, offset: int, *, complete_only: bool) -> tuple[list[str], int]:
+    """Return the lines after an offset, and the next offset. `complete_only`: leave an incomplete last line for the next call."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
             content = file.read()
     except OSError:
         return [], offset
-    if whole:
+    if complete_only:
         content = content[: content.rfind(b"\n") + 1]
     return content.decode(errors="replace").splitlines(), offset + len(content)
 

@@ -32,13 +32,15 @@ def _run_tree(runs: Sequence[Snapshot]) -> Iterator[tuple[int, Snapshot]]:
     """Yield runs with their depth: guests follow their host if it is among the runs."""
     names = {(run.place, run.where, run.name) for run in runs if run.place == "cluster"}
 
-    def hosted(run: Snapshot) -> bool:
+    def has_host_row(run: Snapshot) -> bool:
         return run.host is not None and (run.place, run.where, run.host) in names
 
     for run in runs:
-        if not hosted(run):
+        if not has_host_row(run):
             yield 0, run
-            yield from ((1, one) for one in runs if hosted(one) and (one.where, one.host) == (run.where, run.name))
+            yield from (
+                (1, one) for one in runs if has_host_row(one) and (one.where, one.host) == (run.where, run.name)
+            )
 
 
 def _run_cells(run: Snapshot, now: float) -> Sequence[str]:

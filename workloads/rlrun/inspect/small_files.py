@@ -43,7 +43,7 @@ def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, object]]:
 
 def json_lines(text: str) -> list[dict[str, object]]:
     """Return the objects in JSON lines; other lines are skipped."""
-    return [document for line in text.splitlines() if (document := _parse(line)) is not None]
+    return [document for line in text.splitlines() if (document := _parse_object(line)) is not None]
 
 
 def each_line(path: Path) -> Iterator[dict[str, object]]:
@@ -52,11 +52,11 @@ def each_line(path: Path) -> Iterator[dict[str, object]]:
         return
     with path.open("rb") as file:
         for line in file:
-            if (document := _parse(line)) is not None:
+            if (document := _parse_object(line)) is not None:
                 yield document
 
 
-def _parse(line: str | bytes) -> dict[str, object] | None:
+def _parse_object(line: str | bytes) -> dict[str, object] | None:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):

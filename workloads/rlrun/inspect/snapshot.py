@@ -13,7 +13,7 @@ from typing import Literal
 from rlrun.protocol.files.launcher_record import GpuUse
 
 
-def rfc3339(seconds: float) -> str:
+def format_rfc3339(seconds: float) -> str:
     """Format seconds since the epoch as RFC 3339 in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -267,6 +267,6 @@ class Snapshot:
         """Sum of `cost` in hours."""
         return sum(seconds for row in self.cost for _, seconds in row.seconds) / 3600
 
-    def condition(self, kind: str) -> Condition | None:
+    def find_condition(self, kind: str) -> Condition | None:
         """Return the condition of a type, or None."""
         return next((one for one in self.conditions if one.type == kind), None)

@@ -127,13 +127,13 @@ def _near_run_hint(name: str, api: Api, error: ClusterError) -> str:
 class Parts(Protocol):
     """Objects of a run in a cluster. Each method raises `ClusterError` if the object cannot be read."""
 
-    def pods(self, namespace: str, run: str) -> Json:
+    def list_pods(self, namespace: str, run: str) -> Json:
         """Return the list of the run's pods."""
 
-    def lease(self, namespace: str, run: str) -> Json:
+    def read_lease(self, namespace: str, run: str) -> Json:
         """Return the run's progress Lease."""
 
-    def events(self, namespace: str, run: str) -> Json:
+    def list_events(self, namespace: str, run: str) -> Json:
         """Return the list of events about the run."""
 
 
@@ -143,15 +143,15 @@ class KubectlParts:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    def pods(self, namespace: str, run: str) -> Json:
+    def list_pods(self, namespace: str, run: str) -> Json:
         """See `Parts`."""
         return ask_json(self._api, ["get", "pods", "--namespace", namespace, "-l", pods_of(run)])
 
-    def lease(self, namespace: str, run: str) -> Json:
+    def read_lease(self, namespace: str, run: str) -> Json:
         """See `Parts`."""
         return ask_json(self._api, ["get", "leases.coordination.k8s.io", lease_of(run), "--namespace", namespace])
 
-    def events(self, namespace: str, run: str) -> Json:
+    def list_events(self, namespace: str, run: str) -> Json:
         """See `Parts`."""
         return ask_json(self._api, ["get", "events", "--namespace", namespace, "--field-selector", events_of(run)])
 
@@ -182,11 +182,11 @@ def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> S
     """
     name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
     wanted: dict[str, Callable[[], Json]] = {
-        "pods": lambda: parts.pods(namespace, name),
-        "its progress Lease": lambda: parts.lease(namespace, name),
+        "pods": lambda: parts.list_pods(namespace, name),
+        "its progress Lease": lambda: parts.read_lease(namespace, name),
     }
     if events:
-        wanted["events"] = lambda: parts.events(namespace, name)
+        wanted["events"] = lambda: parts.list_events(namespace, name)
     got, unread = _answer_all(wanted)
     if run.get("status", {}).get("phase") in (None, "Unserved", "Pending", "Complete", "Failed", "Suspended"):
         unread = [line for line in unread if not (line.startswith("its progress Lease") and "ot found" in line)]
@@ -244,7 +244,7 @@ class Volume:
     def __init__(self, run: Run, seen: Snapshot, api: Api) -> None:
         self._run, self._seen, self._api = run, seen, api
 
-    def text(self, path: PurePosixPath) -> str:
+    def read_text(self, path: PurePosixPath) -> str:
         """Return the content of a file.
 
         Raises:
@@ -257,19 +257,19 @@ class Volume:
                 raise NoFileError(f"there is no file {file}")
             return file.read_text(errors="replace")
         try:
-            return self._exec("cat", str(self._inside(path)))
+            return self._exec_output("cat", str(self._volume_path(path)))
         except ClusterError as error:
             if "No such file" in str(error):
                 raise NoFileError(f"the run's volume has no {path}") from None
             raise
 
-    def names(self, path: PurePosixPath) -> list[str]:
+    def list_names(self, path: PurePosixPath) -> list[str]:
         """Return the sorted names in a folder; empty if the folder does not exist."""
         if isinstance(self._run, FolderRun):
             folder = self._run.root / path
             return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
         try:
-            found = self._exec("ls", "-1", str(self._inside(path))).splitlines()
+            found = self._exec_output("ls", "-1", str(self._volume_path(path))).splitlines()
         except ClusterError as error:
             if "No such file" in str(error):
                 return []
@@ -278,29 +278,29 @@ class Volume:
             name for name in found if "/" not in name
         )  # names from a pod become parts of local paths, so they are checked
 
-    def packed(self, path: PurePosixPath) -> AbstractContextManager[IO[bytes]]:
+    def stream_tar(self, path: PurePosixPath) -> AbstractContextManager[IO[bytes]]:
         """Return a tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.
 
         Raises:
             NotFoundError: no pod can read it now.
         """
-        folder = str(self._inside(PurePosixPath()))
-        return self._api.stream([*self._through(), "tar", "-C", folder, "-cf", "-", "--", str(path)])
+        folder = str(self._volume_path(PurePosixPath()))
+        return self._api.stream_output([*self._exec_words(), "tar", "-C", folder, "-cf", "-", "--", str(path)])
 
-    def _inside(self, path: PurePosixPath) -> PurePosixPath:
+    def _volume_path(self, path: PurePosixPath) -> PurePosixPath:
         if self._seen.folder is None:
             raise NotFoundError(not_there(self._seen, "has no volume yet"))
         return PurePosixPath(self._seen.folder) / path
 
-    def _through(self) -> list[str]:
+    def _exec_words(self) -> list[str]:
         """Return kubectl's words that run a command in the pod that mounts the volume."""
         pod = next((p for p in self._seen.processes if p.role == "orchestrator" and p.ready), None)
         if pod is None:
             raise NotFoundError(no_reader(self._seen))
         return ["exec", "--namespace", self._seen.where, pod.name, "-c", "orchestrator", "--"]
 
-    def _exec(self, *command: str) -> str:
-        return self._api.ask([*self._through(), *command], timeout=_SECONDS)
+    def _exec_output(self, *command: str) -> str:
+        return self._api.read_output([*self._exec_words(), *command], timeout=_SECONDS)
 
 
 def no_reader(seen: Snapshot) -> str:

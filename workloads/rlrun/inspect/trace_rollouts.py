@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rlrun.inspect.screen import cut_text
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 Row = Mapping[str, object]
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -27,7 +27,7 @@ class Turn:
 
 
 def list_turns(row: Row) -> list[Turn]:
-    """Return the messages of a rollout. Their texts are unmodified: callers must pass them through `printable`."""
+    """Return the messages of a rollout. Their texts are unmodified: callers must pass them through `escape_controls`."""
     return [
         Turn(str(one.get("role")), _turn_body(one.get("content")), tuple(_turn_calls(one)))
         for one in _turn_messages(row)
@@ -93,7 +93,7 @@ def rollout_text(row: Row, *, most: int) -> str:
     metrics = row.get("metrics")
     if isinstance(metrics, Mapping) and metrics:
         lines.append(
-            "   " + ", ".join(f"{printable(str(name))} {_short_text(value)}" for name, value in metrics.items())
+            "   " + ", ".join(f"{escape_controls(str(name))} {_short_text(value)}" for name, value in metrics.items())
         )
     for turn in list_turns(row):
         lines += list(_turn_lines(turn, most))
@@ -105,8 +105,8 @@ def _rollout_head(row: Row) -> str:
     words = [
         f"reward {_short_text(row.get('reward'))}",
         f"advantage {_short_text(row.get('advantage'))}",
-        f"environment {printable(str(row.get('environment')))}",
-        f"task {printable(str(row.get('task_id')))}",
+        f"environment {escape_controls(str(row.get('environment')))}",
+        f"task {escape_controls(str(row.get('task_id')))}",
     ]
     if row.get("group") is not None:
         words.append(f"group {row.get('group')}, rollout {row.get('rollout')}")
@@ -116,7 +116,7 @@ def _rollout_head(row: Row) -> str:
         words.append(f"versions {', '.join(map(str, versions))}")
     if row.get("finish_reason"):
         words.append(
-            f"ended by {printable(str(row.get('finish_reason')))}{', truncated' if row.get('truncated') else ''}"
+            f"ended by {escape_controls(str(row.get('finish_reason')))}{', truncated' if row.get('truncated') else ''}"
         )
     return "; ".join(words)
 
@@ -130,11 +130,11 @@ def _turn_messages(row: Row) -> list[Row]:
 
 
 def _turn_lines(turn: Turn, most: int) -> Iterator[str]:
-    role, body = printable(turn.role), printable(turn.text, lines=True)
+    role, body = escape_controls(turn.role), escape_controls(turn.text, lines=True)
     for at, line in enumerate((cut_text(body, most) if most else body).splitlines() or [""]):
         yield f"   {role + ':' if at == 0 else '':<11} {line}"
     for name, arguments in turn.calls:
-        written = printable(f"{name}({arguments})")
+        written = escape_controls(f"{name}({arguments})")
         yield f"   {'calls':<11} {cut_text(written, most) if most else written}"
 
 

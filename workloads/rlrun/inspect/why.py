@@ -208,8 +208,8 @@ def _fill_names(text: str, run: Snapshot, failure: Failure | None = None) -> str
     host = f"{run.host} -n {run.where}" if run.host else "HOST"
     own = words | {"NAME": run.argument, "WHERE": run.argument, "HOST": host}
 
-    def filled(span: re.Match[str]) -> str:
+    def fill_span(span: re.Match[str]) -> str:
         given = own if span[0].startswith("`rlrun ") else words
         return _PLACES.sub(lambda found: given.get(found[0], found[0]), span[0])
 
-    return re.sub(r"`[^`]*`|[^`]+", filled, text)
+    return re.sub(r"`[^`]*`|[^`]+", fill_span, text)

@@ -133,11 +133,11 @@ def _taken_gpus(machine: Machine, variables: Mapping[str, str]) -> dict[int, str
     locks = GpuLocks.here(variables)
     found = {}
     try:
-        with locks.allocating():
+        with locks.hold_allocation():
             for index in range(len(machine.uuids)):
-                file = locks.take(machine.key(index), shared=False)
+                file = locks.take_lock(machine.key(index), shared=False)
                 if file is None:
-                    found[index] = str(locks.holder(machine.key(index)) or "another run")
+                    found[index] = str(locks.read_holder(machine.key(index)) or "another run")
                 else:
                     os.close(file)
     except PreflightError:

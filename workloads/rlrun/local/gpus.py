@@ -52,18 +52,18 @@ class GpuMeter:
         """Idle GPU-seconds and all sampled GPU-seconds of each role."""
         wanted = {role: ids for role, ids in roles.items() if ids}
         if wanted:
-            threading.Thread(target=self._run, args=(wanted, gpus), name="gpus", daemon=True).start()
+            threading.Thread(target=self._sample_gpus, args=(wanted, gpus), name="gpus", daemon=True).start()
 
-    def _run(self, roles: Mapping[str, Ids], gpus: Callable[[Ids], Gpus | None]) -> None:
+    def _sample_gpus(self, roles: Mapping[str, Ids], gpus: Callable[[Ids], Gpus | None]) -> None:
         sources = {role: source for role, ids in roles.items() if (source := gpus(ids)) is not None}
         before = self._clock()
         while sources and not self._closed.wait(SAMPLE_SECONDS):
             with suppress(Exception):  # a broken driver affects only these numbers
-                samples, now = {role: source.sample() for role, source in sources.items()}, self._clock()
-                self.note(samples, now - before)
+                samples, now = {role: source.sample_gpus() for role, source in sources.items()}, self._clock()
+                self.add_samples(samples, now - before)
                 before = now
 
-    def note(self, samples: Mapping[str, Sequence[Sample]], seconds: float) -> None:
+    def add_samples(self, samples: Mapping[str, Sequence[Sample]], seconds: float) -> None:
         """Add samples.
 
         Args:
@@ -119,7 +119,7 @@ class Machine:
         nodes = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
         return cls(found if len(found) == len(nodes) else [None] * len(nodes))
 
-    def visible(self, variables: Mapping[str, str]) -> list[GpuId]:
+    def visible_gpus(self, variables: Mapping[str, str]) -> list[GpuId]:
         """Return the GPUs that a run may use, as written in `CUDA_VISIBLE_DEVICES`. Without the variable: all, by index.
 
         Raises:
@@ -156,8 +156,8 @@ class Machine:
         fitting = [uuid for uuid in self.uuids if uuid is not None and uuid.startswith(gpu)]
         return fitting[0] if len(fitting) == 1 else gpu
 
-    def chosen(self, asked: Sequence[GpuId] | None, visible: Sequence[GpuId]) -> list[GpuId] | None:
-        """Return the GPUs of an option, written as in `visible`. Unknown GPUs are returned unchanged."""
+    def chosen_gpus(self, asked: Sequence[GpuId] | None, visible: Sequence[GpuId]) -> list[GpuId] | None:
+        """Return the GPUs of an option, written as in `visible_gpus`. Unknown GPUs are returned unchanged."""
         if asked is None:
             return None
         names = {self.key(gpu): gpu for gpu in visible}
@@ -192,22 +192,22 @@ class GpuLocks:
         return cls(Path(variables.get(LOCKS_VARIABLE) or LOCKS))
 
     @contextmanager
-    def allocating(self) -> Iterator[None]:
+    def hold_allocation(self) -> Iterator[None]:
         """Prevent other runs from trying GPUs during the `with` block."""
-        file = self._open(_ALLOCATE)
+        file = self._open_lock(_ALLOCATE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
         finally:
             os.close(file)
 
-    def take(self, key: str, *, shared: bool) -> int | None:
+    def take_lock(self, key: str, *, shared: bool) -> int | None:
         """Try to take a GPU's lock. Returns a descriptor that holds it until all its copies are closed, or None if the GPU is in use.
 
         Raises:
             PreflightError: the folder cannot be used; the message contains the folder and the fix.
         """
-        file = self._open(key)
+        file = self._open_lock(key)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -215,7 +215,7 @@ class GpuLocks:
             return None
         return file
 
-    def write(self, file: int, holder: Holder) -> None:
+    def write_holder(self, file: int, holder: Holder) -> None:
         """Write the holder into a lock file. A file of another user can be locked but not written; then it has no holder."""
         with suppress(OSError):
             writing = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
@@ -224,9 +224,9 @@ class GpuLocks:
             finally:
                 os.close(writing)
 
-    def holder(self, key: str) -> Holder | None:
+    def read_holder(self, key: str) -> Holder | None:
         """Return the holder that a lock file contains, or None."""
-        file = self._open(key)
+        file = self._open_lock(key)
         try:
             return Holder(**json.loads(os.pread(file, _TEXT_MAX, 0)))
         except (OSError, ValueError, TypeError):
@@ -234,7 +234,7 @@ class GpuLocks:
         finally:
             os.close(file)
 
-    def _open(self, key: str) -> int:
+    def _open_lock(self, key: str) -> int:
         # Two attempts: a file of another user in a sticky folder must not be opened with O_CREAT (fs.protected_regular).
         path = self._folder / f"{re.sub(r'[^0-9A-Za-z-]', '_', key)}.lock"
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -309,12 +309,12 @@ def _allocated_gpus(
     variables: Mapping[str, str],
 ) -> Iterator[Claim]:
     # All visible GPUs are locked, then those that this run does not need are released again: this way the choice is consistent.
-    locks, visible = GpuLocks.here(variables), machine.visible(variables)
-    ids = machine.chosen(asked[0], visible), machine.chosen(asked[1], visible)
+    locks, visible = GpuLocks.here(variables), machine.visible_gpus(variables)
+    ids = machine.chosen_gpus(asked[0], visible), machine.chosen_gpus(asked[1], visible)
     mine: list[int] = []
     try:
-        with locks.allocating():
-            taken = {gpu: locks.take(machine.key(gpu), shared=share) for gpu in visible}
+        with locks.hold_allocation():
+            taken = {gpu: locks.take_lock(machine.key(gpu), shared=share) for gpu in visible}
             mine = [file for file in taken.values() if file is not None]
             busy = [] if share else [gpu for gpu, file in taken.items() if file is None]
             claim = _divide_gpus(config, visible, ids, busy, tell=lambda gpus: _busy_message(gpus, machine, locks))
@@ -323,7 +323,7 @@ def _allocated_gpus(
                 mine.remove(file)
                 os.close(file)
             for file in mine:
-                locks.write(file, Holder(os.getpid(), config.trainer.name, config.trainer.output_dir))
+                locks.write_holder(file, Holder(os.getpid(), config.trainer.name, config.trainer.output_dir))
         yield replace(claim, descriptors=tuple(mine))
     finally:
         for file in mine:
@@ -382,6 +382,6 @@ def gpu_ids(text: str) -> list[GpuId]:
 def _busy_message(busy: Sequence[GpuId], machine: Machine, locks: GpuLocks) -> str:
     messages = []
     for gpu in sorted(busy, key=str):
-        holder = locks.holder(machine.key(gpu))
+        holder = locks.read_holder(machine.key(gpu))
         messages.append(f"GPU {gpu} is used by {holder or 'another run'}")
     return ", ".join(messages)

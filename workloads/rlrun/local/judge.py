@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.api.run_manifest import Lay, Variation, examine_manifest
+from rlrun.api.run_manifest import ApplyDefaults, Variation, examine_manifest
 from rlrun.config.loading.examine import Examined, examine_layer, find_place
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
@@ -29,8 +29,8 @@ from rlrun.local.read_inputs import (
     check_model_folder,
     check_model_weights,
     check_template_arguments,
-    count_pieces,
-    template_pieces,
+    prompt_checks,
+    template_checks,
 )
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
@@ -74,7 +74,7 @@ def judge_manifest(
     here: bool,
     leave_out: LeaveOut = omit_nothing,
     variation: Variation | None = None,
-    lay: Lay | None = None,
+    defaults: ApplyDefaults | None = None,
 ) -> Judged[RLRun]:
     """Return all problems and notices of a manifest.
 
@@ -84,13 +84,13 @@ def judge_manifest(
         here: whether the run will run on this machine, and not in pods that have other packages and files.
         leave_out: function that returns the fields of a specification, by Python names, whose models, code and data need no check.
         variation: options and variables that change the manifest.
-        lay: function that applies the manifest on top of defaults.
+        defaults: function that applies the manifest on top of defaults.
 
     Raises:
         KeyboardInterrupt: a signal arrived while users' code was loaded.
     """
     try:
-        examined, layer = examine_manifest(text, source, variation, lay)
+        examined, layer = examine_manifest(text, source, variation, defaults)
     except ConfigError as error:
         return Judged(None, error.problems, ())
     return _judge_document(RLRun, examined, layer, below=("spec",), here=here, leave_out=leave_out)
@@ -173,12 +173,12 @@ def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), 
     # Then the checks that load code: proofs of the models' architectures, prompts and templates, and the user's own code.
     made = list_proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
     found += [] if here else unproved_notices(models)
-    pieces = [proof.piece for proof in made]
+    checks = [proof.check for proof in made]
     if not here:  # a run on this machine makes these checks itself after its start, which would otherwise be delayed
         wrong = {finding.key for finding in found}
-        pieces += [*count_pieces(spec, wrong), *template_pieces(spec, wrong)]
+        checks += [*prompt_checks(spec, wrong), *template_checks(spec, wrong)]
     found += check_user_code(
-        spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
+        spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=checks
     )
     keep_proofs(made, {*left_out, *(finding.key for finding in found)})
     # At last the checks that compare fields of the specification, which cost nothing.
@@ -250,7 +250,7 @@ def _narrow_bands(spec: RLRunSpec) -> Iterator[Finding]:
         yield Finding(("algorithm", "proximal"), warning, notice=True)
     for i, environment in enumerate(spec.environments):
         try:
-            own = environment.algorithm.over(spec.algorithm).band_warning
+            own = environment.algorithm.merged_over(spec.algorithm).band_warning
         except ValueError:  # validation reports parts that do not fit together, and a field that is left out
             continue
         if own is not None and own != warning:
@@ -268,7 +268,7 @@ def _check_advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> Advanta
 def _that_fits(environment: EnvironmentConfig, spec: RLRunSpec) -> EnvironmentConfig:
     """The environment, without an algorithm that does not fit the run's algorithm: validation reports it, and it cannot be resolved."""
     try:
-        environment.algorithm.over(spec.algorithm)
+        environment.algorithm.merged_over(spec.algorithm)
     except ValueError:
         return environment.model_copy(update={"algorithm": type(environment.algorithm)()})
     return environment

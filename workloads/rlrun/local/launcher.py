@@ -85,21 +85,21 @@ class Recorder:
         self._record = new_record(name, attempt, command, gpus)
         self._written = 0.0
 
-    def beat(self, progress: Mapping[str, object] | None) -> None:
+    def record_progress(self, progress: Mapping[str, object] | None) -> None:
         """Record the current progress, and write it at most every two seconds. None: the orchestrator does not answer."""
         now = self._clock()
         if progress:
             self._record = replace(self._record, progress=progress, progress_time=now)
         if now - self._written >= BEAT_SECONDS:
-            self._write(now)
+            self._write_record(now)
 
-    def end(self, state: State, failed: Running | None = None) -> None:
+    def record_end(self, state: State, failed: Running | None = None) -> None:
         """Write the final state of the attempt."""
         role, code = (failed.spec.name, failed.process.returncode) if failed is not None else (None, None)
         self._record = replace(self._record, state=state, failed_role=role, exit_code=code)
-        self._write(self._clock())
+        self._write_record(self._clock())
 
-    def _write(self, now: float) -> None:
+    def _write_record(self, now: float) -> None:
         self._record = replace(self._record, time=now, gpu_use=self._use())
         write_record(self._path, self._record)
         self._written = now
@@ -127,16 +127,18 @@ class Call:
         return self.spec.task in TRAINING_TASKS
 
     @property
-    def again(self) -> str:
+    def resume_command(self) -> str:
         """Command that continues the run."""
         return f"{self.command} --output-dir {shlex.quote(self.folder)} --resume"
 
-    def farewell(self, *, failed: bool) -> list[str]:
+    def farewell_lines(self, *, failed: bool) -> list[str]:
         """Return the last lines of a stopped run: its checkpoint, its folders, and how to continue."""
-        farewell = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
+        farewell = Farewell(
+            self.paths, shlex.quote(self.folder), self.resume_command, trains=self.trains, failed=failed
+        )
         return list(farewell.lines())
 
-    def recorder(self, attempt: int, gpus: Claim, held: ExitStack) -> Recorder:
+    def make_recorder(self, attempt: int, gpus: Claim, held: ExitStack) -> Recorder:
         """Return the writer of the launcher's record. It samples the use of the GPUs until `held` is closed."""
         roles = {"trainer": gpus.trainer, "inference": [one for one in gpus.inference if one not in gpus.trainer]}
         held.callback((meter := GpuMeter(roles)).close)
@@ -144,7 +146,7 @@ class Call:
             self.paths.launcher,
             name=self.name,
             attempt=attempt,
-            command=self.again,
+            command=self.resume_command,
             gpus={role: len(ids) for role, ids in roles.items()},
             use=meter.document,
         )
@@ -155,13 +157,13 @@ class Call:
         root, here = self.paths.root, Path.cwd()
         return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print a line."""
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def without_folder(words: Sequence[str]) -> list[str]:
-    """Remove the options that `Call.again` adds from a command line: the run's folder and how to continue."""
+    """Remove the options that `Call.resume_command` adds from a command line: the run's folder and how to continue."""
     kept: list[str] = []
     skips = False
     for word in words:
@@ -179,7 +181,7 @@ def conclude_run(call: Call, failed: Running | None, *, elapsed_seconds: float) 
     if call.interrupted:
         return farewell_of_signal(call)
     if failed:
-        print("\n".join(["everything is stopped", *call.farewell(failed=True)]), file=sys.stderr)
+        print("\n".join(["everything is stopped", *call.farewell_lines(failed=True)]), file=sys.stderr)
         return exit_code_of(failed, call.paths.root)
     if call.trains:
         print_summary(call.console, call.paths.root, elapsed_seconds=elapsed_seconds, command=call.command)
@@ -194,9 +196,9 @@ def farewell_of_signal(call: Call) -> int:
         f" by {signal.Signals(call.interrupted[0]).name}" if call.interrupted[:1] not in ([], [signal.SIGINT]) else ""
     )
     if not call.begun:
-        call.say(f"interrupted{name}: nothing was started")
+        call.print_text(f"interrupted{name}: nothing was started")
     else:
-        call.say("\n".join([f"interrupted{name}: everything is stopped", *call.farewell(failed=False)]))
+        call.print_text("\n".join([f"interrupted{name}: everything is stopped", *call.farewell_lines(failed=False)]))
     return exit_codes.INTERRUPTED
 
 
@@ -335,7 +337,7 @@ def play_run(
         asked = len(call.interrupted)
         if call.interrupted:
             kept = "the last trained step is being saved" if call.trains else "finished answers are saved"
-            call.say(
+            call.print_text(
                 f"\nstopping: {kept} (press Ctrl-C again to stop immediately without saving)"
                 if call.trains
                 else f"\nstopping: {kept}"
@@ -351,7 +353,7 @@ def _end_tracking(call: Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -
     """Send the remaining records to the trackers, or print how to send them later."""
     if not sink.stop(hurry=hurry):
         log = log_file(Path(call.folder))
-        call.say(
+        call.print_text(
             f"some records have not reached the trackers, see {log}; send them with `rlrun track {shlex.quote(call.folder)}`"
         )
 
@@ -372,8 +374,8 @@ def _watch_run(
     began = time.monotonic()
     while not interrupted:
         if sink is not None:
-            sink.keep()
-        ended = supervisor.exited()
+            sink.keep_running()
+        ended = supervisor.poll_exited()
         done = {r.spec.role for r in ended if r.process.returncode == 0} - {"inference"}
         if done >= ({"orchestrator", "trainer"} if shared else {"orchestrator"}):
             return None
@@ -382,6 +384,6 @@ def _watch_run(
         if failed:
             return first_cause(failed)
         view.update(f"the roles to start since {show_duration(time.monotonic() - began)}")
-        recorder.beat(view.progress)
+        recorder.record_progress(view.progress)
         time.sleep(_POLL_SECONDS)
     return None

@@ -42,7 +42,7 @@ from rlrun.local.launcher import (
 from rlrun.local.made_model import prepare_model
 from rlrun.local.preflight import check_packages, check_trackers
 from rlrun.local.process_plan import plan_processes
-from rlrun.local.read_inputs import read_of
+from rlrun.local.read_inputs import describe_inputs
 from rlrun.local.supervisor import Supervisor
 from rlrun.local.user_code import check_recorded_manifest
 from rlrun.mirror.mirror_starter import mirror_beside
@@ -61,7 +61,7 @@ from rlrun.tracking.sink_starter import SinkProcess
 _MAX_PORT = 65_535
 
 
-def parser() -> Parser:
+def local_parser() -> Parser:
     """Return the parser of `rlrun local`."""
     p = Parser(
         "rlrun local",
@@ -129,7 +129,7 @@ def not_yet(start: Callable[[], int]) -> int:
 
 
 def _run_main(argv: Sequence[str], task: str | None) -> int:
-    rest, varied = take_variation(full_names(argv), own_options(p := parser()))
+    rest, varied = take_variation(full_names(argv), own_options(p := local_parser()))
     p.also = field_options()
     options = p.parse_args(rest)
     if options.dry_run:
@@ -205,7 +205,9 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     except KeyboardInterrupt:
         return farewell_of_signal(call)
     except RoleError as error:
-        print("\n".join([f"error: {error}", *(call.farewell(failed=True) if call.begun else ())]), file=sys.stderr)
+        print(
+            "\n".join([f"error: {error}", *(call.farewell_lines(failed=True) if call.begun else ())]), file=sys.stderr
+        )
         return error.code
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -229,7 +231,7 @@ def _run_local(call: Call, held: ExitStack) -> int:
     check_recorded(call, config)
     configs = with_place(call, config, place)
     if not make_private_folder(call.paths.root):
-        call.say(
+        call.print_text(
             f"other users of this machine can open {call.folder}; close it with: chmod 700 {shlex.quote(str(call.folder))}"
         )
     # From here on the folder contains a run, so a failure prints how to continue it.
@@ -239,7 +241,7 @@ def _run_local(call: Call, held: ExitStack) -> int:
     keep_config(call.paths, attempt, files[0].read_bytes())
     note_started_run(call.paths.root, configs[0])
     if place.host is None:
-        prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
+        prepare_model(config, files[0], call.paths, attempt, call.print_text, lambda: bool(call.interrupted))
     if call.interrupted:
         raise KeyboardInterrupt
     # The id marks every process of this launch in its environment variables, so that the supervisor finds and ends all of them.
@@ -253,15 +255,15 @@ def _run_local(call: Call, held: ExitStack) -> int:
         specs = [replace(spec, environment={**spec.environment, **required}) for spec in specs]
     if call.options.engine_url:
         specs = [spec for spec in specs if spec.role != "inference"]
-    call.say(
+    call.print_text(
         f"run {call.name}, attempt {attempt}; folder {call.folder}, logs in {call.folder}/logs/attempt_{attempt:04d}"
     )
-    for line in (*read_of(config), f"starting {', '.join(spec.name for spec in specs)}"):
-        call.say(line)
+    for line in (*describe_inputs(config), f"starting {', '.join(spec.name for spec in specs)}"):
+        call.print_text(line)
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
-    recorder = call.recorder(attempt, place.gpus, held)
-    with mirror_beside(config, files[0], os.environ, say=call.say, hurry=lambda: bool(call.interrupted)):
+    recorder = call.make_recorder(attempt, place.gpus, held)
+    with mirror_beside(config, files[0], os.environ, say=call.print_text, hurry=lambda: bool(call.interrupted)):
         failed = play_run(call, config, supervisor, sink, specs, place, recorder)
-        recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)
+        recorder.record_end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)
     return conclude_run(call, failed, elapsed_seconds=time.monotonic() - began)

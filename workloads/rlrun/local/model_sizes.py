@@ -26,7 +26,7 @@ def size_findings(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
     if any(key[0] == "model" for key in wrong) or (model := _layout_shape(spec.model)) is None:
         return
     config = spec.algorithm.reference
-    reference = None if config is None else _layout_shape(config.resolved(spec.model))
+    reference = None if config is None else _layout_shape(config.resolve_model(spec.model))
     product = gpu_products(spec).get("trainer")
     found = layout_problems(spec, model, reference, product=product)
     problems = [Finding(key, message) for key, message in found]

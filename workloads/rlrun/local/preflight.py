@@ -103,7 +103,7 @@ def check_ports(ports: Ports) -> None:
     Raises:
         PreflightError: contains the port, the role that needs it and the fix.
     """
-    for name, port in ports.all().items():
+    for name, port in ports.ports_by_name().items():
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

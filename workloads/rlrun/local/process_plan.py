@@ -28,7 +28,7 @@ class Ports:
     metrics: int
     inference: tuple[int, ...]
 
-    def all(self) -> dict[str, int]:
+    def ports_by_name(self) -> dict[str, int]:
         """Return all ports by their names in messages."""
         engines = {
             f"inference {i}" if len(self.inference) > 1 else "inference": p for i, p in enumerate(self.inference)
@@ -169,17 +169,17 @@ def plan_processes(
     trains = config.trainer.task in TRAINING_TASKS
     engine = config.inference
     on_cpu = config.trainer.gpus_per_replica == 0 and (trains or engine is None or engine.gpus_per_replica == 0)
-    make = _plan_maker(config, attempt, api_key, launch_id, on_cpu=on_cpu)
+    make_process = _plan_maker(config, attempt, api_key, launch_id, on_cpu=on_cpu)
     trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
     module = orchestrator_module(config.trainer.task)
-    orchestrator = make("orchestrator", "orchestrator", module_command(module, _launch_command(files[0])), ())
+    orchestrator = make_process("orchestrator", "orchestrator", module_command(module, _launch_command(files[0])), ())
     if not trains:
-        return [*_plan_engines(config, files, inference_gpus, make), orchestrator]
+        return [*_plan_engines(config, files, inference_gpus, make_process), orchestrator]
     if config.trainer.shared_with is not None:  # the host run has trainer and engines
         return [orchestrator]
     return [
-        *_plan_engines(config, files, inference_gpus, make),
-        make("trainer", "trainer", trainer, trainer_gpus),
+        *_plan_engines(config, files, inference_gpus, make_process),
+        make_process("trainer", "trainer", trainer, trainer_gpus),
         orchestrator,
     ]
 
@@ -203,8 +203,8 @@ def engine_processes(
     """
     config = configs[0]
     assert config.inference is not None
-    make = _plan_maker(config, 1, api_key, launch_id, on_cpu=config.inference.gpus_per_replica == 0)
-    return _plan_engines(config, files, gpus, make)
+    make_process = _plan_maker(config, 1, api_key, launch_id, on_cpu=config.inference.gpus_per_replica == 0)
+    return _plan_engines(config, files, gpus, make_process)
 
 
 class _Make(Protocol):
@@ -224,20 +224,22 @@ def _plan_maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *
             "1"  # ranks, engine and orchestrator share the cores, so more threads slow each other down
         )
 
-    def make(role: Role, name: str, command: list[str], gpus: Sequence[GpuId]) -> RoleProcess:
+    def make_process(role: Role, name: str, command: list[str], gpus: Sequence[GpuId]) -> RoleProcess:
         folder = paths.logs(attempt, role)
         environment = shared | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / ERROR_FILE)
 
-    return make
+    return make_process
 
 
-def _plan_engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], make: _Make) -> list[RoleProcess]:
+def _plan_engines(
+    config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], make_process: _Make
+) -> list[RoleProcess]:
     if config.inference is None:
         return []
     each = config.inference.gpus_per_replica
     return [
-        make(
+        make_process(
             "inference",
             f"inference-{i}" if len(files) > 1 else "inference",
             module_command(ENGINE_MODULE, _launch_command(file)),

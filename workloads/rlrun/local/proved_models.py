@@ -22,7 +22,7 @@ import rlrun
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.environments.process.life import Command, Limits
-from rlrun.local.user_code import Finding, Piece
+from rlrun.local.user_code import CodeCheck, Finding
 
 _PACKAGES = ("torch", "transformers")
 _OWN = ("trainer", "fit")
@@ -138,7 +138,7 @@ LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 class Proof:
     """A proof to make."""
 
-    piece: Piece
+    check: CodeCheck
     name: str | None
     """Name under which the proof is stored (see `keep_proof`), or None if it must not be stored."""
 
@@ -153,14 +153,14 @@ def list_proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, se
         if name is None or not is_proved(name):
             args = {"path": str(folder), "trust_remote_code": model.trust_remote_code}
             command = Command(CHECK, args | {"seq_len": seq_len}, kind="check")
-            found.append(Proof(Piece(key, command, LIMITS), name))
+            found.append(Proof(CodeCheck(key, command, LIMITS), name))
     return found
 
 
 def keep_proofs(made: Iterable[Proof], not_proved: Collection[Key]) -> None:
     """Store the proofs that were made, except for models whose field has a problem."""
     for proof in made:
-        if proof.name is not None and not any(key == proof.piece.key[: len(key)] for key in not_proved):
+        if proof.name is not None and not any(key == proof.check.key[: len(key)] for key in not_proved):
             keep_proof(proof.name)
 
 

@@ -18,14 +18,14 @@ from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argu
 from rlrun.config.models.run_config import RunConfig
 from rlrun.environments.process.life import Command, Limits
 from rlrun.local.proved_models import check_weights
-from rlrun.local.user_code import Finding, Piece, limits_of
+from rlrun.local.user_code import CodeCheck, Finding, limits_of
 from rlrun.protocol.files.volume_faults import show_size
 
 READ_SECONDS = 20.0
 """Time limit for reading rows. Further rows of a large data set are checked when they are trained on."""
 MAX_BAD_ROWS = 10
 """Largest number of bad rows that are reported for one data set."""
-# Functions that need packages which the command line does not import. Each runs in its own process (`user_code.Piece`).
+# Functions that need packages which the command line does not import. Each runs in its own process (`user_code.CodeCheck`).
 COUNT_PROMPTS = "rlrun.orchestrator.rollouts.playable_tasks:count_unplayable"
 CHECK_TEMPLATE = "rlrun.orchestrator.rollouts.playable_tasks:check_template"
 CHECK_ENCODER = "rlrun.orchestrator.sft.sft_attempt:check_encoder"
@@ -112,10 +112,10 @@ def _chat_template(model: ModelConfig) -> str | None:
     return found if found is None or isinstance(found, str) else json.dumps(found)
 
 
-def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
+def prompt_checks(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[CodeCheck]:
     """Yield the check that counts too long or refused prompts, for each environment in `DATA_SETS`.
 
-    A `Piece` is a check that runs as a command in its own process. The check needs the tokenizer, so there is none if the model's folder
+    A `CodeCheck` runs as a command in its own process. It needs the tokenizer, so there is none if the model's folder
     is not on this machine.
 
     Args:
@@ -142,10 +142,12 @@ def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
             "seq_len": spec.seq_len,
             "template_arguments": sampling.chat_template_arguments,
         }
-        yield Piece(("environments", index, "args"), Command(COUNT_PROMPTS, args, kind="check"), limits_of(environment))
+        yield CodeCheck(
+            ("environments", index, "args"), Command(COUNT_PROMPTS, args, kind="check"), limits_of(environment)
+        )
 
 
-def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
+def template_checks(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[CodeCheck]:
     """Yield the check of the chat template, which runs as a command in its own process, if the model's folder is on this machine.
 
     Args:
@@ -157,7 +159,7 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
         return
     loaded: dict[str, Any] = {"folder": str(folder), "trust_remote_code": model.trust_remote_code}
     if spec.task == "SFT":
-        yield Piece(("model", "path"), Command(CHECK_ENCODER, loaded, kind="check"), TEMPLATE_LIMITS)
+        yield CodeCheck(("model", "path"), Command(CHECK_ENCODER, loaded, kind="check"), TEMPLATE_LIMITS)
         return
     environments = [
         {
@@ -172,7 +174,7 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
         if environment.id not in DATA_SETS
     ]
     args = loaded | {"environments": environments}
-    yield Piece(("model", "path"), Command(CHECK_TEMPLATE, args, kind="check"), TEMPLATE_LIMITS)
+    yield CodeCheck(("model", "path"), Command(CHECK_TEMPLATE, args, kind="check"), TEMPLATE_LIMITS)
 
 
 def _weights_problem(folder: Path) -> str | None:
@@ -311,7 +313,7 @@ def _unlearned_rows(key: Key, one: DataSetConfig, data: DataConfig, count: int, 
         )
 
 
-def read_of(config: RunConfig) -> Iterator[str]:
+def describe_inputs(config: RunConfig) -> Iterator[str]:
     """Yield the lines that a launcher prints about the model's folder and the data that a run reads from this machine, with their sizes."""
     model, data = config.trainer.model, config.orchestrator.data
     if model.path is not None:

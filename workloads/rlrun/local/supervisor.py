@@ -26,7 +26,7 @@ from rlrun.diagnostics.stacks import describe_end
 from rlrun.local.process_plan import RoleProcess
 from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.process_logs import cut_back
 from rlrun.runtime.processes import LAUNCH_VARIABLE, processes_with
 
@@ -92,7 +92,7 @@ class Supervisor:
                 )
             self.running.append(Running(spec, process))
 
-    def exited(self) -> list[Running]:
+    def poll_exited(self) -> list[Running]:
         """Return the processes that have ended, and cut all logs to their size limit."""
         for running in self.running:
             cut_back(running.spec.log)
@@ -126,11 +126,11 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-            self._reap()
+            self._reap_orphans()
             time.sleep(0.05)
         for running in self.running:
             running.process.wait()
-        self._reap()
+        self._reap_orphans()
         for running in self.running:
             with suppress(OSError):
                 if not stacks_file(running.spec).stat().st_size:
@@ -154,7 +154,7 @@ class Supervisor:
                         log.write(f"the role does not end after SIGTERM; its stacks are in {file}\n")
 
     @staticmethod
-    def _reap() -> None:
+    def _reap_orphans() -> None:
         """Collect orphans that have become children of this process."""
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -194,7 +194,7 @@ def explain_failure(failed: Running, root: Path) -> None:
     print(f"\nerror: {failed.spec.name} {describe_end(code) if code is not None else 'still runs'}", file=sys.stderr)
     report = read_error(failed.spec.error_file.parent)
     if report is not None:
-        first, *more = printable(str(report), lines=True).splitlines()
+        first, *more = escape_controls(str(report), lines=True).splitlines()
         print("\n".join([f"  {first}", *(f"  | {line}" for line in more)]), file=sys.stderr)
     elif volume_is_full(root):
         print(f"  the volume of {root} is full (No space left on device); free some space", file=sys.stderr)

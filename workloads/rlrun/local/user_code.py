@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CodeCheck:
     """Code that is loaded in its own process."""
 
     key: Key
@@ -62,7 +62,7 @@ def check_user_code(
     *,
     here: bool,
     left_out: Collection[Key] = (),
-    models: Sequence[Piece] = (),
+    models: Sequence[CodeCheck] = (),
 ) -> list[Finding]:
     """Return findings about all code of a run.
 
@@ -79,31 +79,31 @@ def check_user_code(
         KeyboardInterrupt: a signal arrived during the checks.
     """
     findings = []
-    pieces = [*models, *_imported_functions(algorithm, ("algorithm",))]
+    checks = [*models, *_imported_functions(algorithm, ("algorithm",))]
     if tiny is not None and tiny.warmup_environment is not None:
         command = Command(tiny.warmup_environment, tiny.warmup_args)
-        pieces.append(Piece(("model", "tiny", "warmup_environment"), command, Limits()))
+        checks.append(CodeCheck(("model", "tiny", "warmup_environment"), command, Limits()))
     for i, environment in enumerate(environments):
         key: Key = ("environments", i)
-        pieces += _imported_functions(environment.algorithm, (*key, "algorithm"))
+        checks += _imported_functions(environment.algorithm, (*key, "algorithm"))
         if environment.image is not None and not here:
             said = f"({environment.image}) is not on this machine, so this environment is not checked"
             findings.append(Finding((*key, "image"), said, notice=True))
             continue
         named = tuple(environment.variables)
         command = Command(environment.id, environment.args, environment.python, variables=named)
-        pieces.append(Piece(key, command, limits_of(environment)))
-    pieces = [piece for piece in pieces if not any(piece.key[: len(key)] == key for key in left_out)]
+        checks.append(CodeCheck(key, command, limits_of(environment)))
+    checks = [check for check in checks if not any(check.key[: len(key)] == key for key in left_out)]
 
     def add_notice(index: int, text: str) -> None:
-        findings.append(Finding(_refused_field(pieces[index], missing=False), text, notice=True))
+        findings.append(Finding(_refused_field(checks[index], missing=False), text, notice=True))
 
-    refusals = check_subjects([(piece.command, piece.limits) for piece in pieces], add_notice)
-    for piece, refusal in zip(pieces, refusals, strict=True):
+    refusals = check_subjects([(check.command, check.limits) for check in checks], add_notice)
+    for check, refusal in zip(checks, refusals, strict=True):
         if refusal is not None:
-            notice = refusal.missing and not here if piece not in models else refusal.missing or not refusal.said
+            notice = refusal.missing and not here if check not in models else refusal.missing or not refusal.said
             said = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
-            finding = Finding(_refused_field(piece, refusal.missing), said, notice)
+            finding = Finding(_refused_field(check, refusal.missing), said, notice)
             if finding not in findings:  # several checks of one model can report the same missing package
                 findings.append(finding)
     return findings
@@ -114,28 +114,28 @@ def limits_of(environment: EnvironmentConfig) -> Limits:
     return Limits(start_seconds=environment.start_timeout_seconds, memory_bytes=int(environment.memory_gib * 1024**3))
 
 
-def _imported_functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> Iterator[Piece]:
+def _imported_functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> Iterator[CodeCheck]:
     """Yield the losses and advantages with an import path."""
     kinds: tuple[Literal["loss", "advantage"], ...] = ("loss", "advantage")
     for kind in kinds:
         part = getattr(algorithm, kind)
         if part is not None and is_import_path(part.name):
-            yield Piece((*key, kind), Command(part.name, part.options, kind=kind), Limits())
+            yield CodeCheck((*key, kind), Command(part.name, part.options, kind=kind), Limits())
 
 
-def _refused_field(piece: Piece, missing: bool) -> Key:
+def _refused_field(check: CodeCheck, missing: bool) -> Key:
     """Field to which a refusal belongs."""
-    if piece.command.kind == "check":
-        return piece.key
-    if piece.command.kind != "environment":
-        return (*piece.key, "name")
-    if piece.key[0] != "environments":
-        return piece.key
+    if check.command.kind == "check":
+        return check.key
+    if check.command.kind != "environment":
+        return (*check.key, "name")
+    if check.key[0] != "environments":
+        return check.key
     from rlrun.environments.registry import SHIPPED
 
     # A bundled environment always exists, so the missing part belongs to its arguments.
-    named = piece.command.id in SHIPPED or (not missing and ":" in piece.command.id)
-    return (*piece.key, "args" if named else "id")
+    named = check.command.id in SHIPPED or (not missing and ":" in check.command.id)
+    return (*check.key, "args" if named else "id")
 
 
 def code_of_spec(spec: RLRunSpec) -> list[NamedCode]:

@@ -26,7 +26,7 @@ from rich.text import Text
 from rlrun.protocol.files.metrics_line import MetricsLine, missing_answers
 from rlrun.protocol.messages.endpoints import ORCHESTRATOR_PROGRESS
 from rlrun.runtime.json_types import Json
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _CHUNK_BYTES = 1024 * 1024
 _CURVES = ("reward/mean", "loss")
@@ -54,7 +54,7 @@ class History:
                 if (point := line.get(name)) is not None and math.isfinite(point):
                     curve.append(point)
 
-    def curve(self, name: str) -> list[float]:
+    def curve_values(self, name: str) -> list[float]:
         """Return the values of `reward/mean` or `loss` of all steps that have one."""
         return list(self._curves[name])
 
@@ -80,7 +80,7 @@ class MetricsTail:
         """Whether the file has no line yet."""
         return not self._seen
 
-    def poll(self) -> Iterator[MetricsLine]:
+    def read_new_lines(self) -> Iterator[MetricsLine]:
         """Yield lines that are new since the last call. Of a new file, lines that it shares with the previous file are skipped."""
         try:
             file, known = self._open_current()
@@ -215,7 +215,7 @@ def _trouble_of(progress: Json) -> str:
     """Current problem of the volume that makes the run wait, without its start time; empty if there is no problem."""
     found = progress.get("storage")
     text = found.get("text") if isinstance(found, dict) else None
-    return printable(str(text)).split(" since")[0] if text else ""
+    return escape_controls(str(text)).split(" since")[0] if text else ""
 
 
 def _without_sign_of_zero(text: str) -> str:
@@ -249,7 +249,7 @@ class View:
         self._live: Live | None = None
         self.progress: Json | None = None
         """Orchestrator's answer at the last `update`, or None if there was no answer."""
-        for _ in self._tail.poll():  # skip the lines of earlier attempts
+        for _ in self._tail.read_new_lines():  # skip the lines of earlier attempts
             pass
 
     def __enter__(self) -> View:
@@ -269,21 +269,21 @@ class View:
         Args:
             roles: line about the processes, which is shown while the orchestrator does not answer.
         """
-        new = list(self._tail.poll())
+        new = list(self._tail.read_new_lines())
         progress = self.progress = read_progress(self._url, self._api_key)
         self._answered = self._answered or progress is not None
-        waiting = printable(
+        waiting = escape_controls(
             str((progress or {}).get("waiting_on") or ("the roles to end" if self._answered else roles))
         )
-        results = [printable(str(line)) for line in (progress or {}).get("results") or ()]
+        results = [escape_controls(str(line)) for line in (progress or {}).get("results") or ()]
         known, self._results = self._results, results or self._results
         if self._plain:
-            self._print(new, self._results[len(known) :], waiting)
+            self._print_news(new, self._results[len(known) :], waiting)
         elif self._live is not None:
             draw = self._draw_panel if self._max_steps is not None else self._draw_counts
             self._live.update(draw(progress or {}, waiting))
 
-    def _print(self, new: Sequence[MetricsLine], results: Sequence[str], waiting: str) -> None:
+    def _print_news(self, new: Sequence[MetricsLine], results: Sequence[str], waiting: str) -> None:
         """Print new steps, results and problems of the volume and, before the first step, the reason for waiting."""
         progress = self.progress
         for line in new:
@@ -349,7 +349,7 @@ class View:
         )
         bar = Table.grid()  # a progress bar outside of a grid would not end its line
         bar.add_row(ProgressBar(total=total, completed=step, width=72))
-        curve = history.curve("loss" if supervised else "reward/mean")
+        curve = history.curve_values("loss" if supervised else "reward/mean")
         return Group(
             Text(self._name, style="bold"),
             bar,

@@ -128,7 +128,7 @@ class Remote:
                 f"storage.mirror.url ({url}): {error}; use an address such as s3://bucket/folder"
             ) from None
 
-    def copy(self, artifact: Artifact, *, stop: Callable[[], bool] = lambda: False) -> int | None:
+    def copy_artifact(self, artifact: Artifact, *, stop: Callable[[], bool] = lambda: False) -> int | None:
         """Copy an artifact to the remote folder. Files that exist there with the same size are skipped.
 
         The marker is copied last, so a reader that sees it sees all files. An interrupted copy continues with the missing files.
@@ -145,51 +145,51 @@ class Remote:
             OSError: the object storage rejects the copy, or cannot be reached.
         """
         target = f"{self._root}/{artifact.name}"
-        remote_sizes = self._sizes(target)
+        remote_sizes = self._remote_sizes(target)
         if artifact.marker is not None and artifact.marker in remote_sizes:
             return 0
         try:
             sizes = {name: (artifact.folder / name).stat().st_size for name in artifact.files}
             missing = [name for name, size in sizes.items() if remote_sizes.get(name) != size]
 
-            def put(name: str) -> bool:
+            def put_unless_stopped(name: str) -> bool:
                 if stop():
                     return False
-                self._put(artifact, name, target)
+                self._put_file(artifact, name, target)
                 return True
 
             with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-                if not all(list(pool.map(put, missing))):
+                if not all(list(pool.map(put_unless_stopped, missing))):
                     return None
             if artifact.marker is not None:
-                self._mark(artifact, target)
+                self._write_marker(artifact, target)
         except FileNotFoundError as error:
             if all((artifact.folder / name).is_file() for name in artifact.files) and artifact.is_whole():
                 raise  # all local files exist, so the remote folder is missing
             if artifact.marker is not None:
-                self._remove(target)
+                self._remove_copy(target)
             raise GoneError(f"{artifact.name} was deleted from the volume while it was copied: {error}") from None
         return sum(sizes[name] for name in missing)
 
-    def _put(self, artifact: Artifact, name: str, target: str) -> None:
+    def _put_file(self, artifact: Artifact, name: str, target: str) -> None:
         remote = f"{target}/{name}"
         self._fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
         self._fs.put_file(str(artifact.folder / name), remote)
 
-    def _mark(self, artifact: Artifact, target: str) -> None:
+    def _write_marker(self, artifact: Artifact, target: str) -> None:
         content = b"" if artifact.marker == COMPLETE else (artifact.folder / str(artifact.marker)).read_bytes()
         self._fs.makedirs(target, exist_ok=True)
         self._fs.pipe_file(f"{target}/{artifact.marker}", content)
 
-    def _sizes(self, target: str) -> dict[str, int]:
+    def _remote_sizes(self, target: str) -> dict[str, int]:
         try:
             found = self._fs.find(target, detail=True)
         except FileNotFoundError:
             return {}
         return {path.removeprefix(target).lstrip("/"): int(about["size"]) for path, about in found.items()}
 
-    def _remove(self, target: str) -> None:
-        if self._sizes(target):
+    def _remove_copy(self, target: str) -> None:
+        if self._remote_sizes(target):
             self._fs.rm(target, recursive=True)
 
 
@@ -227,7 +227,7 @@ class Mirror:
                 continue
             began = time.monotonic()
             try:
-                size = self._remote.copy(artifact, stop=stop)
+                size = self._remote.copy_artifact(artifact, stop=stop)
             except GoneError as error:
                 logger.info(str(error))
                 continue
@@ -240,7 +240,7 @@ class Mirror:
                 self._copied.add(artifact.name)
         return True
 
-    def follow(self, over: Ending) -> bool:
+    def copy_until(self, over: Ending) -> bool:
         """Copy until `over` is set, then the rest. Returns whether everything is copied."""
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -284,4 +284,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnusableError as error:
         logger.error(str(error))
         return exit_codes.CONFIGURATION
-    return exit_codes.OK if mirror.follow(over) else exit_codes.FAILURE
+    return exit_codes.OK if mirror.copy_until(over) else exit_codes.FAILURE

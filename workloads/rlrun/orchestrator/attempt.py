@@ -18,7 +18,7 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.hub.repository import keep_revisions
 from rlrun.orchestrator.aio.event_loop import Background, Signal, background_tasks
 from rlrun.orchestrator.aio.volume_access import in_thread
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
 from rlrun.orchestrator.progress.progress_server import Progress, ProgressServer, starting_progress
@@ -98,11 +98,11 @@ class RunningAttempt:
         self._number, self._waits, self._total_steps, self._stop = number, waits, total_steps, stop
         self._progress: Callable[[], Progress] | None = None
         self._measures: Callable[[], Measures] | None = None
-        self.wishes = Wishes()
+        self.engine_requests = EngineRequests()
         """Requests of the operator."""
         # Created at the start: the operator sees the reason of the wait while the trainer loads its
         # model.
-        self._lease = lease_from_environment(attempt=number, look=self.progress, wishes=self.wishes)
+        self._lease = lease_from_environment(attempt=number, look=self.progress, engine_requests=self.engine_requests)
         self.stall = stall_of(self._lease)
 
     def progress(self) -> Progress:

@@ -227,11 +227,11 @@ class PartWriter:
         """Write until cancelled."""
         while True:
             step, write = await self._parts.get()
-            if await self._write(f"save the orchestrator's part of the checkpoint of step {step}", write):
+            if await self._write_part(f"save the orchestrator's part of the checkpoint of step {step}", write):
                 with suppress(TrainerGoneError):
                     await self._written(step)
 
-    async def _write(self, doing: str, write: Callable[[], None]) -> bool:
+    async def _write_part(self, doing: str, write: Callable[[], None]) -> bool:
         for pause in retry_pauses():
             try:
                 await in_thread(lambda: self._volume.attempt(doing, write, blocks=False))

@@ -26,7 +26,7 @@ from rlrun.orchestrator.aio.event_loop import Background, raise_limit
 from rlrun.orchestrator.aio.volume_access import in_thread
 from rlrun.orchestrator.attempt import TERMINATED, Stop, feed_trainer, first_cause, open_training
 from rlrun.orchestrator.engines.discovery import REGULAR, Monitor, Pace, Resolve, open_engines, resolve_addresses
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.engines.replica import Engine
 from rlrun.orchestrator.rl_pipeline import Pipeline
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
@@ -59,7 +59,7 @@ class Outside:
     """Start the environments. Default: each in a separate process."""
     pace: Pace = REGULAR
     """Intervals between health checks of the engines."""
-    wishes: Wishes | None = None
+    engine_requests: EngineRequests | None = None
     """Requests of the operator. Default: the requests in the answers to the Lease's renewals."""
 
 
@@ -157,7 +157,7 @@ async def orchestrate_attempt(
             trainer=trainer,
             signal=signals,
             volume=running.volume,
-            wishes=outside.wishes or running.wishes,
+            engine_requests=outside.engine_requests or running.engine_requests,
         )
         pipeline = await in_thread(partial(Pipeline, context))
         return await feed_trainer(running, pipeline, connection, trainer, loaded=loaded)

@@ -103,9 +103,11 @@ class Pipeline:
             signal=context.signal,
         )
         self._dispatcher = Dispatcher(context, self._groups, player)
-        self._turns, wishes = self._gpu_turns(), context.wishes
-        self._meter = LoadMeter(pool, ahead=self._dispatcher.ahead, window=lambda: wishes.window_seconds)
-        self._drain = Drain(pool, self._signal, wanted=lambda: wishes.engines, spot=lambda: wishes.spot)
+        self._turns, engine_requests = self._gpu_turns(), context.engine_requests
+        self._meter = LoadMeter(pool, ahead=self._dispatcher.ahead, window=lambda: engine_requests.window_seconds)
+        self._drain = Drain(
+            pool, self._signal, wanted=lambda: engine_requests.engines, spot=lambda: engine_requests.spot
+        )
         self._producer = BatchProducer(
             context,
             self._groups,
@@ -130,7 +132,7 @@ class Pipeline:
             attempt=self.attempt.attempt,
             base_step=step,
             unwritten=base.unwritten,
-            evaluated=self._due,
+            evaluated=self._is_due,
             writer=self._writer,
         )
         old = partial(delete_old_traces, self._paths, newest=step, keep=self.config.keep_traces)
@@ -141,7 +143,7 @@ class Pipeline:
         if not self.config.colocated:
             return None
         timeout = self.config.weight_sync.timeout_seconds
-        return GPUTurns(self._pool, self._sync, self._signal, timeout_seconds=timeout, quiet=self._quiet)
+        return GPUTurns(self._pool, self._sync, self._signal, timeout_seconds=timeout, quiet=self._is_quiet)
 
     async def run(self) -> bool:
         """Run until the last checkpoint and the last evaluation are complete, or until `stop`.
@@ -153,19 +155,19 @@ class Pipeline:
             RoleError: the run cannot continue; possibly inside an exception group.
         """
         try:
-            await self._run()
+            await self._run_tasks()
         finally:
             # Also after an error: finished rollouts in the queue become durable and are used by the
             # next attempt.
             if self._journal is not None:
                 await self._journal.close()
             await in_thread(self._writer.close)
-        if self._done():
+        if self._is_done():
             logger.info("all steps are trained and saved")
-        return self._done()
+        return self._is_done()
 
     # The trainer's events and the checkpoint writer outlive the other tasks: after a stop they complete the last checkpoint.
-    async def _run(self) -> None:
+    async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             following, saving = tasks.create_task(self._follow_trainer()), tasks.create_task(self._parts.run())
             parts = (self._evaluations, self._meter, self._drain)
@@ -173,7 +175,7 @@ class Pipeline:
             if self._recording is None or self.config.evaluation is not None:
                 background.append(tasks.create_task(self._sync.run()))
             background.append(tasks.create_task(self._make_batches()))
-            await self._signal.until(lambda: self._done() or self.trainer.ending)
+            await self._signal.until(lambda: self._is_done() or self.trainer.ending)
             # Makers of rollouts end first at a stop. Their work would only compete with the last
             # checkpoint for the grace period.
             for task in background:
@@ -213,10 +215,10 @@ class Pipeline:
         """Return the values for the metrics in addition to the progress."""
         return self._standing.measures()
 
-    def _due(self, version: int) -> bool:
+    def _is_due(self, version: int) -> bool:
         return is_due(version, self.config.evaluation, max_steps=self.config.max_steps)
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         return self._finished and self._complete and not self._evaluations.pending and not self._metrics.pending()
 
     # ---- events of the trainer
@@ -224,10 +226,10 @@ class Pipeline:
     async def _follow_trainer(self) -> None:
         with suppress(TrainerGoneError):
             async for event in self.trainer.events():
-                await self._handle(event)
+                await self._handle_event(event)
                 self._signal.notify()
 
-    async def _handle(self, event: Event) -> None:
+    async def _handle_event(self, event: Event) -> None:
         match event.kind:
             case "published":
                 if event.path is None and self.config.weight_sync.transport == "Filesystem":
@@ -235,44 +237,44 @@ class Pipeline:
                 # Engines that share the trainer's GPUs cannot load weights before it has freed its
                 # memory; the event `released` follows.
                 if self._turns is None:
-                    self._offer(event.step, event.path)
+                    self._offer_version(event.step, event.path)
                 else:
                     self._turns.published(event.step, event.path)
             case "released":
                 if self._turns is not None:
-                    self._offer(event.step, self._turns.released(event.step))
+                    self._offer_version(event.step, self._turns.released(event.step))
             case "trained":
                 self._standing.trained(event.step, event.metrics)
                 self._meter.trained(event.metrics)
                 self._metrics.add(event.step, "trained", event.metrics)
-                await self._forget(event.step)
+                await self._drop_trained_steps(event.step)
             case "checkpoint_saved":
-                self._save(event)
+                self._save_snapshot(event)
             case "checkpoint_complete":
                 self._standing.saved(event.step)
                 if not self.config.record_rollouts:
                     covered = partial(checkpoint.remove_covered_batches, self._paths, self.attempt)
                     await clean_up("delete covered batches", covered)
-                await self._collect()
+                await self._delete_covered_journal()
                 # Only now: this can end the run, which cancels the deletions above.
                 self._complete = self._complete or event.step >= self.config.max_steps
             case "finished":
                 self._finished = True
 
-    def _offer(self, version: int, path: str | None) -> None:
+    def _offer_version(self, version: int, path: str | None) -> None:
         """Publish a version to the engines, and hold it if an evaluation needs it."""
-        wanted = self._metrics.wants_base if version == self.attempt.base_step else self._due(version)
+        wanted = self._metrics.wants_base if version == self.attempt.base_step else self._is_due(version)
         # No `await` before `publish`: an evaluation that is wanted always finds its version held,
         # and no engine can skip to a newer one in between.
         if wanted:
             self._evaluations.want(version)
         self._sync.publish(version, path, hold=wanted)
 
-    def _quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         """Return whether no engine has a request or will get one before the next version."""
         return not self._pool.in_flight and not self._groups.running and not self._evaluations.pending
 
-    def _save(self, event: Event) -> None:
+    def _save_snapshot(self, event: Event) -> None:
         snapshots = self._groups.snapshots
         snapshot = snapshots.get(event.step)
         if snapshot is None or event.path is None:
@@ -286,7 +288,7 @@ class Pipeline:
         for step in [step for step in snapshots if step <= event.step]:
             del snapshots[step]
 
-    async def _collect(self) -> None:
+    async def _delete_covered_journal(self) -> None:
         """Delete the journal files that the newest complete checkpoint covers."""
         if self._journal is None:
             return
@@ -297,7 +299,7 @@ class Pipeline:
         if covering is not None:
             await self._journal.collect(covering.ledger.settled())
 
-    async def _forget(self, step: int) -> None:
+    async def _drop_trained_steps(self, step: int) -> None:
         """Drop snapshots and batches of trained steps if the run makes no checkpoints, because no attempt can need
         them.
         """

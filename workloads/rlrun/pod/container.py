@@ -26,7 +26,7 @@ from rlrun.mirror.mirror_starter import mirror_beside
 from rlrun.pod.container_settings import KEY_VARIABLE, PodSettings, Signals
 from rlrun.pod.gpu_metrics import PodMetrics
 from rlrun.pod.preparation import claim_when_possible, has_begun, wait_until
-from rlrun.pod.rendezvous import PodServer, channel_problem, join
+from rlrun.pod.rendezvous import PodServer, channel_problem, report_to_first
 from rlrun.pod.role_commands import EVERYWHERE, Programs, config_in_pod, role_environment
 from rlrun.pod.role_process import Launch, Output, StuckRole, run_process
 from rlrun.protocol.files.attempts import check_number
@@ -34,7 +34,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import ERROR_FILE, RoleError, read_error, volume_is_full
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.tracking.sink_starter import sink_beside
 
 MAX_BYTES = 2048
@@ -54,24 +54,24 @@ def failure_text(
     """
     if said is not None:
         known = symptom_of(said)
-        return cut(tag_message(known.reason if known is not None else None, said))
+        return cut_message(tag_message(known.reason if known is not None else None, said))
     head = describe_end(code)
     if full is not None:
-        return cut(
+        return cut_message(
             tag_message(
                 STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); free space on it"
             )
         )
     if not lines:
-        return cut(f"{head}, without output")
+        return cut_message(f"{head}, without output")
     if symptom is not None:
         head = tag_message(symptom.reason, f"{head}: {symptom}")
-    return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
+    return cut_message("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
 
 
-def cut(text: str, *, keep_end: bool = False) -> str:
+def cut_message(text: str, *, keep_end: bool = False) -> str:
     """Return at most `MAX_BYTES` of UTF-8: the beginning of a longer text, or its first line and its end."""
-    text = printable(text, lines=True)
+    text = escape_controls(text, lines=True)
     data = text.encode()
     if len(data) <= MAX_BYTES:
         return text
@@ -138,11 +138,11 @@ class Container:
             if command == "model":
                 code = self._make_model()
             elif command == "trainer":
-                code = self._train()
+                code = self._run_trainer()
             else:
                 if command == "orchestrator" and not self._has_trainer():
                     self._claim_without_trainer()
-                code = self._serve() if command == "inference" else self._start(role, restart=False)
+                code = self._run_engine() if command == "inference" else self._run_role(role, restart=False)
             if code != exit_codes.OK:
                 self._report_failure(code, folder, shared=role != "inference" and not had_error_before)
             return code
@@ -159,12 +159,12 @@ class Container:
         if self._has_trainer() and self._pod.ordinal:
             self._wait_for_model()
             return exit_codes.OK
-        self._claim(self._config)
+        self._claim_folder(self._config)
         if self._config.trainer.model.tiny is None or self._model_is_there():
             return exit_codes.OK
-        self._output.say("creating the tiny model")
+        self._output.log_message("creating the tiny model")
         # It connects to no other process. Code of `warmupEnvironment` has run in a container without the key.
-        return self._process(self._programs.model(self._config_file(restart=False)), "trainer", with_key=False)
+        return self._run_command(self._programs.model(self._config_file(restart=False)), "trainer", with_key=False)
 
     def _make_plain_copy(self) -> int:
         """Write the plain copy of a quantized model before the group starts: torchrun and colocated engines must not wait for hours."""
@@ -173,8 +173,8 @@ class Container:
         if command is None or self._model_is_there() or not needs_plain_copy(self._config.trainer.model):
             return exit_codes.OK
         self._state = "the copy of the quantized model is being written"
-        self._output.say("writing a copy of the quantized model without quantization")
-        return self._process(command(self._config_file(restart=False)), "trainer", with_key=False)
+        self._output.log_message("writing a copy of the quantized model without quantization")
+        return self._run_command(command(self._config_file(restart=False)), "trainer", with_key=False)
 
     def _wait_for_model(self) -> None:
         """Wait for the tiny model's folder, which appears only when it is complete."""
@@ -183,7 +183,7 @@ class Container:
                 lambda: None if self._model_is_there() else f"{self._paths.model} does not exist yet",
                 what="the tiny model, which "
                 + ("the trainer's first pod creates" if self._has_trainer() else "the orchestrator's pod creates"),
-                say=self._output.say,
+                say=self._output.log_message,
                 signals=self._signals,
             )
 
@@ -196,8 +196,8 @@ class Container:
         except OSError as error:
             raise RoleError(f"cannot read {self._paths.root}: {error.strerror}", exit_codes.STORAGE) from error
 
-    def _claim(self, config: RunConfig) -> None:
-        claim_when_possible(self._paths, config, self._pod.attempt, say=self._output.say, signals=self._signals)
+    def _claim_folder(self, config: RunConfig) -> None:
+        claim_when_possible(self._paths, config, self._pod.attempt, say=self._output.log_message, signals=self._signals)
 
     # ---- the orchestrator
 
@@ -209,12 +209,12 @@ class Container:
     def _claim_without_trainer(self) -> None:
         """Claim the folder of a run without trainer pods. For a guest, the host's trainer reads its `run.json` when it requests a slot."""
         restart = self._is_restart()
-        self._claim(config_in_pod(self._config, restart=restart, pod_ip=self._pod.pod_ip))
+        self._claim_folder(config_in_pod(self._config, restart=restart, pod_ip=self._pod.pod_ip))
         check_number(self._paths, self._pod.attempt)
 
     # ---- the engine
 
-    def _serve(self) -> int:
+    def _run_engine(self) -> int:
         """Run the engine. If the port for the pod's metrics is in use, the pod runs without metrics."""
         # Fails if the image's engine does not fit the pod.
         self._programs.role("inference", self._pod, self._config, self._pod.config)
@@ -224,9 +224,9 @@ class Container:
         try:
             server = self._pod_server(metrics, lambda: None)
         except RoleError as error:
-            self._output.say(f"this pod has no metrics: {error}")
+            self._output.log_message(f"this pod has no metrics: {error}")
         try:
-            return self._start("inference", restart=False)
+            return self._run_role("inference", restart=False)
         finally:
             metrics.close()
             if server is not None:
@@ -240,7 +240,7 @@ class Container:
             pod.pod_ip or EVERYWHERE, attempt=pod.attempt, api_key=pod.api_key, look=look, metrics=metrics.text
         )
 
-    def _train(self) -> int:
+    def _run_trainer(self) -> int:
         pod = self._pod
         metrics = PodMetrics()
         server = self._pod_server(metrics, self._why_not_ready)
@@ -249,7 +249,7 @@ class Container:
             self._programs.role("trainer", pod, self._config, pod.config)  # fails for a pod outside of the group
             if pod.ordinal == 0:
                 self._state = "the run's volume refuses writes"
-                self._claim(self._config)
+                self._claim_folder(self._config)
                 check_number(self._paths, pod.attempt)
                 restart = self._is_restart()
                 if code := self._make_plain_copy():
@@ -257,7 +257,7 @@ class Container:
                 self._wait_for_all(server)
             else:
                 self._wait_for_first()
-            return self._start("trainer", restart=restart)
+            return self._run_role("trainer", restart=restart)
         finally:
             self._state = "the trainer's process has ended"
             server.close()
@@ -266,9 +266,9 @@ class Container:
     def _wait_for_all(self, server: PodServer) -> None:
         self._state = "not all pods of the trainer are up"
         wait_until(
-            lambda: server.missing(self._pod.nodes) or self._name_problem(),
+            lambda: server.missing_pods(self._pod.nodes) or self._name_problem(),
             what="the other pods of the trainer" if self._pod.nodes > 1 else "this pod's name in the DNS",
-            say=self._output.say,
+            say=self._output.log_message,
             signals=self._signals,
         )
         server.go.set()
@@ -285,9 +285,9 @@ class Container:
         self._state = "the trainer's first pod has not started the group"
         pod = self._pod
         wait_until(
-            lambda: join(pod.master_addr, ordinal=pod.ordinal, attempt=pod.attempt, api_key=pod.api_key),
+            lambda: report_to_first(pod.master_addr, ordinal=pod.ordinal, attempt=pod.attempt, api_key=pod.api_key),
             what="the trainer's first pod",
-            say=self._output.say,
+            say=self._output.log_message,
             signals=self._signals,
         )
 
@@ -307,27 +307,27 @@ class Container:
         write_bytes(file, document.encode())
         return file
 
-    def _start(self, role: Role, *, restart: bool) -> int:
+    def _run_role(self, role: Role, *, restart: bool) -> int:
         file = self._config_file(restart=restart)
         command = self._programs.role(role, self._pod, self._config, file)
         self._state = ""
         if role == "trainer" and self._config.trainer.colocated:
             engine = self._programs.role("inference", self._pod, self._config, file)
-            return self._process(command, role, engine=engine)
+            return self._run_command(command, role, engine=engine)
         if role != "orchestrator":
-            return self._process(command, role)
+            return self._run_command(command, role)
         environ = {name: value for name, value in self._env.items() if name != KEY_VARIABLE}
-        say, should_hurry = self._output.say, self._is_stopping
+        say, should_hurry = self._output.log_message, self._is_stopping
         with (
             mirror_beside(self._config, file, environ, say=say, hurry=should_hurry),
             sink_beside(self._config, file, environ, say=say, hurry=should_hurry),
         ):
-            return self._process(command, role)
+            return self._run_command(command, role)
 
     def _is_stopping(self) -> bool:
         return self._signals.received is not None
 
-    def _process(
+    def _run_command(
         self, command: list[str], role: Role, *, engine: list[str] | None = None, with_key: bool = True
     ) -> int:
         sys.stdout.flush()
@@ -383,7 +383,7 @@ class Container:
             said=None if error is None else str(error),
             full=full,
             lines=output.last_lines(),
-            symptom=symptom_of(output.end()),
+            symptom=symptom_of(output.end_text()),
         )
         write_termination_message(self._pod.termination_log, text)
 

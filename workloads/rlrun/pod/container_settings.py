@@ -74,28 +74,28 @@ def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
         RoleError: a variable is missing or invalid; the message names it.
     """
     return PodSettings(
-        config=Path(_required(env, "RLRUN_CONFIG")),
-        attempt=_number(env, "RLRUN_ATTEMPT"),
-        api_key=_required(env, KEY_VARIABLE),
-        pod_name=_required(env, "RLRUN_POD_NAME"),
+        config=Path(_required_variable(env, "RLRUN_CONFIG")),
+        attempt=_number_variable(env, "RLRUN_ATTEMPT"),
+        api_key=_required_variable(env, KEY_VARIABLE),
+        pod_name=_required_variable(env, "RLRUN_POD_NAME"),
         config_mark=env.get(VARIABLE) or None,
         pod_ip=env.get("RLRUN_POD_IP") or None,
-        nodes=_number(env, "RLRUN_NNODES", PodSettings.nodes),
+        nodes=_number_variable(env, "RLRUN_NNODES", PodSettings.nodes),
         master_addr=env.get("RLRUN_MASTER_ADDR") or PodSettings.master_addr,
-        master_port=_number(env, "RLRUN_MASTER_PORT", PodSettings.master_port),
+        master_port=_number_variable(env, "RLRUN_MASTER_PORT", PodSettings.master_port),
         state=Path(env.get("RLRUN_POD_STATE") or PodSettings.state),
         termination_log=Path(env.get("RLRUN_TERMINATION_LOG") or PodSettings.termination_log),
     )
 
 
-def _required(env: Mapping[str, str], name: str) -> str:
+def _required_variable(env: Mapping[str, str], name: str) -> str:
     value = env.get(name)
     if not value:
         raise RoleError(f"{name} is not set; the operator sets it in every container of a run", exit_codes.USAGE)
     return value
 
 
-def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _number_variable(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = env.get(name) or ("" if default is None else str(default))
     if not (text.isascii() and text.isdecimal() and int(text) >= 1):
         raise RoleError(f"{name} is {text!r}, expected a whole number from 1", exit_codes.USAGE)
@@ -129,18 +129,18 @@ class Signals:
         self._ending = Ending()
         self._child: int | None = None
         for number in HANDLED:
-            signal.signal(number, self._handle)
+            signal.signal(number, self._handle_signal)
         # The container's command has blocked these signals so far: a pending one is delivered here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
         self._ending.set()
         if self._child is not None:
-            self._send(number)
+            self._send_signal(number)
 
-    def _send(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self._child or 0, number)
 
@@ -148,7 +148,7 @@ class Signals:
         """Forward every signal to this process, including one that has already arrived; None: stop forwarding."""
         self._child = child
         if child is not None and self.received is not None:
-            self._send(self.received)
+            self._send_signal(self.received)
 
     def fileno(self) -> int:
         """Descriptor for `select`, readable from the first signal on; its bytes are never consumed."""

@@ -52,18 +52,18 @@ class PodMetrics:
         self._idle: dict[int, float] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        threading.Thread(target=self._run, args=(gpus,), name="gpus", daemon=True).start()
+        threading.Thread(target=self._sample_gpus, args=(gpus,), name="gpus", daemon=True).start()
 
-    def _run(self, gpus: Callable[[], Gpus | None]) -> None:
+    def _sample_gpus(self, gpus: Callable[[], Gpus | None]) -> None:
         source = gpus()
         before = self._clock()
         while source is not None and not self._closed.wait(SAMPLE_SECONDS):
             with suppress(Exception):  # a broken driver costs only the metrics
-                samples, now = source.sample(), self._clock()
-                self.note(samples, now - before)
+                samples, now = source.sample_gpus(), self._clock()
+                self.record_sample(samples, now - before)
                 before = now
 
-    def note(self, samples: Sequence[Sample], seconds: float) -> None:
+    def record_sample(self, samples: Sequence[Sample], seconds: float) -> None:
         """Record a sample.
 
         Args:
@@ -90,7 +90,7 @@ class PodMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all series for a registry."""
-        families = {spec.name: POD.family(spec.name) for spec in POD}
+        families = {spec.name: POD.make_family(spec.name) for spec in POD}
         families["rlrun_pod_start_timestamp_seconds"].add_metric([], self._began)
         for gpu, sample in enumerate(self._samples):
             label = [str(gpu)]

@@ -70,10 +70,10 @@ def main(
     except RoleError as error:
         print(f"rlrun-pod: {error}", file=sys.stderr)
         return error.code
-    return _run(words[0], pod, env, signals, programs)
+    return _run_command(words[0], pod, env, signals, programs)
 
 
-def _say(text: str) -> None:
+def _log_line(text: str) -> None:
     print(f"rlrun-pod: {text}", file=sys.stderr, flush=True)
 
 
@@ -105,12 +105,12 @@ def _make_folders(folders: Sequence[str], signals: Signals) -> int:
     from rlrun.protocol.files.failures import RoleError
 
     try:
-        make_folders([Path(folder) for folder in folders], say=_say, signals=signals)
+        make_folders([Path(folder) for folder in folders], say=_log_line, signals=signals)
     except StoppedError as stopped:
-        _say(str(stopped))
+        _log_line(str(stopped))
         return stopped.exit_code
     except RoleError as error:
-        _say(str(error))
+        _log_line(str(error))
         return error.code
     return exit_codes.OK
 
@@ -127,7 +127,7 @@ def _serve_environments(socket: str, signals: Signals) -> int:
 def _make_demonstrations(folder: str) -> int:
     from pathlib import Path
 
-    from rlrun.pod.container import cut, write_termination_message
+    from rlrun.pod.container import cut_message, write_termination_message
     from rlrun.pod.container_settings import PodSettings
     from rlrun.pod.preparation import make_demonstrations
     from rlrun.protocol.files.failures import RoleError
@@ -135,14 +135,14 @@ def _make_demonstrations(folder: str) -> int:
     try:
         make_demonstrations(Path(folder), os.environ)
     except RoleError as error:
-        _say(str(error))
+        _log_line(str(error))
         log = Path(os.environ.get("RLRUN_TERMINATION_LOG") or PodSettings.termination_log)
-        write_termination_message(log, cut(str(error)))
+        write_termination_message(log, cut_message(str(error)))
         return error.code
     return exit_codes.OK
 
 
-def _run(
+def _run_command(
     command: str,
     pod: PodSettings,
     env: Mapping[str, str],
@@ -152,7 +152,7 @@ def _run(
     import tempfile
     from pathlib import Path
 
-    from rlrun.pod.container import cut, write_termination_message
+    from rlrun.pod.container import cut_message, write_termination_message
     from rlrun.protocol.files.failures import RoleError
 
     try:
@@ -160,10 +160,10 @@ def _run(
             from rlrun.pod.preparation import is_first_start
 
             if not is_first_start(pod.state, pod.attempt):
-                return _hold(pod, signals)
+                return _wait_for_deletion(pod, signals)
         from rlrun.pod.preparation import wait_for_own_file
 
-        wait_for_own_file(pod, command, say=_say, signals=signals)
+        wait_for_own_file(pod, command, say=_log_line, signals=signals)
         from rlrun.pod.container import Container
         from rlrun.pod.role_commands import Programs
 
@@ -175,11 +175,11 @@ def _run(
     except (RoleError, OSError) as error:
         code = error.code if isinstance(error, RoleError) else exit_codes.FAILURE
         print(f"rlrun-pod: {error}", file=sys.stderr)
-        write_termination_message(pod.termination_log, cut(str(error)))
+        write_termination_message(pod.termination_log, cut_message(str(error)))
         return code
 
 
-def _hold(pod: PodSettings, signals: Signals) -> int:
+def _wait_for_deletion(pod: PodSettings, signals: Signals) -> int:
     """Idle until the pod is deleted."""
     from rlrun.pod.rendezvous import PodServer
 

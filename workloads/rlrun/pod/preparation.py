@@ -175,7 +175,7 @@ def wait_for_own_file(
     """
     if pod.config_mark is not None:
         wait_until(
-            lambda: _problem(pod, role),
+            lambda: _file_problem(pod, role),
             what="the configuration of this pod",
             say=say,
             signals=signals,
@@ -183,7 +183,7 @@ def wait_for_own_file(
         )
 
 
-def _problem(pod: PodSettings, role: str) -> str | None:
+def _file_problem(pod: PodSettings, role: str) -> str | None:
     try:
         found = file_mark(json.loads(pod.config.read_bytes()), role)
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -308,7 +308,7 @@ def make_demonstrations(folder: Path, env: MutableMapping[str, str]) -> None:
     """
     for number in HANDLED:
         # The kernel has no default action for the first process of a container, and code of the environment may never return.
-        signal.signal(number, _end)
+        signal.signal(number, _exit_on_signal)
     if not _is_needed(env):
         return
     tiny = TinyModelConfig.model_validate_json(env[WARMUP_VARIABLE])
@@ -326,7 +326,7 @@ def make_demonstrations(folder: Path, env: MutableMapping[str, str]) -> None:
         raise RoleError(f"model.tiny: cannot write the demonstrations: {error}", exit_codes.STORAGE) from error
 
 
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     os._exit(SIGNALLED + number)
 
 

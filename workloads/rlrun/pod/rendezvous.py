@@ -33,10 +33,10 @@ PROBE_SECONDS = 1.0
 class _Answers(BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS
 
-    def _answer(self, status: HTTPStatus, **body: object) -> None:
-        self._send(status, "application/json", json.dumps(body).encode())
+    def _send_json(self, status: HTTPStatus, **body: object) -> None:
+        self._send_response(status, "application/json", json.dumps(body).encode())
 
-    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+    def _send_response(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
@@ -81,26 +81,26 @@ class PodServer:
                 url = urlsplit(self.path)
                 if url.path == POD_READY:
                     reason = look()
-                    self._answer(
+                    self._send_json(
                         HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, ready=reason is None, reason=reason
                     )
                 elif url.path == POD_METRICS:
-                    self._send(HTTPStatus.OK, METRICS_TYPE, metrics())
+                    self._send_response(HTTPStatus.OK, METRICS_TYPE, metrics())
                 elif url.path == POD_JOIN:
-                    self._join(parse_qs(url.query))
+                    self._add_pod(parse_qs(url.query))
                 else:
-                    self._answer(HTTPStatus.NOT_FOUND, reason="unknown route")
+                    self._send_json(HTTPStatus.NOT_FOUND, reason="unknown route")
 
-            def _join(self, query: dict[str, list[str]]) -> None:
+            def _add_pod(self, query: dict[str, list[str]]) -> None:
                 if not holds_key(self.headers.get_all("Authorization", ()), api_key):
-                    self._answer(HTTPStatus.UNAUTHORIZED, reason="wrong or missing API key")
+                    self._send_json(HTTPStatus.UNAUTHORIZED, reason="wrong or missing API key")
                 elif query.get("attempt") != [str(attempt)]:
-                    self._answer(HTTPStatus.CONFLICT, reason=f"this is attempt {attempt}")
+                    self._send_json(HTTPStatus.CONFLICT, reason=f"this is attempt {attempt}")
                 elif not (ordinal := query.get("ordinal", [""])[0]).isdecimal():
-                    self._answer(HTTPStatus.BAD_REQUEST, reason="ordinal must be the pod's number")
+                    self._send_json(HTTPStatus.BAD_REQUEST, reason="ordinal must be the pod's number")
                 else:
                     outer.joined.add(int(ordinal))
-                    self._answer(HTTPStatus.OK, go=outer.go.is_set(), reason=look())
+                    self._send_json(HTTPStatus.OK, go=outer.go.is_set(), reason=look())
 
         try:
             self._server = _Server((host, POD_PORT), Handler)
@@ -109,7 +109,7 @@ class PodServer:
             raise RoleError(message, exit_codes.UNAVAILABLE) from error
         threading.Thread(target=self._server.serve_forever, name="pod", daemon=True).start()
 
-    def missing(self, nodes: int) -> str | None:
+    def missing_pods(self, nodes: int) -> str | None:
         """Return a message about other pods that have not reported, or None if all have."""
         left = sorted(set(range(1, nodes)) - self.joined)
         return f"not up: {', '.join(f'-{ordinal}' for ordinal in left)}" if left else None
@@ -152,7 +152,7 @@ class _Server(ThreadingHTTPServer):
         """Ignore clients that disconnect or do not send HTTP."""
 
 
-def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None:
+def report_to_first(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None:
     """Report to the first pod.
 
     Returns:
@@ -165,7 +165,7 @@ def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None
     url = f"http://{host}:{POD_PORT}{POD_JOIN}?ordinal={ordinal}&attempt={attempt}"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"})
     try:
-        with _open(request, REQUEST_SECONDS) as response:
+        with _open_without_proxy(request, REQUEST_SECONDS) as response:
             answer = json.load(response)
         return None if answer["go"] else str(answer["reason"])
     except urllib.error.HTTPError as error:
@@ -182,7 +182,7 @@ def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None
 def channel_problem(port: int) -> str | None:
     """Return why rank 0 of this pod does not accept batches yet, or None if it does."""
     try:
-        with _open(urllib.request.Request(f"http://127.0.0.1:{port}{TRAINER_READY}"), PROBE_SECONDS):
+        with _open_without_proxy(urllib.request.Request(f"http://127.0.0.1:{port}{TRAINER_READY}"), PROBE_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         try:
@@ -193,7 +193,7 @@ def channel_problem(port: int) -> str | None:
         return "the channel of rank 0 does not answer"
 
 
-def _open(request: urllib.request.Request, timeout: float) -> HTTPResponse:
+def _open_without_proxy(request: urllib.request.Request, timeout: float) -> HTTPResponse:
     """Open a URL without a proxy: cluster addresses are never behind one."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     response: HTTPResponse = opener.open(request, timeout=timeout)

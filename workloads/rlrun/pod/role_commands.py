@@ -36,7 +36,7 @@ def interface_of(address: str) -> str | None:
     except ValueError:
         return None
     if wanted.version == 6:
-        return _interface6(wanted)
+        return _find_ipv6_interface(wanted)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             try:
@@ -48,7 +48,7 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _interface6(wanted: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+def _find_ipv6_interface(wanted: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
     try:
         lines = _IF_INET6.read_text().splitlines()
     except OSError:
@@ -67,7 +67,7 @@ EVERYWHERE6 = "::"
 """The same for pods with IPv6 addresses; such a listener also accepts IPv4."""
 
 
-def everywhere(pod_ip: str | None) -> str:
+def listen_address(pod_ip: str | None) -> str:
     """Return the address to listen on; `pod_ip`: address of the pod, or None if unknown."""
     return EVERYWHERE6 if pod_ip is not None and ":" in pod_ip else EVERYWHERE
 
@@ -82,7 +82,7 @@ def config_in_pod(config: RunConfig, *, restart: bool, pod_ip: str | None = None
             stays: it determines the start until there is such a checkpoint.
         pod_ip: address of the pod.
     """
-    here = {"host": everywhere(pod_ip)}
+    here = {"host": listen_address(pod_ip)}
     trainer = config.trainer.model_copy(update=here)
     if restart:
         given = trainer.checkpoint.resume

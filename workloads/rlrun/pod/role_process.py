@@ -55,15 +55,17 @@ class Output:
         if log is not None:
             self._writer.start()
 
-    def say(self, message: str) -> None:
+    def log_message(self, message: str) -> None:
         """Log a line of this process itself."""
-        self._take(STDERR, f"{time.strftime('%H:%M:%S')} | INFO    | pod | {message}\n".encode(), remember=False)
+        self._forward_chunk(
+            STDERR, f"{time.strftime('%H:%M:%S')} | INFO    | pod | {message}\n".encode(), remember=False
+        )
 
-    def show(self, text: bytes) -> None:
+    def write_container_log(self, text: bytes) -> None:
         """Write only to the container's log."""
-        _write(STDERR, text)
+        _write_stream(STDERR, text)
 
-    def pump(self, source: int, stream: int) -> None:
+    def forward_stream(self, source: int, stream: int) -> None:
         """Forward a file descriptor's data until its end, in the background; then close it.
 
         Args:
@@ -74,37 +76,37 @@ class Output:
         def run() -> None:
             with os.fdopen(source, "rb", buffering=0) as pipe:
                 while chunk := pipe.read(_CHUNK_BYTES):
-                    self._take(stream, chunk)
+                    self._forward_chunk(stream, chunk)
 
         thread = threading.Thread(target=run, name=f"output-{stream}", daemon=True)
         thread.start()
         self._readers.append(thread)
 
-    def end(self) -> str:
+    def end_text(self) -> str:
         """Return the end of stderr, or of stdout if stderr is empty."""
         return (self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace")
 
     def last_lines(self, count: int = 15) -> list[str]:
         """Return the most informative lines of the end."""
-        return telling_lines(self.end(), count)
+        return telling_lines(self.end_text(), count)
 
-    def drain(self) -> None:
+    def wait_for_pipes(self) -> None:
         """Wait until the pipes have ended, but only shortly: an unkillable process may hold one open."""
-        _join(self._readers)
+        _join_threads(self._readers)
 
     def close(self) -> None:
         """Pass the last lines to the volume; waits only shortly, because the volume may hang."""
-        self.drain()
+        self.wait_for_pipes()
         if self._log is not None:
-            _put(self._chunks, None)
-            _join([self._writer])
+            _queue_chunk(self._chunks, None)
+            _join_threads([self._writer])
 
-    def _take(self, stream: int, chunk: bytes, *, remember: bool = True) -> None:
+    def _forward_chunk(self, stream: int, chunk: bytes, *, remember: bool = True) -> None:
         if remember:
             self._ends[stream] = (self._ends[stream] + chunk)[-KEPT_BYTES:]
-        _write(stream, chunk)
+        _write_stream(stream, chunk)
         if self._log is not None:
-            _put(self._chunks, chunk)
+            _queue_chunk(self._chunks, chunk)
 
     def _write_log(self) -> None:
         assert self._log is not None
@@ -113,7 +115,7 @@ class Output:
             file.append(chunk)
 
 
-def _write(stream: int, chunk: bytes) -> None:
+def _write_stream(stream: int, chunk: bytes) -> None:
     try:
         view = memoryview(chunk)
         while view:
@@ -122,14 +124,14 @@ def _write(stream: int, chunk: bytes) -> None:
         pass
 
 
-def _put(chunks: queue.Queue[bytes | None], chunk: bytes | None) -> None:
+def _queue_chunk(chunks: queue.Queue[bytes | None], chunk: bytes | None) -> None:
     try:
         chunks.put_nowait(chunk)
     except queue.Full:
         return
 
 
-def _join(threads: list[threading.Thread]) -> None:
+def _join_threads(threads: list[threading.Thread]) -> None:
     deadline = time.monotonic() + CLOSE_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -166,20 +168,20 @@ def run_process(main: Launch, *beside: Launch, signals: Signals) -> tuple[int, L
     # Orphans of a child become children of this process, even if it is not the first process of a PID namespace.
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Each child has its own session, so that a kill of its group reaches the processes that it started.
-    children = {child.pid: (child, launch) for launch in (*beside, main) for child in (_start(launch),)}
+    children = {child.pid: (child, launch) for launch in (*beside, main) for child in (_start_process(launch),)}
     main_pid = list(children)[-1]
     signals.forward_to(main_pid)
-    first, code = _wait(set(children), signals)
+    first, code = _wait_for_end(set(children), signals)
     children[first][0].returncode = code  # it has been collected: Popen must not wait for it again
-    # Before `drain`, which waits for the end of the pipes: any process that still runs may hold them open.
+    # Before `wait_for_pipes`, which waits for the end of the pipes: any process that still runs may hold them open.
     kill_descendants()
     for child, launch in children.values():
         child.returncode = code if child.returncode is None else child.returncode
-        launch.output.drain()
+        launch.output.wait_for_pipes()
     return code if code >= 0 else SIGNALLED - code, children[first][1]
 
 
-def _start(launch: Launch) -> subprocess.Popen[bytes]:
+def _start_process(launch: Launch) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         list(launch.command),
         stdin=subprocess.DEVNULL,
@@ -190,12 +192,12 @@ def _start(launch: Launch) -> subprocess.Popen[bytes]:
     )
     for pipe, stream in ((child.stdout, STDOUT), (child.stderr, STDERR)):
         assert pipe is not None
-        launch.output.pump(os.dup(pipe.fileno()), stream)
+        launch.output.forward_stream(os.dup(pipe.fileno()), stream)
         pipe.close()
     return child
 
 
-def _wait(pids: set[int], signals: Signals) -> tuple[int, int]:
+def _wait_for_end(pids: set[int], signals: Signals) -> tuple[int, int]:
     """Collect children until one of `pids` ends, and kill its group. Returns its pid and exit code, -n for signal n."""
     while True:
         # Observe it before collecting it: until then neither the pid nor the group id can be reused.
@@ -213,7 +215,7 @@ def _wait(pids: set[int], signals: Signals) -> tuple[int, int]:
 def kill_descendants() -> None:
     """Kill and collect every process that this process has started or inherited."""
     deadline = time.monotonic() + KILL_SECONDS
-    while (left := children(os.getpid())) and time.monotonic() < deadline:
+    while (left := child_pids(os.getpid())) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -223,20 +225,20 @@ def kill_descendants() -> None:
         time.sleep(0.01)
 
 
-def children(parent: int) -> list[int]:
+def child_pids(parent: int) -> list[int]:
     """Return the pids of a process's children, including zombies."""
-    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+    return [pid for pid, its_parent in _parent_pids().items() if its_parent == parent]
 
 
-def descendants(ancestor: int) -> list[int]:
+def descendant_pids(ancestor: int) -> list[int]:
     """Return the pids of a process's descendants, ascending, including zombies."""
-    parents, found, last = _parents(), set[int](), {ancestor}
+    parents, found, last = _parent_pids(), set[int](), {ancestor}
     while last := {pid for pid, parent in parents.items() if parent in last} - found:
         found |= last
     return sorted(found)
 
 
-def _parents() -> dict[int, int]:
+def _parent_pids() -> dict[int, int]:
     """Return the parent of every process."""
     found = {}
     for entry in Path("/proc").iterdir():
@@ -266,7 +268,7 @@ class StuckRole:
     def __init__(self, signals: Signals, *, after: float, file: Path, keep: Path, output: Output) -> None:
         self._signals, self._after, self._file, self._keep, self._output = signals, after, file, keep, output
         self._ended_reader, self._ended_writer = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._watch, name="stuck", daemon=True)
+        self._thread = threading.Thread(target=self._report_stacks, name="stuck", daemon=True)
 
     def __enter__(self) -> Self:
         self._file.touch()
@@ -277,26 +279,26 @@ class StuckRole:
         os.write(self._ended_writer, b"x")
         self._thread.join(_CLOSE_SECONDS)
 
-    def _watch(self) -> None:
+    def _report_stacks(self) -> None:
         if self._has_ended(None, self._signals) or self._has_ended(self._after):
             return
         try:
             why = f"the role has not ended {self._after:g} s after the stop request"
-            dump = stacks.request_stacks(descendants(os.getpid()), self._file, why=why)
+            dump = stacks.request_stacks(descendant_pids(os.getpid()), self._file, why=why)
         except OSError as error:
-            self._output.say(f"cannot read the stacks of the role: {error}")
+            self._output.log_message(f"cannot read the stacks of the role: {error}")
             return
         if not dump:
-            self._output.say(f"{why}; none of its processes reports its stacks")
+            self._output.log_message(f"{why}; none of its processes reports its stacks")
             return
-        self._output.say(f"{why}; its stacks are written to {self._keep}")
-        self._output.show(dump[:_SHOWN_BYTES])
+        self._output.log_message(f"{why}; its stacks are written to {self._keep}")
+        self._output.write_container_log(dump[:_SHOWN_BYTES])
         try:
             self._keep.parent.mkdir(parents=True, exist_ok=True)
             with self._keep.open("ab") as out:
                 out.write(dump)
         except OSError as error:
-            self._output.say(f"cannot write {self._keep}: {error.strerror}")
+            self._output.log_message(f"cannot write {self._keep}: {error.strerror}")
 
     def _has_ended(self, seconds: float | None, *others: Signals) -> bool:
         """Return whether the role has ended, within these seconds and before one of the others is readable."""

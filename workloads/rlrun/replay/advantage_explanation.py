@@ -66,7 +66,7 @@ class Advantage:
 
 def advantage_settings(config: OrchestratorConfig) -> dict[str, AdvantageConfig]:
     """Return the estimator of each environment by its label, as used by the orchestrator: its own or the run's."""
-    return {one.label: one.algorithm.over(config.algorithm).batch_advantage for one in config.environments}
+    return {one.label: one.algorithm.merged_over(config.algorithm).batch_advantage for one in config.environments}
 
 
 def outcomes_of(batch: Batch) -> tuple[Outcome, ...]:
@@ -113,15 +113,15 @@ def explain_advantage(batch: Batch, index: int, settings: Mapping[str, Advantage
     # The estimator sees all rollouts of the batch with the same settings, and no others.
     outcomes = [outcome for outcome in outcomes_of(batch) if settings.get(outcome.environment) == own]
     at = next(i for i, o in enumerate(outcomes) if (o.group, o.rollout) == (sample.group, sample.rollout))
-    place = _Place(outcomes, at, _first_token(batch, index))
-    computed = place.values(own)
+    place = _RolloutPosition(outcomes, at, _first_token(batch, index))
+    computed = place.token_values(own)
     stored = sample.advantages[sample.loss_mask]
     count = len(stored)
     return Advantage(
         own.name,
         own.options,
         tuple(outcome.reward for outcome in outcomes if outcome.group == sample.group),
-        tuple(place.stages(own)),
+        tuple(place.value_stages(own)),
         tuple(float(value) for value in computed[place.token : place.token + count]),
         tuple(float(value) for value in stored),
         _advantage_note(batch, outcomes[at], own),
@@ -146,7 +146,7 @@ def _advantage_note(batch: Batch, outcome: Outcome, own: AdvantageConfig) -> str
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RolloutPosition:
     """One rollout among all rollouts of the batch with the same settings."""
 
     outcomes: Sequence[Outcome]
@@ -154,21 +154,21 @@ class _Place:
     token: int
     """Index of the sample's first loss token within the rollout."""
 
-    def values(self, changed: AdvantageConfig) -> list[float]:
+    def token_values(self, changed: AdvantageConfig) -> list[float]:
         """Compute the values of the rollout's tokens with other settings."""
         return [float(value) for value in batch_advantages(self.outcomes, [changed] * len(self.outcomes))[self.at]]
 
-    def value(self, changed: AdvantageConfig) -> float:
+    def first_value(self, changed: AdvantageConfig) -> float:
         """Compute the value of the sample's first loss token."""
-        found = self.values(changed)
+        found = self.token_values(changed)
         return found[min(self.token, len(found) - 1)] if found else 0.0
 
-    def stages(self, own: AdvantageConfig) -> list[Stage]:
+    def value_stages(self, own: AdvantageConfig) -> list[Stage]:
         """Return the stages that change the value, from the reward to the advantage."""
         outcome = self.outcomes[self.at]
         found = [Stage(f"reward {_short_number(outcome.reward)}", outcome.reward)]
         if is_import_path(own.name) or own.name == PER_TOKEN:
-            return [*found, Stage(_of_others(own), self.value(own))]
+            return [*found, Stage(_of_others(own), self.first_value(own))]
         options = complete_options("advantage", own.name, own.options)
         used = {name: options[name] for name in OFF if name in options and options[name] != OFF[name]}
         off = {name: value for name, value in OFF.items() if name in options}
@@ -176,9 +176,9 @@ class _Place:
         if shaped:
             plain = AdvantageConfig(name="reward", options=shaped)
             words = ", ".join(f"{name} {value}" for name, value in shaped.items())
-            found.append(Stage(f"{words} ({outcome.turns} turns, {outcome.tokens} tokens)", self.value(plain)))
+            found.append(Stage(f"{words} ({outcome.turns} turns, {outcome.tokens} tokens)", self.first_value(plain)))
         bare = AdvantageConfig(name=own.name, options={**own.options, **off, **shaped})
-        found.append(Stage(self._estimator(own.name, options, shaped), self.value(bare)))
+        found.append(Stage(self._describe_estimator(own.name, options, shaped), self.first_value(bare)))
         turned_on = dict(shaped)
         for names in (("global_std",), ("gamma",), ("adv_mean", "adv_std"), ("neg_clipped",)):
             now = {name: used[name] for name in names if name in used}
@@ -186,10 +186,10 @@ class _Place:
                 continue
             turned_on |= now
             stage = AdvantageConfig(name=own.name, options={**own.options, **off, **turned_on})
-            found.append(Stage("; ".join(_LATER[name](value) for name, value in now.items()), self.value(stage)))
+            found.append(Stage("; ".join(_LATER[name](value) for name, value in now.items()), self.first_value(stage)))
         return found
 
-    def _estimator(self, name: str, options: Options, shaped: Options) -> str:
+    def _describe_estimator(self, name: str, options: Options, shaped: Options) -> str:
         plain = AdvantageConfig(name="reward", options=dict(shaped))
         found = batch_advantages(self.outcomes, [plain] * len(self.outcomes))
         rewards = [
@@ -231,21 +231,21 @@ class Facts:
         """Length L in loss tokens."""
         return 0.0 if self.groups.lengths is None else float(self.groups.lengths[self.at])
 
-    def mean(self, level: str) -> float:
+    def level_mean(self, level: str) -> float:
         """Return the mean reward over rollouts at a level."""
-        sums = self._sums
+        sums = self._group_sums
         return float(
             level_means(level, sums(np.ones_like(self.groups.rewards)), sums(self.groups.rewards))[self._group]
         )
 
-    def std(self, mean: str, level: str) -> float:
+    def level_std(self, mean: str, level: str) -> float:
         """Return the divisor at a level, around the mean of another level."""
-        sums, rewards = self._sums, self.groups.rewards
+        sums, rewards = self._group_sums, self.groups.rewards
         counts = sums(np.ones_like(rewards))
         centred = rewards - level_means(mean, counts, sums(rewards))[self.groups.group_ids]
         return float(level_stds(level, counts, sums(np.square(centred)))[self._group])
 
-    def weighted(self) -> tuple[float, float]:
+    def weighted_sums(self) -> tuple[float, float]:
         """Return ΣR·L and ΣL of the group."""
         lengths = self.groups.lengths if self.groups.lengths is not None else np.zeros_like(self.groups.rewards)
         sums = self.groups.sum
@@ -255,7 +255,7 @@ class Facts:
     def _group(self) -> int:
         return int(self.groups.group_ids[self.at])
 
-    def _sums(self, values: Floats) -> Floats:
+    def _group_sums(self, values: Floats) -> Floats:
         found: Floats = np.bincount(self.groups.group_ids, weights=values, minlength=self.groups.num_groups).astype(
             np.float64
         )
@@ -264,13 +264,13 @@ class Facts:
 
 def _explain_grpo(facts: Facts) -> str:
     mean, std = str(facts.options["mean"]), str(facts.options["std"])
-    less = "" if mean == "none" else f" - {mean} mean {_short_number(facts.mean(mean))}"
-    by = "" if std == "none" else f", divided by {std} std {_short_number(facts.std(mean, std))}"
+    less = "" if mean == "none" else f" - {mean} mean {_short_number(facts.level_mean(mean))}"
+    by = "" if std == "none" else f", divided by {std} std {_short_number(facts.level_std(mean, std))}"
     return f"{_short_number(facts.reward)}{less}{by}"
 
 
 def _explain_centered(facts: Facts) -> str:
-    return f"{_short_number(facts.reward)} - group mean {_short_number(facts.mean('group'))}"
+    return f"{_short_number(facts.reward)} - group mean {_short_number(facts.level_mean('group'))}"
 
 
 def _explain_rloo(facts: Facts) -> str:
@@ -281,16 +281,16 @@ def _explain_rloo(facts: Facts) -> str:
 
 
 def _explain_opo(facts: Facts) -> str:
-    weighted, length = facts.weighted()
+    weighted, length = facts.weighted_sums()
     if facts.options["leave_one_out"]:
         weighted, length = weighted - facts.reward * facts.length, length - facts.length
     words = "of the others" if facts.options["leave_one_out"] else "of the group"
-    baseline = weighted / length if length > 0 else facts.mean("group")
+    baseline = weighted / length if length > 0 else facts.level_mean("group")
     return f"{_short_number(facts.reward)} - mean {words} weighted by length {_short_number(baseline)}"
 
 
 def _max_rl(facts: Facts) -> str:
-    return f"({_short_number(facts.reward)} - group mean {_short_number(facts.mean('group'))}) / group mean, within ±{facts.size - 1}"
+    return f"({_short_number(facts.reward)} - group mean {_short_number(facts.level_mean('group'))}) / group mean, within ±{facts.size - 1}"
 
 
 def _explain_reward(facts: Facts) -> str:

@@ -16,7 +16,7 @@ from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.replay.advantage_explanation import Advantage, explain_advantage, outcomes_of
 from rlrun.replay.step_files import ReplayError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _TOKENS = 12
 """Number of tokens in the printed table."""
@@ -84,7 +84,7 @@ def index_of(batch: Batch, wanted: str) -> int:
         )
     first = batch.samples[0]
     raise ReplayError(
-        f"--sample: step {batch.step} has no sample {printable(wanted)}; use an index from 0 to {len(batch.samples) - 1}, "
+        f"--sample: step {batch.step} has no sample {escape_controls(wanted)}; use an index from 0 to {len(batch.samples) - 1}, "
         f"GROUP/ROLLOUT such as {first.group}/{first.rollout}, or the id of a task",
         exit_codes.USAGE,
     )
@@ -148,7 +148,7 @@ def report_document(found: SampleReport, objective: Mapping[str, object] | None)
 
 def report_text(found: SampleReport, objective: Mapping[str, object] | None) -> str:
     """Return a report as text for a terminal."""
-    place = f"{printable(found.environment)} {printable(found.task_id)}, group {found.group}, rollout {found.rollout}"
+    place = f"{escape_controls(found.environment)} {escape_controls(found.task_id)}, group {found.group}, rollout {found.rollout}"
     lines = [f"sample {found.sample} of step {found.step}: {place}", f"  reward {found.reward:.6g}"]
     lines += advantage_lines(found)
     ages = ", ".join(f"{one.tokens} tokens by version {one.version} ({one.age} behind)" for one in found.versions)
@@ -170,7 +170,7 @@ def advantage_lines(found: SampleReport) -> list[str]:
         return ["  advantage: not estimated; the tokens have the weights of the batch"]
     group = ", ".join(f"{reward:.4g}" for reward in why.rewards[:16])
     lines = [f"  rewards of its group: {group}{', ...' if len(why.rewards) > 16 else ''}"]
-    lines += [f"    {printable(stage.text)} -> {stage.value:.6g}" for stage in why.stages]
+    lines += [f"    {escape_controls(stage.text)} -> {stage.value:.6g}" for stage in why.stages]
     if why.note is not None:
         lines.append(f"    {why.note}")
     if why.stored:

@@ -61,7 +61,7 @@ class Recorded:
         """Steps after which a computation can start: the model (0) and the checkpoints."""
         return [0, *(checkpoint.step for checkpoint in self.checkpoints)]
 
-    def possible(self) -> list[int]:
+    def repeatable_steps(self) -> list[int]:
         """Return the steps that can be repeated."""
         found, reached = [], set(self.starts)
         for step in sorted(self.batches):
@@ -212,7 +212,7 @@ def _explain_missing(run: Recorded, step: int, start: int) -> str:
     nearest = "the model" if start == 0 else f"the checkpoint of step {start}"
     return (
         f"step {step} cannot be replayed: {name} is not on the volume (the nearest start before it is {nearest}); "
-        f"{KEEP_BATCHES}; steps that can be replayed: {show_spans(run.possible())}"
+        f"{KEEP_BATCHES}; steps that can be replayed: {show_spans(run.repeatable_steps())}"
     )
 
 

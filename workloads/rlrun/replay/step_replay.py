@@ -26,7 +26,7 @@ from rlrun.replay.advantage_explanation import advantage_settings
 from rlrun.replay.sample_explanation import SampleReport, index_of, report_document, report_sample, report_text
 from rlrun.replay.step_files import Plan, ReplayError, find_step
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.trainer.ranks.launch import Job, torchrun_command
 
 Answer = dict[str, Any]
@@ -75,7 +75,7 @@ def compute_step(plan: Plan, config: TrainerConfig, start: Start, *, sample: int
         )
         write_json(scratch.run_json, {"trainer": _dump_config(config, scratch)})
         start(config, scratch.run_json, job)
-        return job.answer()
+        return job.read_result()
 
 
 def _dump_config(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
@@ -200,7 +200,7 @@ def weights_text(found: Mapping[str, float], name: str) -> str:
 
 def rows_table(found: Sequence[Row]) -> list[str]:
     """Format rows as lines for a terminal."""
-    lines = [(printable(r.name), _show_number(r.stored), _show_number(r.computed), r.text) for r in found]
+    lines = [(escape_controls(r.name), _show_number(r.stored), _show_number(r.computed), r.text) for r in found]
     widths = [max(len(line[column]) for line in [("", "stored", "computed", ""), *lines]) for column in range(3)]
     head = ("", "stored", "computed", "")
     return [
@@ -269,14 +269,14 @@ class Replay:
 
     def text(self) -> str:
         """Return the result as text for a terminal."""
-        lines = self._head() if self.computed else []
+        lines = self._head_lines() if self.computed else []
         if self.sample is not None:
             lines += (
                 ["", report_text(self.sample, self.objective)] if lines else [report_text(self.sample, self.objective)]
             )
         return "\n".join(lines)
 
-    def _head(self) -> list[str]:
+    def _head_lines(self) -> list[str]:
         plan = self.plan
         start = "the model" if plan.start is None else f"{plan.start.name}"
         first = plan.batches[0][0]
@@ -290,9 +290,9 @@ class Replay:
             lines.append(f"  {weights_text(self.weights, plan.end.name)}")
         if self.stored:
             lines.append(f"  {len(self.stored)} metrics of rollouts, engines and times are not recomputed")
-        return [*lines, self._verdict()]
+        return [*lines, self._verdict_line()]
 
-    def _verdict(self) -> str:
+    def _verdict_line(self) -> str:
         match self.code:
             case exit_codes.OK if self.inexact:
                 return f"step {self.plan.step} is the same within {TOLERANCE:g}"

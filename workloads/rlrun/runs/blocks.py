@@ -81,7 +81,7 @@ def translate_errors(call: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method so that errors of readers, the cluster and this machine become a `RunError`."""
 
     @wraps(call)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call_translated(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(*args, **kwargs)
         except ConfigError as error:
@@ -93,19 +93,19 @@ def translate_errors(call: Callable[P, T]) -> Callable[P, T]:
                 raise
             raise RunError(f"{error.filename or 'this machine'}: {error.strerror or error}") from None
 
-    return called
+    return call_translated
 
 
-def plain(value: object) -> Any:
+def plain_data(value: object) -> Any:
     """Convert models, mappings, sequences and paths to plain data. Of a model only the set fields are used."""
     if isinstance(value, BaseModel):
-        return plain(
+        return plain_data(
             {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
         )
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain_data(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain_data(one) for one in value]
     return str(value) if isinstance(value, os.PathLike) else value
 
 
@@ -156,7 +156,7 @@ else:
         """Metaclass of the blocks. Creation reports all problems like the manifest's reader, instead of pydantic's error."""
 
         def __call__(cls, **fields: Any) -> Any:
-            layer = Reader(cls, cls.__name__, style="snake").read(plain(fields))
+            layer = Reader(cls, cls.__name__, style="snake").read(plain_data(fields))
             examined = examine_layer(cls, layer)
             if examined.problems or examined.result is None:
                 raise ManifestError(examined.problems)

@@ -180,14 +180,14 @@ class Run(Held):
             RunError: the folder is not free.
             RunFailedError: the run failed, with `wait`.
         """
-        from rlrun.runs.run_process import launch
+        from rlrun.runs.run_process import launch_roles
 
         if self._manifest is None:
             raise RunError(
                 "this run was opened without a manifest; resume it with Run.load(FILE).local(FOLDER, resume=True)"
             )
         root = Path(folder if folder is not None else Path("runs") / self._manifest.name).absolute()
-        self._launched = launch(self._manifest, root, resume=resume, options=options)
+        self._launched = launch_roles(self._manifest, root, resume=resume, options=options)
         self._place = FolderRun(root)
         return self.wait() if wait else self
 
@@ -305,14 +305,14 @@ class Run(Held):
         Raises:
             RunError: a run lacks the metric; the message lists the existing ones.
         """
-        return draw_metric([one._curve() for one in (self, *others)], metric, smooth)
+        return draw_metric([one._read_curve() for one in (self, *others)], metric, smooth)
 
     @translate_errors
     def compare(self, *others: Run) -> Words:
         """Compare the curves of runs at their common steps, and list the differences of their configurations."""
         if not others:
             raise RunError("compare needs at least one other run, such as a.compare(b)")
-        return compare_curves([one._curve() for one in (self, *others)])
+        return compare_curves([one._read_curve() for one in (self, *others)])
 
     @translate_errors
     def suspend(self) -> Run:
@@ -372,11 +372,11 @@ class Run(Held):
                 return run_views.render_text(self._require_manifest().to_yaml())
             now = time.time()
             seen = self._read_snapshot(now)
-            return run_views.render_html(seen, explain_run(seen, now), self._rows())
+            return run_views.render_html(seen, explain_run(seen, now), self._rows_or_empty())
         except Exception as error:  # an error of the display must not break the cell
             return run_views.render_text(str(error))
 
-    def _rows(self) -> list[dict[str, object]]:
+    def _rows_or_empty(self) -> list[dict[str, object]]:
         try:
             return self.metric_rows()
         except RunError:

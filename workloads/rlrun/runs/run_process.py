@@ -39,7 +39,7 @@ from rlrun.runs.written_manifest import Manifest
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.json_types import Json
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 if TYPE_CHECKING:
     from rlrun.runs.written_manifest import Manifest
@@ -94,7 +94,7 @@ def patch_run(api: Api, name: str, change: Json, *, dry_run: bool = False) -> No
             exit_codes.USAGE,
         )
     if not dry_run:
-        api.ask(words)
+        api.read_output(words)
 
 
 def apply_manifest(api: Api, document: Json) -> Json:
@@ -124,7 +124,7 @@ class Launched:
     begin: int
     """Offset in the log at which its output starts."""
 
-    def code(self) -> int | None:
+    def poll_code(self) -> int | None:
         """Return the exit code, or None while it runs."""
         return self.process.poll()
 
@@ -138,7 +138,7 @@ class Launched:
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(self.begin)
             lines = file.read().decode(errors="replace").splitlines()
-            return printable("\n".join(lines[-_LINES:]), lines=True)
+            return escape_controls("\n".join(lines[-_LINES:]), lines=True)
         return ""
 
 
@@ -152,7 +152,7 @@ def read_snapshot(run: Run, api: Api, launched: Launched | None, now: float) -> 
         now: seconds since the epoch.
     """
     code = (
-        launched.code() if launched is not None else None
+        launched.poll_code() if launched is not None else None
     )  # before the read, so that the last writes of an ended launcher are included
     seen = read_run(run, api, now)
     if launched is None or (
@@ -178,7 +178,7 @@ def _with_condition(seen: Snapshot, phase: str, kind: str, reason: str, message:
     return replace(seen, phase=phase, reason=reason, message=message, conditions=(one,), failures=(), wait=None)
 
 
-def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[str]) -> Launched:
+def launch_roles(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[str]) -> Launched:
     """Start all roles of a run on this machine.
 
     Args:
@@ -195,7 +195,7 @@ def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[st
     if not resume and is_run(root):
         raise NotFoundError(f"{root} already contains a run; resume it with resume=True, or choose another folder")
     make_private_folder(root)
-    file, log = _file(manifest, root), root / LAUNCH_LOG
+    file, log = _manifest_file(manifest, root), root / LAUNCH_LOG
     words = ["local", str(file), "--plain", "--output-dir", str(root), *(["--resume"] if resume else []), *options]
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -209,7 +209,7 @@ def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[st
         return Launched(process, log, out.tell())
 
 
-def _file(manifest: Manifest, root: Path) -> Path:
+def _manifest_file(manifest: Manifest, root: Path) -> Path:
     """Return the manifest's file if it is unchanged, otherwise a new file in the run's folder."""
     if manifest.file is not None and manifest.file.is_file() and tail_text(manifest.file) == manifest.text:
         return manifest.file
@@ -257,7 +257,7 @@ class Held:
             return manifest_from_resource(ask_json(self._api, ["get", RUNS, self._place.name]))
         raise NotFoundError("a run opened from a folder has no manifest; read it with Run.load(FILE)")
 
-    def _curve(self) -> Curve:
+    def _read_curve(self) -> Curve:
         place = self._require_place()
         label = place.root.name if isinstance(place, FolderRun) else place.name
         return volume_reader.read_curve(place, self._api, label)
@@ -293,7 +293,9 @@ def wait_for(
             now = time.time()
             raise RunFailedError(screen.explanation_text(explain_run(seen, now), now))
         lacks = f"has not trained step {step}" if step is not None else f"is not {phase}"
-        _pause(deadline, every, f"{seen.name} {lacks}", timeout, f": {seen.phase}, step {screen.show_steps(seen)}")
+        _pause_or_raise(
+            deadline, every, f"{seen.name} {lacks}", timeout, f": {seen.phase}, step {screen.show_steps(seen)}"
+        )
 
 
 def wait_until_stopped(run: Run, api: Api, launched: Launched | None, *, timeout: float | None) -> None:
@@ -301,16 +303,16 @@ def wait_until_stopped(run: Run, api: Api, launched: Launched | None, *, timeout
     deadline = None if timeout is None else time.monotonic() + timeout
     while not _is_stopped(run, api, launched):
         name = str(run.root) if isinstance(run, FolderRun) else run.name
-        _pause(deadline, _OFTEN_SECONDS, f"{name} has not stopped", timeout)
+        _pause_or_raise(deadline, _OFTEN_SECONDS, f"{name} has not stopped", timeout)
 
 
 def _is_stopped(run: Run, api: Api, launched: Launched | None) -> bool:
     if isinstance(run, FolderRun):
-        return (launched is None or launched.code() is not None) and not is_running(run)
+        return (launched is None or launched.poll_code() is not None) and not is_running(run)
     return read_run(run, api, time.time(), events=False).phase in (*_OVER, "Suspended")
 
 
-def _pause(deadline: float | None, every: float, what: str, timeout: float | None, now: str = "") -> None:
+def _pause_or_raise(deadline: float | None, every: float, what: str, timeout: float | None, now: str = "") -> None:
     left = every if deadline is None else deadline - time.monotonic()
     if left <= 0:
         raise WaitTimeoutError(f"{what} after {timeout:g} s{now}; it continues")

@@ -18,7 +18,7 @@ from rlrun.inspect.screen import show_number, show_steps
 from rlrun.inspect.snapshot import Snapshot, show_span
 from rlrun.inspect.source import NotFoundError
 from rlrun.inspect.why import Explanation
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _CHARACTERS = 2000
 
@@ -76,10 +76,10 @@ _WIDTH = "max-width: 44em"
 
 def status_line(seen: Snapshot) -> str:
     """Return a run as one line for a terminal."""
-    return f"<Run {seen.title}: {', '.join(_facts(seen))}>"
+    return f"<Run {seen.title}: {', '.join(_fact_lines(seen))}>"
 
 
-def _facts(seen: Snapshot) -> Iterator[str]:
+def _fact_lines(seen: Snapshot) -> Iterator[str]:
     yield seen.phase + (f" ({seen.reason})" if seen.reason else "")
     if seen.progress.total_steps is not None:
         yield f"step {show_steps(seen)}"
@@ -97,20 +97,20 @@ def render_html(seen: Snapshot, told: Explanation, lines: Sequence[Mapping[str, 
         told: explanation of its state.
         lines: metrics of the run; empty if unknown.
     """
-    phase, *facts = _facts(seen)
+    phase, *facts = _fact_lines(seen)
     badge = f'<span style="color: {_COLOURS.get(seen.phase, _OTHER)}; font-weight: bold">{escape(phase)}</span>'
     head = f"<b>{escape(seen.title)}</b> {badge}{''.join(f', {escape(fact)}' for fact in facts)}"
-    parts = [f"<div>{head}</div>", *_problems(told), *_picture(lines)]
+    parts = [f"<div>{head}</div>", *_problem_blocks(told), *_curve_images(lines)]
     return f'<div style="{_WIDTH}">{"".join(parts)}</div>'
 
 
-def _problems(told: Explanation) -> Iterator[str]:
+def _problem_blocks(told: Explanation) -> Iterator[str]:
     for one in told.now:
         if one.kind != "waits":
             yield f"<div>{escape(one.what)}: {escape(one.evidence)} <i>{escape(one.do)}</i></div>"
 
 
-def _picture(lines: Sequence[Mapping[str, object]]) -> Iterator[str]:
+def _curve_images(lines: Sequence[Mapping[str, object]]) -> Iterator[str]:
     metric = next((name for name in DEFAULTS if name in metric_names(lines)), None)
     if metric is not None:
         found = metric_curve("", lines, metric)
@@ -143,7 +143,7 @@ def select_curves(runs: Sequence[Curve], metric: str | None, smooth: int, what: 
     )
     found = [metric_curve(run.label, run.lines, metric, smooth) for run in runs]
     if not all(line.steps for line in found):
-        known = sorted({printable(name) for run in runs for name in metric_names(run.lines)})
+        known = sorted({escape_controls(name) for run in runs for name in metric_names(run.lines)})
         without = next(line.label for line in found if not line.steps)
         raise NotFoundError(f"{what}: {without}: {unknown_name('metric', metric, known)}")
     return metric, found

@@ -59,7 +59,7 @@ def metric_lines(run: Run, api: Api) -> Iterator[dict[str, object]]:
         return
     seen = read_run(run, api, time.time(), events=False)
     try:
-        yield from json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
+        yield from json_lines(Volume(run, seen, api).read_text(PurePosixPath(_PATHS.metrics.name)))
     except NoFileError:
         return
 
@@ -101,20 +101,20 @@ def read_trace(run: Run, api: Api, step: int | None = None, evaluation: int | No
         name, label = _PATHS.evaluation_trace(evaluation).name, f"evaluation of version {evaluation}"
     else:
         if step is None:
-            steps = traced_steps(volume.names(folder))
+            steps = traced_steps(volume.list_names(folder))
             if not steps:
                 lacks = f"has no traces yet (task {seen.task}); the first trained step writes one"
                 raise NotFoundError(not_there(seen, lacks))
             step = steps[-1]
         name, label = _PATHS.trace(step).name, f"step {step}"
-    return Trace(label, trace_rollouts.newest_rollouts(json_lines(_text(volume, folder, name))))
+    return Trace(label, trace_rollouts.newest_rollouts(json_lines(_read_trace_file(volume, folder, name))))
 
 
-def _text(volume: Volume, folder: PurePosixPath, name: str) -> str:
+def _read_trace_file(volume: Volume, folder: PurePosixPath, name: str) -> str:
     try:
-        return volume.text(folder / name)
+        return volume.read_text(folder / name)
     except NotFoundError as error:
-        steps = traced_steps(volume.names(folder))
+        steps = traced_steps(volume.list_names(folder))
         existing = f"the run has traces of steps {steps[0]} to {steps[-1]}" if steps else "the run has no traces"
         raise NotFoundError(f"{error}; {existing}") from None
 
@@ -140,11 +140,11 @@ def read_checkpoints(run: Run, api: Api) -> list[Checkpoint]:
     volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.checkpoints.name)
     root = str(run.root) if isinstance(run, FolderRun) else str(seen.folder)
     found = []
-    for name in volume.names(folder):
+    for name in volume.list_names(folder):
         if (match := _CHECKPOINT.fullmatch(name)) is None:
             continue
         try:
-            document = json.loads(volume.text(folder / name / MANIFEST))
+            document = json.loads(volume.read_text(folder / name / MANIFEST))
             size = sum(int(file["size"]) for file in document["files"])
             when = float(document["created_at"])
         except (NotFoundError, ValueError, TypeError, KeyError):

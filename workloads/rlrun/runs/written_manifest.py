@@ -19,7 +19,7 @@ from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import Shape, as_written, child_shape, find_field
 from rlrun.config.loading.yaml_text import examine_yaml
 from rlrun.inspect.run_changes import WordError
-from rlrun.runs.blocks import plain
+from rlrun.runs.blocks import plain_data
 from rlrun.runtime.json_types import Json
 
 _BUILT = "Run"
@@ -71,7 +71,7 @@ def build_manifest(
     """
     metadata: Json = {"name": name} | ({"namespace": namespace} if namespace else {})
     metadata |= {"labels": dict(labels)} if labels else {}
-    return _judged(_layer(spec, _BUILT, metadata), metadata)
+    return _judge_layer(_resource_layer(spec, _BUILT, metadata), metadata)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -98,7 +98,7 @@ def manifest_from_mapping(document: Mapping[str, object]) -> Manifest:
         ConfigError: all problems.
     """
     return Manifest(
-        parse_text(yaml.safe_dump(plain(document), sort_keys=False, allow_unicode=True), "mapping").document
+        parse_text(yaml.safe_dump(plain_data(document), sort_keys=False, allow_unicode=True), "mapping").document
     )
 
 
@@ -115,9 +115,9 @@ def change_fields(manifest: Manifest, words: Sequence[str], fields: Mapping[str,
     """
     metadata = manifest.document["metadata"]
     source = str(manifest.file) if manifest.file is not None else _BUILT
-    layer = _layer(manifest.document.get("spec") or {}, source, metadata)
+    layer = _resource_layer(manifest.document.get("spec") or {}, source, metadata)
     out = {path for word in words if (path := _taken_out(word))}
-    layer = Variation([_option(word) for word in words if not _taken_out(word)]).over(layer)
+    layer = Variation([_change_option(word) for word in words if not _taken_out(word)]).merged_over(layer)
     layer.problems = [replace(one, source=_SET) if one.source == COMMAND_LINE else one for one in layer.problems]
     layer.origins = {
         key: replace(one, source=_SET, path=one.path.removeprefix("--"), style="snake")
@@ -125,8 +125,8 @@ def change_fields(manifest: Manifest, words: Sequence[str], fields: Mapping[str,
         else one
         for key, one in layer.origins.items()
     }
-    layer = merge_layers([layer, _layer(fields, _SET, metadata)])
-    return _judged(layer, metadata, without={*out, *((name,) for name, value in fields.items() if value is None)})
+    layer = merge_layers([layer, _resource_layer(fields, _SET, metadata)])
+    return _judge_layer(layer, metadata, without={*out, *((name,) for name, value in fields.items() if value is None)})
 
 
 def rename_run(manifest: Manifest, name: str) -> Manifest:
@@ -136,23 +136,23 @@ def rename_run(manifest: Manifest, name: str) -> Manifest:
         ConfigError: the name is invalid.
     """
     metadata = manifest.document["metadata"] | {"name": name}
-    return _judged(_layer(manifest.document.get("spec") or {}, _BUILT, metadata), metadata)
+    return _judge_layer(_resource_layer(manifest.document.get("spec") or {}, _BUILT, metadata), metadata)
 
 
-def _split(word: str) -> tuple[str, str]:
+def _split_change(word: str) -> tuple[str, str]:
     field, equals, value = word.removeprefix("--").removeprefix("spec.").partition("=")
     if not equals or not field:
         raise WordError(f"got {word!r}; expected field=value, such as trainer.replicas=2")
     return field, value
 
 
-def _option(word: str) -> str:
-    return "--" + "=".join(_split(word))
+def _change_option(word: str) -> str:
+    return "--" + "=".join(_split_change(word))
 
 
 def _taken_out(word: str) -> tuple[str, ...]:
     """Return the Python names of the field that a word removes; empty if the word sets a field."""
-    field, value = _split(word)
+    field, value = _split_change(word)
     if value != "null":
         return ()
     shape, path = Shape("model", model=RLRunSpec), []
@@ -167,9 +167,9 @@ def _taken_out(word: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _layer(spec: Mapping[str, object], source: str, metadata: Json) -> Layer:
+def _resource_layer(spec: Mapping[str, object], source: str, metadata: Json) -> Layer:
     """Return the layer of a resource whose fields have the names of the specification, without the prefix `spec.`."""
-    given = plain(spec)
+    given = plain_data(spec)
     inner = Reader(RLRunSpec, source, style="snake").read(given if isinstance(given, dict) else {})
     layer = Layer(
         values={"api_version": API_VERSION, "kind": KIND, "metadata": deepcopy(metadata), "spec": inner.values},
@@ -182,19 +182,19 @@ def _layer(spec: Mapping[str, object], source: str, metadata: Json) -> Layer:
     return layer
 
 
-def _judged(layer: Layer, metadata: Json, without: Collection[tuple[str, ...]] = ()) -> Manifest:
+def _judge_layer(layer: Layer, metadata: Json, without: Collection[tuple[str, ...]] = ()) -> Manifest:
     try:
         check_name(str(metadata["name"]))
     except ValueError as error:
         raise ConfigError([Problem(_BUILT, "name", str(error))]) from None
     for path in without:
-        _remove(layer.values["spec"], path)
+        _remove_field(layer.values["spec"], path)
     validate_layer(RLRun, layer)
     spec = as_written(layer.values["spec"], Shape("model", model=RLRunSpec))
     return Manifest({"apiVersion": API_VERSION, "kind": KIND, "metadata": deepcopy(metadata), "spec": spec})
 
 
-def _remove(values: dict[str, Any], path: tuple[str, ...]) -> None:
+def _remove_field(values: dict[str, Any], path: tuple[str, ...]) -> None:
     for name in path[:-1]:
         values = values.get(name) or {}
     values.pop(path[-1], None)
@@ -206,7 +206,7 @@ def patch_of_fields(fields: Mapping[str, object]) -> Json:
     Raises:
         ConfigError: a field is unknown.
     """
-    layer = Reader(RLRunSpec, _SET, style="snake").read(plain(fields))
+    layer = Reader(RLRunSpec, _SET, style="snake").read(plain_data(fields))
     if layer.problems:
         raise ConfigError(layer.problems)
     return {"spec": as_written(layer.values, Shape("model", model=RLRunSpec))}

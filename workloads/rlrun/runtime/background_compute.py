@@ -18,7 +18,7 @@ _POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="compute")
 _T = TypeVar("_T")
 
 
-async def compute(size: int, act: Callable[[], _T]) -> _T:
+async def compute_without_blocking(size: int, act: Callable[[], _T]) -> _T:
     """Return the result of `act`, whose work grows with `size`: computed here if that is small, else in a thread.
 
     If the caller is cancelled, `act` continues and its result is dropped. Therefore it must not have side effects.
@@ -28,7 +28,7 @@ async def compute(size: int, act: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(_POOL, act)
 
 
-async def stepwise(steps: Generator[None, None, _T]) -> _T:
+async def run_stepwise(steps: Generator[None, None, _T]) -> _T:
     """Return the result of a generator that runs in the event loop; other tasks run at each of its `yield`s."""
     while True:
         try:

@@ -70,14 +70,14 @@ class Site:
         """
         await self._runner.setup()
         try:
-            await self._listener(host, port).start()
+            await self._make_listener(host, port).start()
         except OSError:
             await self._runner.cleanup()
             raise
         self.port = int(self._runner.addresses[0][1])
         self._closing = asyncio.create_task(self._close_silent())
 
-    def _listener(self, host: str | None, port: int) -> web.BaseSite:
+    def _make_listener(self, host: str | None, port: int) -> web.BaseSite:
         """Return the listener. asyncio's own on `::` would accept only IPv6, but a pod connects to itself by 127.0.0.1."""
         if host == ALL_OF_BOTH_FAMILIES and socket.has_dualstack_ipv6():
             listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)

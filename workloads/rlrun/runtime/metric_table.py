@@ -35,7 +35,7 @@ class MetricSpec:
     unit: Unit = ""
 
     @property
-    def base(self) -> str:
+    def base_name(self) -> str:
         """Name for prometheus_client, without a counter's suffix."""
         return self.name.removesuffix("_total") if self.kind == "counter" else self.name
 
@@ -61,13 +61,13 @@ class MetricTable:
     def __getitem__(self, name: str) -> MetricSpec:
         return self._specs[name]
 
-    def family(self, name: str) -> Family:
+    def make_family(self, name: str) -> Family:
         """Return an empty family of the metric `name`, a gauge or a counter; `add_metric` fills it."""
         spec = self._specs[name]
         family = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-        return family(spec.base, spec.text, labels=spec.labels)
+        return family(spec.base_name, spec.text, labels=spec.labels)
 
-    def arguments(self, name: str) -> tuple[str, str, Sequence[str]]:
+    def metric_arguments(self, name: str) -> tuple[str, str, Sequence[str]]:
         """Return name, meaning and labels for the constructors of prometheus_client's own metrics."""
         spec = self._specs[name]
-        return spec.base, spec.text, spec.labels
+        return spec.base_name, spec.text, spec.labels

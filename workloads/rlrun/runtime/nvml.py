@@ -25,7 +25,7 @@ class Sample:
 class Gpus(Protocol):
     """Source of samples."""
 
-    def sample(self) -> Sequence[Sample]:
+    def sample_gpus(self) -> Sequence[Sample]:
         """Return the current state of each GPU, in order."""
         ...
 
@@ -46,13 +46,15 @@ class NvmlGpus:
 
         self._nvml: Any = pynvml
         self._nvml.nvmlInit()
-        self._handles = [self._handle(one) for one in (range(self._nvml.nvmlDeviceGetCount()) if ids is None else ids)]
+        self._handles = [
+            self._device_handle(one) for one in (range(self._nvml.nvmlDeviceGetCount()) if ids is None else ids)
+        ]
 
-    def _handle(self, one: int | str) -> object:
+    def _device_handle(self, one: int | str) -> object:
         by_index = isinstance(one, int)
         return self._nvml.nvmlDeviceGetHandleByIndex(one) if by_index else self._nvml.nvmlDeviceGetHandleByUUID(one)
 
-    def sample(self) -> Sequence[Sample]:
+    def sample_gpus(self) -> Sequence[Sample]:
         """Return the current state of each GPU; a GPU that does not answer is skipped."""
         found = []
         for handle in self._handles:

@@ -24,7 +24,7 @@ _DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _IN_A_LINE, _IN_LINES = re.compile(rf"[\x00-\x1f{_HIDDEN}]"), re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
 
 
-def printable(text: str, *, lines: bool = False) -> str:
+def escape_controls(text: str, *, lines: bool = False) -> str:
     r"""Replace characters that control a terminal by escapes such as `\x1b` and `\u202e`.
 
     A second call changes nothing.
@@ -39,9 +39,9 @@ def printable(text: str, *, lines: bool = False) -> str:
 def printable_document(value: object) -> object:
     """Return a JSON document whose texts are printable; line feeds and tabs stay."""
     if isinstance(value, str):
-        return printable(value, lines=True)
+        return escape_controls(value, lines=True)
     if isinstance(value, Mapping):
-        return {printable(str(key)): printable_document(one) for key, one in value.items()}
+        return {escape_controls(str(key)): printable_document(one) for key, one in value.items()}
     return [printable_document(one) for one in value] if isinstance(value, list | tuple) else value
 
 
@@ -85,7 +85,7 @@ MESSAGE_MAX = 2000
 
 def shorten_text(text: str, limit: int = MESSAGE_MAX) -> str:
     """Return `text` as one printable line of at most `limit` characters."""
-    line = printable(" ".join(text.split()))
+    line = escape_controls(" ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from loguru import logger
 
 from rlrun.runtime import redact
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,4 +92,4 @@ def configure_log(sink: TextIO | Path, layout: str, *, level: str = "INFO") -> N
 
 def _make_plain(known: list[str], record: Record) -> None:
     message = redact.redact_text(record["message"], known)
-    record["message"] = printable(message, lines=True).replace("\n", "\n    ")
+    record["message"] = escape_controls(message, lines=True).replace("\n", "\n    ")

@@ -18,7 +18,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 from rlrun.runtime import secret_shapes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.secret_shapes import ANY
 
 REMOVED = "<removed>"
@@ -376,4 +376,4 @@ class LogLines:
             return REMOVED
         if _BEGIN.search(line) and not _END.search(line):
             self._within = _KEY_LINES
-        return printable(redact_text(line, self._known), lines=True)
+        return escape_controls(redact_text(line, self._known), lines=True)

@@ -38,7 +38,7 @@ class Machine:
         self._busy, self._total = _processor_times()
         self._has_gpus = shutil.which("nvidia-smi") is not None
 
-    def measure(self) -> dict[str, float]:
+    def read_measures(self) -> dict[str, float]:
         """Return values by name, `system/...`. The processors' load is measured since the last call. Unavailable values are left out."""
         found: dict[str, float] = {}
         with suppress(OSError, ValueError, IndexError, KeyError):
@@ -51,9 +51,9 @@ class Machine:
             found["system/memory_total_gib"] = memory["MemTotal"] / GIB
             found["system/disk_free_gib"] = shutil.disk_usage(self._root).free / GIB
             found["system/load"] = os.getloadavg()[0]
-        return found | self._gpus()
+        return found | self._gpu_measures()
 
-    def _gpus(self) -> dict[str, float]:
+    def _gpu_measures(self) -> dict[str, float]:
         if not self._has_gpus:
             return {}
         command = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
@@ -119,7 +119,7 @@ class Source:
             samples_per_task=evaluation.samples_per_task if evaluation else 1,
         )
 
-    def records(self) -> Iterator[Record]:
+    def read_records(self) -> Iterator[Record]:
         """Yield new records. A step that a later attempt trains again is yielded again.
 
         Attempts ascend from line to line. A line is new if its attempt is later than the newest sent one, or if the attempt is the same and
@@ -130,7 +130,7 @@ class Source:
             mark = Mark(_read_whole(line.get("step")), _read_whole(line.get("attempt")))
             numbers = _line_numbers(line)
             values = {name: value for name, value in numbers.items() if name not in _NOT_METRICS}
-            scalars = self._translator.translate(mark.step, values)
+            scalars = self._translator.translate_metrics(mark.step, values)
             time = numbers.get("time", 0.0)
             system = self._mean_measures(self._before, time)
             self._before = time or self._before

@@ -90,7 +90,7 @@ class Worker:
                 self.failures = 0 if self.has_progressed else self.failures
                 self.progressed_at, self.has_progressed = now, True
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal: SIGKILL to the worker and its children, other signals only to the worker."""
         if self.process is None:
             return
@@ -104,7 +104,7 @@ class Worker:
         """Return the exit code of a worker that has ended, once, and kill its children."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
-        self.signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         os.close(self.pulse)
         self.process = None
         return code
@@ -147,11 +147,11 @@ class Sink:
         self._measure_at = 0.0
         self._stopping = False
 
-    def tick(self, now: float) -> bool:
+    def check_workers(self, now: float) -> bool:
         """Check and restart the workers. Returns False after all of them are done."""
         if not self._once and not self._stopping and now >= self._measure_at:
             self._measure_at = now + INTERVAL_SECONDS
-            self._measure()
+            self._write_measures()
         for worker in self._workers:
             self._check_worker(worker, now)
         return not all(worker.done for worker in self._workers)
@@ -165,12 +165,12 @@ class Sink:
         """Let the workers send the remaining records and end."""
         self._stopping = True
         for worker in self._workers:
-            worker.signal(signal.SIGTERM)
+            worker.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill_workers(self) -> None:
         """Kill the workers."""
         for worker in self._workers:
-            worker.signal(signal.SIGKILL)
+            worker.send_signal(signal.SIGKILL)
             if worker.process is not None:
                 worker.process.wait()
 
@@ -180,7 +180,7 @@ class Sink:
         # A worker between two processes waits until its restart is due.
         if worker.process is None:
             if now >= worker.due:
-                self._start(worker, now)
+                self._start_worker(worker, now)
             return
         # A running worker is killed after too long a time without progress; the next check finds its exit and restarts it.
         worker.read_progress(now)
@@ -188,19 +188,19 @@ class Sink:
         if code is None:
             patience = self._patience if worker.has_progressed else max(self._patience, START_SECONDS)
             if now - worker.progressed_at > patience:
-                self._log(worker, f"no progress for {patience:.0f} s; the worker is restarted")
-                worker.signal(signal.SIGKILL)
+                self._log_change(worker, f"no progress for {patience:.0f} s; the worker is restarted")
+                worker.send_signal(signal.SIGKILL)
             return
         # The exit code of an ended worker decides: everything is sent, a restart is useless, or it is restarted.
         if code == exit_codes.OK:
             worker.done = True
         elif code == exit_codes.CONFIGURATION:
-            self._log(worker, f"{worker.read_reason()}; the run continues without it")
+            self._log_change(worker, f"{worker.read_reason()}; the run continues without it")
             worker.done = worker.failed = True
         else:
             self._schedule_restart(worker, now, worker.read_reason() or f"its process ended with code {code}")
 
-    def _start(self, worker: Worker, now: float) -> None:
+    def _start_worker(self, worker: Worker, now: float) -> None:
         try:
             make_folder(self._folder)
             # A worker that is still starting would miss the later SIGTERM, so `once` is passed on the command line.
@@ -215,15 +215,15 @@ class Sink:
         pause = min(FIRST_PAUSE_SECONDS * 2**worker.failures, LONGEST_PAUSE_SECONDS)
         worker.failures = min(worker.failures + 1, 16)
         worker.due = now + pause
-        self._log(worker, why)
+        self._log_change(worker, why)
 
-    def _log(self, worker: Worker, text: str) -> None:
+    def _log_change(self, worker: Worker, text: str) -> None:
         if text != worker.last_logged:
             self._say(f"{worker.tracker}: {text}")
         worker.last_logged = text
 
-    def _measure(self) -> None:
-        line = json.dumps({"time": time.time(), **self._machine.measure()}) + "\n"
+    def _write_measures(self) -> None:
+        line = json.dumps({"time": time.time(), **self._machine.read_measures()}) + "\n"
         try:
             make_folder(self._folder)
             with (self._folder / SYSTEM_FILE).open("a") as file:
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     parent = os.getppid()
     try:
         stopped = False
-        while sink.tick(time.monotonic()):
+        while sink.check_workers(time.monotonic()):
             if asked and not stopped:
                 stopped = True
                 sink.stop()
@@ -274,5 +274,5 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
                 break  # the starter has ended; unsent records stay on the volume
             time.sleep(_POLL_SECONDS)
     finally:
-        sink.kill()
+        sink.kill_workers()
     return exit_codes.FAILURE if sink.failed else exit_codes.OK

@@ -72,7 +72,7 @@ class SinkProcess:
         self._due = 0.0
         self._done = False
 
-    def keep(self) -> None:
+    def keep_running(self) -> None:
         """Start the program if it is not running. Call it periodically."""
         if self._done:
             return
@@ -84,11 +84,11 @@ class SinkProcess:
             self._process, self._due = None, time.monotonic() + _PAUSE_SECONDS
             self._done = code > 0  # the program reported that it cannot work; a negative code means that it was killed
         elif time.monotonic() >= self._due:
-            self._start()
+            self._start_process()
 
-    def _start(self, *options: str) -> None:
+    def _start_process(self, *options: str) -> None:
         self._due = time.monotonic() + _PAUSE_SECONDS
-        with suppress(OSError):  # the volume is full or the process limit is reached: `keep` retries
+        with suppress(OSError):  # the volume is full or the process limit is reached: `keep_running` retries
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -116,7 +116,7 @@ class SinkProcess:
             self._process.terminate()
         else:  # the end of a container can kill the program before this call, so it is started again for the remaining records
             self._process = None
-            self._start("--once")
+            self._start_process("--once")
         process = self._process
         if process is None:
             return False
@@ -169,11 +169,11 @@ def kept_beside(sink: SinkProcess) -> Iterator[None]:
     """Restart a sink from a thread during the `with` block."""
     over = threading.Event()
 
-    def keep() -> None:
+    def keep_running() -> None:
         while not over.wait(_KEEP_SECONDS):
-            sink.keep()
+            sink.keep_running()
 
-    thread = threading.Thread(target=keep, name="beside", daemon=True)
+    thread = threading.Thread(target=keep_running, name="beside", daemon=True)
     thread.start()
     try:
         yield

@@ -89,7 +89,7 @@ class Translator:
         self._world_size, self._k = world_size, samples_per_task
         self._totals: dict[str, float] = {}
 
-    def translate(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+    def translate_metrics(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of one line, without `step`, `attempt` and `time`."""
         scalars = {}
         for name, value in values.items():
@@ -131,7 +131,7 @@ class SampleRow:
 
     COLUMNS = ("environment", "task", "prompt", "completion", "reward", "advantage", "versions")
 
-    def cells(self) -> list[object]:
+    def row_values(self) -> list[object]:
         """Return the values in the order of `COLUMNS`."""
         return [getattr(self, name) for name in self.COLUMNS]
 

@@ -30,7 +30,7 @@ from rlrun.config.models.run_config import RunConfig
 from rlrun.config.models.trackers import TRACKERS
 from rlrun.protocol.files.durable import make_folder, write_bytes
 from rlrun.runtime import exit_codes, redact
-from rlrun.runtime.printable import printable, printable_document
+from rlrun.runtime.printable import escape_controls, printable_document
 from rlrun.runtime.processes import Ending, on_sigterm, refuse_inspection
 from rlrun.tracking.backends import make_tracker
 from rlrun.tracking.backends.wandb_run import KEY_VARIABLE
@@ -52,30 +52,32 @@ class Outgoing:
         """Return the run without secrets in its configuration. Values of free form that may be secrets are hidden."""
         config = printable_document(redact.redact_configuration(run.config, self._known))
         assert isinstance(config, dict)
-        return replace(run, name=printable(run.name), config=config)
+        return replace(run, name=escape_controls(run.name), config=config)
 
     def clean_record(self, record: Record) -> Record:
         """Return the record without secrets in names of metrics, names of tables and texts of samples."""
-        samples = {self._text(name): [self._sample(row) for row in rows] for name, rows in record.samples.items()}
+        samples = {
+            self._clean_text(name): [self._clean_sample(row) for row in rows] for name, rows in record.samples.items()
+        }
         return replace(
             record,
-            scalars={self._text(name): value for name, value in record.scalars.items()},
-            histograms={self._text(name): values for name, values in record.histograms.items()},
+            scalars={self._clean_text(name): value for name, value in record.scalars.items()},
+            histograms={self._clean_text(name): values for name, values in record.histograms.items()},
             samples=samples,
         )
 
-    def _sample(self, row: SampleRow) -> SampleRow:
+    def _clean_sample(self, row: SampleRow) -> SampleRow:
         return replace(
             row,
-            environment=self._text(row.environment),
-            task=self._text(row.task),
-            prompt=self._text(row.prompt),
-            completion=self._text(row.completion),
+            environment=self._clean_text(row.environment),
+            task=self._clean_text(row.task),
+            prompt=self._clean_text(row.prompt),
+            completion=self._clean_text(row.completion),
         )
 
-    def _text(self, content: str) -> str:
+    def _clean_text(self, content: str) -> str:
         """Clean a text of a model or an environment. Only certain secrets are removed."""
-        return printable(redact.redact_certain(content, self._known), lines=True)
+        return escape_controls(redact.redact_certain(content, self._known), lines=True)
 
 
 class Sent:
@@ -89,7 +91,7 @@ class Sent:
         self._path = path
         self.marks, self.confirmed = read_sent(path)
 
-    def cut(self, kept: int) -> None:
+    def keep_first(self, kept: int) -> None:
         """Keep only the first `kept` records, which are confirmed. A torn last line is removed, too."""
         del self.marks[kept:]
         self.confirmed = len(self.marks)
@@ -97,15 +99,15 @@ class Sent:
 
     def add(self, marks: Sequence[Mark]) -> None:
         """Write the marks of records that will be sent next. The file is durable afterwards."""
-        self._append("".join(map(_sent_line, marks)))
+        self._append_text("".join(map(_sent_line, marks)))
         self.marks += marks
 
-    def confirm(self) -> None:
+    def confirm_all(self) -> None:
         """Record that all records so far have left this process."""
         self.confirmed = len(self.marks)
-        self._append(f"= {self.confirmed}\n")
+        self._append_text(f"= {self.confirmed}\n")
 
-    def _append(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         make_folder(self._path.parent)
         with self._path.open("ab") as file:
             file.write(text.encode())
@@ -169,7 +171,7 @@ def tracked_run(config: RunConfig) -> TrackedRun:
 
 def _error_line(error: object, environ: Mapping[str, str]) -> str:
     """Return the worker's error message without secrets: a library's error may contain addresses and headers of requests."""
-    return f"{ERROR_MARK}{printable(redact.redact_text(str(error), redact.known_secrets(environ)))}"
+    return f"{ERROR_MARK}{escape_controls(redact.redact_text(str(error), redact.known_secrets(environ)))}"
 
 
 def feed_tracker(
@@ -193,13 +195,13 @@ def feed_tracker(
         stop: event that is set after the last record was written.
         pulse: function that is called after each progress.
     """
-    sent.cut(tracker.open(run, sent.marks[:], sent.confirmed))
+    sent.keep_first(tracker.open(run, sent.marks[:], sent.confirmed))
     reader = source(sent.marks)
     last = sent.marks[-1].step if sent.marks else 0
     while True:
         pulse()
         stopping = stop.is_set()  # checked before reading, so that records written before the signal are still read
-        records = reader.records()
+        records = reader.read_records()
         found = False
         while batch := list(islice(records, BATCH)):
             found, first = True, len(sent.marks)
@@ -209,7 +211,7 @@ def feed_tracker(
                 tracker.log(number, clean(record))
                 pulse()
             tracker.flush()
-            sent.confirm()
+            sent.confirm_all()
             last = batch[-1].mark.step
         if stopping and not found:
             break

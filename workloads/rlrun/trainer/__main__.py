@@ -27,12 +27,12 @@ def configure_log(rank: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and return its exit code."""
-    options = rank_parser(read_bench=BenchOptions.read, read_recompute=Job.read).parse_args(argv)
+    options = rank_parser(read_bench=BenchOptions.parse_argument, read_recompute=Job.parse_argument).parse_args(argv)
     stacks.answer_requests()
     stacks.record_crashes(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()
     if options.bench is None and options.recompute is None:  # benchmark and recompute have nothing to save
-        stop.listen()
+        stop.start_listening()
     configure_log(int(os.environ.get("RANK", "0")))
     folder: Path | None = None
     try:
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             config_hash=config_fingerprint(config),
             stop=stop,
         )
-        if stop.asked and stop.number is None:
-            write_error(folder, "trainer", RoleError(f"stopped by {stop.why}", code))
+        if stop.is_requested and stop.number is None:
+            write_error(folder, "trainer", RoleError(f"stopped by {stop.origin}", code))
         return code
     except RoleError as error:
-        if stop.asked:  # peers that ended earlier cause errors in this rank's collectives
+        if stop.is_requested:  # peers that ended earlier cause errors in this rank's collectives
             logger.warning(f"stopped; the last step has no checkpoint: {error}")
             return stop.exit_code
         logger.error(str(error))
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_error(folder, "trainer", _by_cause(error))
         return exit_code_of(error)
     except Exception as error:
-        if stop.asked:
+        if stop.is_requested:
             logger.warning(f"stopped; the last step has no checkpoint: {type(error).__name__}: {error}")
             return stop.exit_code
         logger.opt(exception=error).error("the trainer failed")

@@ -28,7 +28,7 @@ from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.runtime import exit_codes
 from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.learning.critic import critic_around, to_critic
@@ -78,7 +78,7 @@ class Bench:
     def update(self, length: int, rows: int) -> Update:
         """Return this rank's part of a batch with `rows` sequences of `length` tokens per rank."""
         batch = fake_batch(length, rows * self.group.data_size, self.vocabulary)
-        planned = plan([length] * len(batch.samples), row_tokens=length, ranks=self.group.data_size)
+        planned = plan_micro_batches([length] * len(batch.samples), row_tokens=length, ranks=self.group.data_size)
         return Update(batch, planned.ranks[self.group.data_rank])
 
     def step(self, update: Update) -> float:
@@ -102,7 +102,7 @@ class Bench:
         return _make_measurement(length, update.batch, seconds, self.cost, self.group, graphs=before, late_graphs=late)
 
     @property
-    def title(self) -> str:
+    def table_title(self) -> str:
         """Heading of the table: devices, model, optimizer, kernels and torch version."""
         config, device, model = self.config, self.group.device, self.learner.model
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -153,9 +153,9 @@ def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
     with prepare_bench(config, longest=lengths[-1]) as made:
         found = [made.measure(length, options) for length in lengths]
         if made.group.leads:
-            print(markdown_table(found, made.title), flush=True)
+            print(markdown_table(found, made.table_title), flush=True)
             if options.output is not None:
-                document = {"title": made.title, "measurements": [asdict(one) for one in found]}
+                document = {"title": made.table_title, "measurements": [asdict(one) for one in found]}
                 Path(options.output).write_text(json.dumps(document, indent=1))
     return exit_codes.OK
 
@@ -222,7 +222,7 @@ def _make_learner_of_bench(
     algorithm, memory = config.algorithm, Memory.from_config(config)
     reference = critic = None
     if algorithm.reference is not None:
-        chosen = algorithm.reference.resolved(config.model)
+        chosen = algorithm.reference.resolve_model(config.model)
         frozen = _random_model(config, chosen, source if chosen is config.model else chosen.source(Path(source)), group)
         freeze_reference(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
         reference = FrozenReference(shard_model(frozen, group).eval())
@@ -243,7 +243,7 @@ def _make_measurement(
         if peak is not None:
             work = cost.total_flops([len(sample) for sample in batch.samples])
             mfu = [work / one / (peak * group.world_size) for one in seconds]
-    memory = group.maxima({"memory": _peak_memory(group.device)})["memory"]
+    memory = group.max_over_ranks({"memory": _peak_memory(group.device)})["memory"]
     return Measurement(length, batch.tokens, list(seconds), mfu, memory, graphs, late_graphs)
 
 

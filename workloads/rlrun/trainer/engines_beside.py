@@ -40,7 +40,7 @@ class EnginesBeside:
             RoleError: an engine is not asleep after `seconds`.
         """
         began = said = time.monotonic()
-        while (reason := self._awake()) is not None:
+        while (reason := self._find_awake()) is not None:
             now = time.monotonic()
             if now - began > seconds:
                 raise RoleError(f"the engines did not release the GPUs within {seconds:g} s: {reason}")
@@ -56,7 +56,7 @@ class EnginesBeside:
             RoleError: an engine is awake or does not answer.
         """
         for _ in range(TRIES):
-            reason = self._awake()
+            reason = self._find_awake()
             if reason is None:
                 return
             if reason.endswith(_IS_AWAKE):
@@ -64,7 +64,7 @@ class EnginesBeside:
             time.sleep(PAUSE_SECONDS)
         raise RoleError(f"the trainer received a batch while engines used its GPUs: {reason}")
 
-    def _awake(self) -> str | None:
+    def _find_awake(self) -> str | None:
         for url in self._urls:
             try:
                 asleep = _ask_engine(url + ENGINE_STATUS, self._key).get("asleep")

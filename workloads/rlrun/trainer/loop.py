@@ -34,7 +34,7 @@ from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.guests.shared_runs import SharedRuns
 from rlrun.trainer.learning.run_objective import bind_objective, log_band_warnings
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
-from rlrun.trainer.process import Link, Process
+from rlrun.trainer.process import Link, SharedObjects
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Agreement, Group, process_group
 from rlrun.trainer.ranks.phases import Phases
@@ -99,7 +99,7 @@ def train_runs(
         RoleError: error message for the user, with the exit code.
     """
     clock = StartClock(launched_ago())
-    clock.done("imports")
+    clock.end_phase("imports")
     objective = bind_objective(config)  # reports an unknown loss before the model is loaded
     engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
     if engines is not None:
@@ -113,21 +113,21 @@ def train_runs(
         if group.leads:
             link = _open_link(config, attempt, api_key, replay, phases, news)
         paths = RunPaths(Path(config.output_dir))
-        clock.done("group")
+        clock.end_phase("group")
         begun = _begin_attempt(config, attempt, group, config_hash, replay)
-        clock.done("base")
+        clock.end_phase("base")
         if link.channel is not None:
             link.channel.phase("loading")
-        phases.say("loading", begun.base_step)
+        phases.report_phase("loading", begun.base_step)
         # A checkpoint contains trained parameters only: the frozen weights below adapters are loaded from the model.
         with_weights = config.lora is not None or (begun.base_step == 0 and begun.origin is None)
         policy = load_policy(
             config, model_source(config, paths, group), group, with_weights=with_weights, check=check_model
         )
-        clock.done("model")
-        process = Process(policy, agreement.meet, phases.say, engines)
+        clock.end_phase("model")
+        process = SharedObjects(policy, agreement.check_stop, phases.report_phase, engines)
         host = Run(config, begun, objective, process, link, output_dir=paths.root)
-        clock.done("checkpoint")
+        clock.end_phase("checkpoint")
         host.clock = clock
         size = 1 if config.lora is None or replay is not None else config.lora.slots
         runs = SharedRuns(host, process, agreement, size=size, api_key=api_key) if size > 1 else OneRun(host)
@@ -141,7 +141,7 @@ def _open_link(
     if replay is not None:
         return Link(None, ReplayFeed(replay), replay=True)
     paths = RunPaths(Path(config.output_dir))
-    channel = Channel.listen(
+    channel = Channel.start_server(
         attempt=attempt,
         api_key=api_key,
         host=config.host,
@@ -149,7 +149,7 @@ def _open_link(
         batch_path=lambda step: paths.batch(step, attempt),
         news=news,
     )
-    channel.ranks = phases.others
+    channel.ranks = phases.other_states
     return Link(channel, LiveFeed(channel))
 
 
@@ -169,7 +169,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
         begun = Volume(paths.root, say=logger.warning).insist(
             "begin the attempt",
             lambda: resume.start_attempt(
-                paths, config, new, log=logger.warning, check=check.verify, beginning=beginning
+                paths, config, new, log=logger.warning, check=check.verify_checkpoint, beginning=beginning
             ),
         )
         logger.info(
@@ -179,7 +179,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
             cut_metrics(paths, begun.base_step)
     # Until here the other ranks have served rank 0's checks of candidates. From here on the
     # attempt's file exists, and every rank reads the same choice.
-    check.end()
+    check.finish_checks()
     return read_attempt(paths.attempt_file(attempt))
 
 
@@ -206,15 +206,15 @@ class Loop:
             if host.channel is not None:
                 stack.callback(host.channel.close)
             try:
-                host.begin()
-                stop.allow_time(host.config.checkpoint.grace_period_seconds, self._group.neighbours())
+                host.publish_base()
+                stop.allow_time(host.config.checkpoint.grace_period_seconds, self._group.neighbor_pids())
                 if host.channel is not None:
-                    host.channel.stop = stop.join
+                    host.channel.stop = stop.request_stop
                 while True:
                     # Signals reach the ranks at different times. A rank that left by itself would
                     # leave the others in their next collective, so all ranks agree before each
                     # order.
-                    self._agreement.meet()
+                    self._agreement.check_stop()
                     # Only rank 0 knows which batches have arrived. A rank that decided by itself
                     # could enter another collective than the others, and both would wait until the
                     # timeout.
@@ -290,11 +290,11 @@ class Loop:
 
     def _carry_out(self, order: Order) -> None:
         before = len(self._runs.runs)
-        self._act(order)
+        self._execute_order(order)
         if len(self._runs.runs) < before or isinstance(order, JoinOrder):  # a rejected guest has loaded objects too
             self._garbage.after_run()
 
-    def _act(self, order: Order) -> None:
+    def _execute_order(self, order: Order) -> None:
         match order:
             case StepOrder():
                 self._last = order.run
@@ -304,9 +304,9 @@ class Loop:
             case SaveOrder():
                 self._runs.run_work(self._runs.find_run(order.run), Run.save)
             case FinishOrder():
-                self._runs.run_work(self._runs.find_run(order.run), Run.finish)
+                self._runs.run_work(self._runs.find_run(order.run), Run.finish_training)
             case LeaveOrder():
-                self._runs.run_work(self._runs.find_run(order.run), Run.leave)
+                self._runs.run_work(self._runs.find_run(order.run), Run.start_leaving)
             case CloseOrder():
                 self._runs.close(self._runs.find_run(order.run))
             case JoinOrder() | DropOrder():
@@ -317,11 +317,11 @@ class Loop:
     def _save_and_end(self) -> int:
         """Complete the checkpoint of the last finished step of every run, and return the exit code."""
         stop = self._agreement.stop
-        why = f"stopped by {stop.why}"
+        why = f"stopped by {stop.origin}"
         # All saves start before the first wait: the runs share one grace period, and their
         # orchestrators add their parts at the same time.
-        saved = [run for run in list(self._runs.runs) if self._runs.run_work(run, Run.leave)]
+        saved = [run for run in list(self._runs.runs) if self._runs.run_work(run, Run.start_leaving)]
         for run in saved:
-            self._runs.run_work(run, lambda one: one.complete(why))
+            self._runs.run_work(run, lambda one: one.wait_until_complete(why))
             self._runs.report_stop(run, why)
         return stop.exit_code

@@ -13,14 +13,14 @@ from rlrun.trainer.modeling.shared_model import Policy
 
 
 @dataclass(frozen=True)
-class Process:
+class SharedObjects:
     """Objects of one rank's process that all runs in it share: the run of the trainer itself, and guests that share the trainer."""
 
     policy: Policy
     """Model of all runs. It contains the parameters of one run at a time; each run loads its own before it trains."""
-    agree: Callable[[], None]
+    check_stop: Callable[[], None]
     """Check for a request to stop. All ranks call it together between micro-batches; after a request it raises `StopAgreed` on all."""
-    tell: Callable[[Phase, int, int], None]
+    report_phase: Callable[[Phase, int, int], None]
     """Receiver of this rank's phase, step and micro-batch, called on each change. Rank 0 reads the values of all ranks."""
     engines: EnginesBeside | None = None
     """Engines that use the same GPUs in turn, or None if the trainer does not share its GPUs."""

@@ -61,7 +61,7 @@ class Keeping(Mixture):
     @classmethod
     def from_mixture(cls, loss: Mixture) -> Keeping:
         """Create a recording copy of an objective."""
-        return cls(loss.own, loss.environments, loss.gae, loss.kl_rewards)
+        return cls(loss.run_objective, loss.environments, loss.gae, loss.kl_rewards)
 
     def __call__(
         self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
@@ -166,7 +166,7 @@ def count_changes(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> 
         if not torch.equal(found, stored):
             counts["different"] += 1
             largest = max(largest, float((found.double() - stored.double()).abs().max()))
-    return group.sums(counts) | group.maxima({"largest": largest})
+    return group.sum_over_ranks(counts) | group.max_over_ranks({"largest": largest})
 
 
 def _state_tensors(parts: Mapping[str, Part]) -> list[tuple[str, Tensor]]:
@@ -218,7 +218,7 @@ class Recomputation:
         source = model_source(config, RunPaths(Path(config.output_dir)), group)
         with_weights = config.lora is not None or job.start is None
         self._policy = policy = load_policy(config, source, group, with_weights=with_weights, check=check_model)
-        policy.adapters.hold(config.name, config.lora)
+        policy.adapters.load_run(config.name, config.lora)
         lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, group.device)
         learner = make_learner(
@@ -236,14 +236,14 @@ class Recomputation:
         lines: list[dict[str, float]] = []
         explained: Explained | None = None
         for step, path in self._job.batches:
-            batch = self._steps.read(Path(path), step, written_by=None)
+            batch = self._steps.load_batch(Path(path), step, written_by=None)
             self._loss.kept.clear()
-            metrics = self._step(step, batch)
+            metrics = self._recompute_step(step, batch)
             lines.append({"step": step} | metrics)
             if self._group.leads:
                 logger.info(f"step {step}: loss {metrics.get('loss', math.nan):.6g}")
             if step == self._job.batches[-1][0] and self._job.sample is not None:
-                explained = self._explained(step, batch)
+                explained = self._explain_sample(step, batch)
         answer: dict[str, Any] = {
             "ranks": self._group.world_size,
             "layout": str(self._group.dims),
@@ -256,19 +256,19 @@ class Recomputation:
             answer["weights"] = count_changes(self._parts, Path(self._job.end), self._group)
         return answer
 
-    def _step(self, step: int, batch: Batch) -> dict[str, float]:
+    def _recompute_step(self, step: int, batch: Batch) -> dict[str, float]:
         """Train a step like `Run.step` and return its metrics."""
         metrics = self._steps.train(step, batch, lambda: None)
         self._skipped += int(metrics.pop("skipped"))
         metrics["skipped_steps"] = float(self._skipped)
         metrics["param_checksum"] = parameter_checksum(self._policy.module)
         if batch.validation is not None and batch.validation.after and Path(batch.validation.path).is_dir():
-            metrics |= self._steps.validate(batch.validation)
+            metrics |= self._steps.held_out_loss(batch.validation)
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def _explained(self, step: int, batch: Batch) -> Explained | None:
+    def _explain_sample(self, step: int, batch: Batch) -> Explained | None:
         """Explain the sample on the rank that trains on it, and return the result on all ranks."""
         assert self._job.sample is not None
-        found = explain_sample(self._loss, self._steps.updates(batch), sample_of(batch, self._job.sample))
-        has = self._group.maxima({"rank": float(self._group.rank) if found is not None else -1.0})["rank"]
+        found = explain_sample(self._loss, self._steps.divide_batch(batch), sample_of(batch, self._job.sample))
+        has = self._group.max_over_ranks({"rank": float(self._group.rank) if found is not None else -1.0})["rank"]
         return None if has < 0 else self._group.broadcast(found, root=int(has))

@@ -21,32 +21,32 @@ class RunReport:
 
     Args:
         channel: channel to the run's orchestrator, on rank 0 only.
-        tell: receiver of this rank's phase, step and micro-batch, called on each change.
+        report_phase: receiver of this rank's phase, step and micro-batch, called on each change.
         label: prefix of log lines.
         leads: whether this is rank 0.
     """
 
     def __init__(
-        self, channel: Channel | None, tell: Callable[[Phase, int, int], None], *, label: str, leads: bool
+        self, channel: Channel | None, report_phase: Callable[[Phase, int, int], None], *, label: str, leads: bool
     ) -> None:
-        self._channel, self._tell, self._leads, self.label = channel, tell, leads, label
+        self._channel, self._report_phase, self._leads, self.label = channel, report_phase, leads, label
         self._micro_batch = 0
 
-    def log(self, message: str) -> None:
+    def log_line(self, message: str) -> None:
         """Log a line about the run."""
         logger.info(f"{self.label}{message}")
 
     def phase(self, phase: Phase, trained: int) -> None:
         """Report the start of a phase; `trained` is the last finished step."""
         self._micro_batch = 0
-        self._tell(phase, trained + (phase in _OF_NEXT_STEP), 0)
+        self._report_phase(phase, trained + (phase in _OF_NEXT_STEP), 0)
         if self._channel is not None:
             self._channel.phase(phase)
 
-    def micro_batch(self, trained: int) -> None:
+    def start_micro_batch(self, trained: int) -> None:
         """Report the start of the next micro-batch; `trained` is the last finished step."""
         self._micro_batch += 1
-        self._tell("training", trained + 1, self._micro_batch)
+        self._report_phase("training", trained + 1, self._micro_batch)
         if self._channel is not None:
             self._channel.part()
 
@@ -54,9 +54,9 @@ class RunReport:
         """Report a trained step; only rank 0 does so."""
         if not self._leads:
             return
-        self.log(step_summary(step, max_steps, metrics))
+        self.log_line(step_summary(step, max_steps, metrics))
         if self._channel is not None:
-            self._channel.emit("trained", step, metrics=metrics)
+            self._channel.append_event("trained", step, metrics=metrics)
 
 
 def step_summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str:

@@ -29,7 +29,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.protocol.messages.trainer_channel import Phase
 from rlrun.runtime import exit_codes
-from rlrun.trainer.checkpoints.checkpoint_manager import Checkpoints
+from rlrun.trainer.checkpoints.checkpoint_manager import CheckpointManager
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.unsaved import Refused
 from rlrun.trainer.engines_beside import EnginesBeside
@@ -41,7 +41,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference_model import FrozenReference
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.process import Link, Process
+from rlrun.trainer.process import Link, SharedObjects
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.start_clock import StartClock
 from rlrun.trainer.run_report import RunReport, append_line
@@ -76,7 +76,7 @@ class Run:
         config: TrainerConfig,
         attempt: Attempt,
         objective: Mixture,
-        process: Process,
+        process: SharedObjects,
         link: Link,
         *,
         output_dir: Path,
@@ -87,8 +87,8 @@ class Run:
         self.paths = RunPaths(output_dir)
         self.channel, self.feed, self._replay = channel, link.feed, link.replay
         self.stage: Literal["training", "finished", "leaving"] = "training"
-        self._policy, self._group, self._agree = policy, policy.group, process.agree
-        self._report = RunReport(channel, process.tell, label=label, leads=self._group.leads)
+        self._policy, self._group, self._check_stop = policy, policy.group, process.check_stop
+        self._report = RunReport(channel, process.report_phase, label=label, leads=self._group.leads)
         self._deadline = math.inf
         self._is_data_ended = False
         """The current step is the last one of the data."""
@@ -100,7 +100,7 @@ class Run:
         """Durations of this run's start; the host uses the process's clock (`loop.train_runs`)."""
         # Runs share one module. From here on it contains the adapters of this run, which optimizer
         # and checkpoint then refer to.
-        policy.adapters.hold(config.name, config.lora)
+        policy.adapters.load_run(config.name, config.lora)
         lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
         learner = make_learner(
@@ -118,16 +118,16 @@ class Run:
             self.progress = self._checkpoints.base
             self._publisher = self._open_publisher(process, link)
             made.pop_all()
-        self.clock.done("checkpoint")
+        self.clock.end_phase("checkpoint")
 
-    def _open_checkpoints(self, learner: Learner) -> Checkpoints:
+    def _open_checkpoints(self, learner: Learner) -> CheckpointManager:
         if self._group.leads:
             self._volume.watch()
         if self.channel is not None:
             # The channel's thread answers while this thread waits for the volume, so users see the
             # cause of the wait.
             self.channel.trouble = self._volume.trouble
-        return Checkpoints(
+        return CheckpointManager(
             self.config,
             self.attempt,
             trained_parts(learner),
@@ -135,10 +135,10 @@ class Run:
             group=self._group,
             channel=self.channel,
             volume=self._volume,
-            say=self._report.log,
+            say=self._report.log_line,
         )
 
-    def _open_publisher(self, process: Process, link: Link) -> Publisher:
+    def _open_publisher(self, process: SharedObjects, link: Link) -> Publisher:
         return Publisher(
             self.config,
             self.attempt,
@@ -146,7 +146,7 @@ class Run:
             paths=self.paths,
             channel=self.channel,
             volume=self._volume,
-            agree=process.agree,
+            check_stop=process.check_stop,
             replay=link.replay,
         )
 
@@ -172,11 +172,11 @@ class Run:
         """Return whether no step remains: all are trained, the data has ended, or the orchestrator ended the run."""
         if self.progress.step >= self.config.max_steps or self._is_data_ended:
             return True
-        return self.feed is not None and self.feed.ended()
+        return self.feed is not None and self.feed.is_exhausted()
 
     def refused_checkpoint(self) -> Refused | None:
         """Return the last checkpoint if the volume refused it."""
-        return self._checkpoints.unsaved()
+        return self._checkpoints.refused_checkpoint()
 
     def is_retry_due(self) -> bool:
         """Return whether the last checkpoint was refused and its retry is due."""
@@ -185,7 +185,7 @@ class Run:
     def has_batch(self) -> bool:
         """Return whether the batch of the next step has arrived."""
         assert self.feed is not None
-        found = self.feed.ready(self.progress.step + 1)
+        found = self.feed.has_batch(self.progress.step + 1)
         if found and self._arrived is None:
             self._arrived = time.perf_counter()
             self.phase("waiting_for_turn")
@@ -194,7 +194,7 @@ class Run:
     def take_batch(self) -> Path | None:
         """Take the batch of the next step, or return None if it has not arrived."""
         assert self.feed is not None
-        return self.feed.poll(self.progress.step + 1, 0.0)
+        return self.feed.take_batch(self.progress.step + 1, 0.0)
 
     def silent_seconds(self) -> float:
         """Return the seconds since the orchestrator's last request; 0 while it is connected."""
@@ -208,25 +208,25 @@ class Run:
 
     def has_left(self) -> bool:
         """Return whether the leaving run has finished its writes, or has exceeded its time limit."""
-        return not self._checkpoints.pending() or time.monotonic() > self._deadline
+        return not self._checkpoints.is_pending() or time.monotonic() > self._deadline
 
     def wait_for_manifest(self) -> RoleError | None:
         """Wait for the last manifest of an ended run; return an error if it is missing."""
-        return self._checkpoints.end()
+        return self._checkpoints.wait_for_manifest()
 
     # ---- all ranks together
 
-    def begin(self) -> None:
+    def publish_base(self) -> None:
         """Publish the base version and accept batches."""
-        self._policy.adapters.hold(self.name, self.config.lora)
+        self._policy.adapters.load_run(self.name, self.config.lora)
         if self.channel is not None:
-            self.channel.begin(self.attempt.base_step)
+            self.channel.accept_batches(self.attempt.base_step)
         # Engines hold other weights, or those of an earlier attempt under the same number, until
         # they get the base version.
         if self.config.task == "RL":
-            self._publish()
+            self._publish_version()
         self._release_memory()
-        self.clock.done("publish")
+        self.clock.end_phase("publish")
         self._wait_for_batch()
 
     def step(self, path: Path, *, save: bool = False) -> None:
@@ -237,9 +237,9 @@ class Run:
             save: request for a checkpoint even if none is due.
         """
         step, taken = self.progress.step + 1, time.perf_counter()
-        self._policy.adapters.hold(self.name, self.config.lora)
+        self._policy.adapters.load_run(self.name, self.config.lora)
         # Read the batch before the engines lose the GPUs, so that an invalid batch does not move any memory.
-        batch = self._steps.read(path, step, written_by=None if self._replay else self.number)
+        batch = self._steps.load_batch(path, step, written_by=None if self._replay else self.number)
         if self._memory is not None:
             self._memory.move_to_gpu()
         self._is_data_ended = self._is_data_ended or batch.last
@@ -247,9 +247,9 @@ class Run:
         validation = None if self._replay else batch.validation
         if validation is not None and validation.before:
             self.phase("validating")
-            before = self._steps.validate(validation)
+            before = self._steps.held_out_loss(validation)
             if self.channel is not None:
-                self.channel.emit("validated", step - 1, metrics=before)
+                self.channel.append_event("validated", step - 1, metrics=before)
         # Train. From here on the step counts as done, even if its publication waits for the volume.
         self.phase("training")
         metrics = self._steps.train(step, batch, self._next_part)
@@ -269,14 +269,14 @@ class Run:
         metrics["time/wait_for_turn"] = taken - arrived
         if validation is not None and validation.after:
             self.phase("validating")
-            metrics |= self._steps.validate(validation)
+            metrics |= self._steps.held_out_loss(validation)
         # Publish before saving, because engines wait for the version.
-        metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
+        metrics["time/broadcast_weights"] = self._publish_version() if self._publication_due(step) else 0.0
         metrics |= self._publisher.metrics()
         # A requested save repeats a refused checkpoint: this step replaces the one that the volume
         # did not take.
         due = self._checkpoint_due(step) or save
-        metrics["time/save_ckpt"] = self._save() if due else 0.0
+        metrics["time/save_ckpt"] = self._start_save() if due else 0.0
         if (seconds := self._checkpoints.seconds()) is not None:
             metrics["time/write_ckpt"] = seconds
         metrics["time/step"] = time.perf_counter() - self._since
@@ -291,51 +291,51 @@ class Run:
 
     def save(self) -> None:
         """Save a checkpoint of the last step once more."""
-        self._save()
+        self._start_save()
         self._checkpoints.report_when_durable()
 
-    def finish(self) -> None:
+    def finish_training(self) -> None:
         """Wait for the files of the last step, then report `finished` and wait for the shutdown.
 
         If the volume has refused the files, the stage stays `training` and the loop retries.
         """
         step = self.progress.step
         self.phase("finished")
-        if not self._checkpoints.settle():
+        if not self._checkpoints.wait_for_write():
             self.phase("saving")
             return
         all_trained = step >= self.config.max_steps or self._is_data_ended
-        self._report.log(f"all {step} steps are trained" if all_trained else "the orchestrator ended the run")
+        self._report.log_line(f"all {step} steps are trained" if all_trained else "the orchestrator ended the run")
         if self.channel is not None:
-            self.channel.emit("finished", step)
+            self.channel.append_event("finished", step)
         self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
 
-    def leave(self) -> None:
+    def start_leaving(self) -> None:
         """Start to save the last finished step, unless it is saved."""
         self.phase("saving")
-        self._checkpoints.settle()
+        self._checkpoints.wait_for_write()
         # Rank 0 decides, because only it knows the refused checkpoints and the connection to the
         # orchestrator. Saving is collective.
         if self._group.broadcast(self._checkpoints.should_save(self.progress.step)):
-            self._policy.adapters.hold(self.name, self.config.lora)
+            self._policy.adapters.load_run(self.name, self.config.lora)
             self.save()
         self.stage = "leaving"
         self._deadline = time.monotonic() + self.config.checkpoint.grace_period_seconds
 
-    def complete(self, why: str) -> None:
-        """Wait until the checkpoint of `leave` is complete, or cannot become complete.
+    def wait_until_complete(self, why: str) -> None:
+        """Wait until the checkpoint of `start_leaving` is complete, or cannot become complete.
 
         Args:
             why: reason for the end of the run, used in the log.
         """
         step = self.progress.step
-        complete = self._checkpoints.complete(step)
+        complete = self._checkpoints.wait_until_complete(step)
         self._group.barrier()  # only rank 0 waits for the manifest
         if self._group.leads:
             refused = self.refused_checkpoint()
             because = f": {refused.trouble.text}" if refused is not None else ""
             after = f"{why} after step {step}"
-            self._report.log(after if complete else f"{after}, without a complete checkpoint of it{because}")
+            self._report.log_line(after if complete else f"{after}, without a complete checkpoint of it{because}")
 
     def close(self, *, wait: bool) -> None:
         """Release the run's threads, adapters and process groups, except for its channel.
@@ -345,7 +345,7 @@ class Run:
         """
         self._volume.close()
         self._checkpoints.close(wait=wait)
-        self._policy.adapters.forget(self.name)
+        self._policy.adapters.delete_run(self.name)
         self._publisher.close()
 
     def _release_memory(self) -> None:
@@ -357,21 +357,21 @@ class Run:
         self._memory.move_to_host()
         self._group.barrier()
         if self.channel is not None:
-            self.channel.emit("released", self.progress.step)
+            self.channel.append_event("released", self.progress.step)
 
     def _wait_for_batch(self) -> None:
         self._since, self._arrived = time.perf_counter(), None
         self.phase("waiting_for_batch")
 
-    def _publish(self) -> float:
+    def _publish_version(self) -> float:
         """Publish the current parameters and return the duration in seconds."""
-        with self._timed("publishing") as timer:
+        with self._measure_phase("publishing") as timer:
             step = self.progress.step
             self._publisher.publish(step, last=self._is_last(step), saved=self._checkpoint_due(step))
         return timer[0]
 
     def _publication_due(self, step: int) -> bool:
-        return self._publisher.due(step, last=self._is_last(step), saved=self._checkpoint_due(step))
+        return self._publisher.is_due(step, last=self._is_last(step), saved=self._checkpoint_due(step))
 
     def _is_last(self, step: int) -> bool:
         return self._is_data_ended or step == self.config.max_steps
@@ -380,9 +380,9 @@ class Run:
         config = self.config.checkpoint
         return config.enabled and (step % config.interval == 0 or self._is_last(step))
 
-    def _save(self) -> float:
+    def _start_save(self) -> float:
         """Start to save this rank's shards and return the seconds that the loop was blocked."""
-        with self._timed("saving") as timer:
+        with self._measure_phase("saving") as timer:
             self._checkpoints.save(self.progress)
         return timer[0]
 
@@ -391,15 +391,15 @@ class Run:
 
         The report comes first: a rank that hangs in the previous micro-batch then has a lower number than the others.
         """
-        self._report.micro_batch(self.progress.step)
-        self._agree()
+        self._report.start_micro_batch(self.progress.step)
+        self._check_stop()
 
     def phase(self, phase: Phase) -> None:
         """Report the phase to the orchestrator and to rank 0."""
         self._report.phase(phase, self.progress.step)
 
     @contextmanager
-    def _timed(self, phase: Phase) -> Iterator[list[float]]:
+    def _measure_phase(self, phase: Phase) -> Iterator[list[float]]:
         """Report a phase and measure the block; the yielded list contains the seconds after the block."""
         self.phase(phase)
         elapsed: list[float] = []

@@ -119,7 +119,9 @@ def connect_store(host: str, port: int) -> dist.TCPStore:
     return dist.TCPStore(address, port, None, False, timeout=datetime.timedelta(seconds=SECONDS))
 
 
-def read(store: dist.Store, key: str, *, seconds: float, given_up: Callable[[], bool] = lambda: False) -> bytes | None:
+def read_key(
+    store: dist.Store, key: str, *, seconds: float, given_up: Callable[[], bool] = lambda: False
+) -> bytes | None:
     """Wait for a key and return its value, or None after `seconds` or if `given_up` returns true.
 
     The function polls, because a wait inside the store cannot be interrupted and does not notice a closed connection.
@@ -133,7 +135,9 @@ def read(store: dist.Store, key: str, *, seconds: float, given_up: Callable[[], 
     return value
 
 
-def join(backend: Backend, store: dist.Store, name: str, *, rank: int, world_size: int, device: torch.device) -> Link:
+def join_group(
+    backend: Backend, store: dist.Store, name: str, *, rank: int, world_size: int, device: torch.device
+) -> Link:
     """Join a group and wait for all of its members.
 
     Args:
@@ -159,15 +163,15 @@ class _GlooLink:
         self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(store, rank, world_size, limit)
 
     def broadcast(self, buffer: Tensor) -> None:
-        self._open().broadcast(buffer, 0).wait()
+        self._open_group().broadcast(buffer, 0).wait()
 
     def meet(self) -> None:
-        self._open().allreduce(torch.zeros(1, dtype=torch.int32)).wait()
+        self._open_group().allreduce(torch.zeros(1, dtype=torch.int32)).wait()
 
     def close(self) -> None:
         self._group = None  # its connections close when no thread of this process waits in it
 
-    def _open(self) -> dist.ProcessGroupGloo:
+    def _open_group(self) -> dist.ProcessGroupGloo:
         group = self._group
         if group is None:
             raise RuntimeError("the group was left")
@@ -194,18 +198,18 @@ class _NcclLink:
             torch.cuda.nccl.broadcast([staged], streams=[self._stream], comms=[self._communicator])
             if self._rank != 0:
                 buffer.copy_(staged, non_blocking=True)
-        self._wait()
+        self._wait_for_stream()
 
     def meet(self) -> None:
         with torch.cuda.stream(self._stream):
             one = torch.zeros(1, device=self._device)
             torch.cuda.nccl.all_reduce([one], streams=[self._stream], comms=[self._communicator])
-        self._wait()
+        self._wait_for_stream()
 
     def close(self) -> None:
         self._communicator = None
 
-    def _wait(self) -> None:
+    def _wait_for_stream(self) -> None:
         """Wait for the stream with a time limit, because a collective with a dead member never ends."""
         done = torch.cuda.Event()
         done.record(self._stream)

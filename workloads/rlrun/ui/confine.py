@@ -28,11 +28,11 @@ class Fence:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._real = tuple(folder.resolve() for folder in folders)
 
-    def holds(self, path: Path) -> bool:
+    def contains_path(self, path: Path) -> bool:
         """Return whether a path is in one of the folders after all links are resolved."""
-        return self._inside(path.resolve())
+        return self._is_inside(path.resolve())
 
-    def _inside(self, real: Path) -> bool:
+    def _is_inside(self, real: Path) -> bool:
         return any(real.is_relative_to(folder) for folder in self._real)
 
     def check_run(self, root: Path) -> None:
@@ -43,14 +43,14 @@ class Fence:
         Raises:
             OutsideError: an entry is not allowed; the message contains its name.
         """
-        if not self.holds(root):
+        if not self.contains_path(root):
             raise OutsideError(f"{root.name} is a link to a folder outside of the folders of this page")
         for entry in _allowed_entries(root):
-            self._check(entry, root)
+            self._check_entry(entry, root)
 
-    def _check(self, entry: os.DirEntry[str], root: Path) -> None:
+    def _check_entry(self, entry: os.DirEntry[str], root: Path) -> None:
         name = Path(entry.path).relative_to(root)
-        if entry.is_symlink() and not self._inside(Path(entry.path).resolve()):
+        if entry.is_symlink() and not self._is_inside(Path(entry.path).resolve()):
             raise OutsideError(f"{root.name}/{name} is a link to a target outside of the folders of this page")
         if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
             raise OutsideError(f"{root.name}/{name} is neither a file nor a folder")
@@ -69,7 +69,7 @@ class Fence:
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 raise OutsideError(f"{path.name} is not a regular file")
-            if not self._inside(_opened_path(number, path)):
+            if not self._is_inside(_opened_path(number, path)):
                 raise OutsideError(f"{path.name} is outside of the folders of this page")
         except BaseException:
             file.close()

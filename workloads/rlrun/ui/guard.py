@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlrun.runtime import redact
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = {
@@ -38,7 +38,7 @@ _WITHOUT_TOKEN = "this page needs a token; open the URL that `rlrun ui` printed:
 
 
 class PlainJSONResponse(JSONResponse):
-    """JSON response without control characters that a browser would interpret, see `printable`."""
+    """JSON response without control characters that a browser would interpret, see `escape_controls`."""
 
     def render(self, content: object) -> bytes:
         """Return the encoded document."""
@@ -47,7 +47,7 @@ class PlainJSONResponse(JSONResponse):
 
 def _plain_answer(value: object) -> object:
     if isinstance(value, str):
-        return printable(value, lines=True)
+        return escape_controls(value, lines=True)
     if isinstance(value, Mapping):
         return {name: _plain_answer(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -92,10 +92,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
+        refusal = self._refuse_request(scope)
         await (refusal or self._app)(scope, receive, with_policy(send))
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refuse_request(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._names is not None and _host_name(host) not in self._names:
@@ -171,20 +171,20 @@ class Redactor:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._known = redact.known_secrets(environment)
 
-    def model(self, answer: Model) -> Model:
+    def redact_model(self, answer: Model) -> Model:
         """Return a response about a run without secrets."""
         return type(answer).model_validate(redact.redact_document(answer.model_dump(), self._known))
 
-    def document(self, value: dict[str, object]) -> dict[str, object]:
+    def redact_document(self, value: dict[str, object]) -> dict[str, object]:
         """Return a configuration without secrets; free-form values that are not known to be harmless are hidden."""
         found = redact.redact_configuration(value, self._known)
         assert isinstance(found, dict)
         return found
 
-    def text(self, content: str) -> str:
+    def redact_text(self, content: str) -> str:
         """Return a text of a model or an environment without certain secrets and without direction controls."""
-        return printable(redact.redact_certain(content, self._known), lines=True)
+        return escape_controls(redact.redact_certain(content, self._known), lines=True)
 
-    def spans(self, content: str) -> list[tuple[int, int]]:
+    def secret_spans(self, content: str) -> list[tuple[int, int]]:
         """Return the spans of a text that are certainly secrets."""
         return redact.certain_spans(content, self._known)

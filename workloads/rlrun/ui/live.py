@@ -41,7 +41,7 @@ class Feed:
         """Number of pages per user; None: a server without login."""
         self._task: asyncio.Task[None] | None = None
 
-    def refusal(self, user: str | None = None) -> str | None:
+    def explain_refusal(self, user: str | None = None) -> str | None:
         """Return why another page of a user is refused, or None."""
         if user is not None and self._clients[user] >= OF_ONE_MAX:
             return f"you have {OF_ONE_MAX} open pages of this server, the maximum per user; close some of them"
@@ -49,7 +49,7 @@ class Feed:
             return f"{CLIENTS_MAX} pages of this server are open, the maximum for all users; close some of yours, or try again later"
         return None
 
-    async def events(self, view: View | None = None, user: str | None = None) -> AsyncIterator[str]:
+    async def stream_events(self, view: View | None = None, user: str | None = None) -> AsyncIterator[str]:
         """Yield server-sent events: the fingerprints of the runs immediately, and again after each change.
 
         Args:
@@ -57,7 +57,9 @@ class Feed:
                 if it returns None or fails. None: no filter.
             user: user of the page.
         """
-        if self.refusal(user) is not None:  # concurrent requests pass the first check before any of them is counted
+        if (
+            self.explain_refusal(user) is not None
+        ):  # concurrent requests pass the first check before any of them is counted
             return
         self._clients[user] += 1
         seen, told = 0, None
@@ -65,9 +67,9 @@ class Feed:
             if (
                 self._task is None
             ):  # no await before the assignment, so only one of two concurrent pages starts the task
-                self._task = asyncio.create_task(self._watch())
+                self._task = asyncio.create_task(self._watch_runs())
             while True:
-                quiet = seen == self._number and not await self._wait(seen)
+                quiet = seen == self._number and not await self._wait_for_change(seen)
                 seen, mine = self._number, self._now or {}
                 if view is not None:
                     allowed = await asyncio.to_thread(view, mine)
@@ -87,7 +89,7 @@ class Feed:
                 self._task.cancel()
                 self._task = None
 
-    async def _wait(self, seen: int) -> bool:
+    async def _wait_for_change(self, seen: int) -> bool:
         async with self._changed:
             try:
                 async with asyncio.timeout(_KEEPALIVE_SECONDS):
@@ -96,12 +98,12 @@ class Feed:
                 return False
             return True
 
-    async def _watch(self) -> None:
+    async def _watch_runs(self) -> None:
         while True:
-            await self._refresh()
+            await self._refresh_fingerprints()
             await asyncio.sleep(self._seconds)
 
-    async def _refresh(self) -> None:
+    async def _refresh_fingerprints(self) -> None:
         try:
             now = await asyncio.to_thread(self._look)
         except self._passing:

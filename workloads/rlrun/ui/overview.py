@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from rlrun.inspect import comparison
-from rlrun.inspect import configurations as past
+from rlrun.inspect import comparison, configurations
 from rlrun.inspect.comparison import RunFields
 from rlrun.inspect.gpu_cost import Spent, of_steps, sum_uses
 from rlrun.inspect.snapshot import Snapshot
@@ -15,7 +14,7 @@ from rlrun.inspect.why import explain_run
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.files.run_folder import ForkedFrom
 from rlrun.protocol.messages.lease_annotations import MEASURED, PREFIX
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.redact import HIDDEN, REMOVED, is_secret
 from rlrun.runtime.secret_shapes import is_free_path
 from rlrun.ui import run_answers
@@ -33,70 +32,82 @@ _CHANGES = 200
 def run_list(runs: Runs) -> run_answers.RunList:
     """Return all runs, and the refused folders."""
     rows, refused = [], []
-    for run in runs.all():
+    for run in runs.list_runs():
         try:
-            rows.append(run_row(run.id, run.glance()))
+            rows.append(run_row(run.id, run.read_brief_snapshot()))
         except OutsideError as error:
             refused.append(run_answers.Refused(id=run.id, why=str(error)))
     return run_answers.RunList(nothing=runs.nothing, runs=rows, refused=refused)
 
 
-def run_row(name: str, seen: Snapshot) -> run_answers.RunRow:
+def run_row(name: str, snapshot: Snapshot) -> run_answers.RunRow:
     """Return the list entry of a run.
 
     Args:
         name: id of the run in addresses of the UI.
-        seen: snapshot of the run; the parts of `Run.glance` are sufficient.
+        snapshot: snapshot of the run; the parts of `Run.read_brief_snapshot` are sufficient.
     """
     progress = {
-        key: value for key, value in asdict(seen.progress).items() if key in run_answers.ProgressView.model_fields
+        key: value for key, value in asdict(snapshot.progress).items() if key in run_answers.ProgressView.model_fields
     }
     return run_answers.RunRow(
-        id=name, name=seen.name, where=_run_place(seen), task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
-        attempt=seen.attempt, restarts=seen.restarts, progress=run_answers.ProgressView(**progress), started=seen.started, ended=seen.ended,
-    )  # fmt: skip
+        id=name,
+        name=snapshot.name,
+        where=_run_place(snapshot),
+        task=snapshot.task,
+        phase=snapshot.phase,
+        reason=snapshot.reason,
+        message=snapshot.message,
+        attempt=snapshot.attempt,
+        restarts=snapshot.restarts,
+        progress=run_answers.ProgressView(**progress),
+        started=snapshot.started,
+        ended=snapshot.ended,
+    )
 
 
-def _run_place(seen: Snapshot) -> str:
+def _run_place(snapshot: Snapshot) -> str:
     """Return the folder of a run, or namespace/name for a run in a cluster."""
-    return seen.where if seen.place == "folder" else f"{seen.where}/{seen.name}"
+    return snapshot.where if snapshot.place == "folder" else f"{snapshot.where}/{snapshot.name}"
 
 
 def steps_of(run: Run) -> tuple[StepIndex, str | None]:
     """Return the metrics of a run, and the reason if its files cannot be read here."""
     try:
-        return run.files().steps(), None
+        return run.open_files().read_steps(), None
     except (ForbiddenError, UnreadableError, OutsideError) as error:
         return NO_STEPS, str(error)
 
 
 def run_view(run: Run) -> run_answers.RunView:
     """Return one run with its explanation: the current state, the ends of earlier attempts and additional facts (`besides`)."""
-    now, seen = time.time(), run.snapshot()
+    now, snapshot = time.time(), run.read_snapshot()
     index, unread = steps_of(run)
-    told, bounds = explain_run(seen, now), index.bounds
+    explanation, bounds = explain_run(snapshot, now), index.bounds
     why = run_answers.Why(
-        headline=told.headline,
-        now=[run_answers.FindingView(**asdict(one)) for one in told.now],
-        before=[run_answers.FindingView(**asdict(one)) for one in told.before],
-        besides=list(told.besides),
-        steps=list(told.steps()),
+        headline=explanation.headline,
+        now=[run_answers.FindingView(**asdict(one)) for one in explanation.now],
+        before=[run_answers.FindingView(**asdict(one)) for one in explanation.before],
+        besides=list(explanation.besides),
+        steps=list(explanation.steps()),
     )
     wanted = run_answers.FailureView.model_fields
     return run_answers.RunView(
-        run=run_row(run.id, seen),
-        place=seen.place,
+        run=run_row(run.id, snapshot),
+        place=snapshot.place,
         files=unread is None,
-        unread=[*([unread] if unread else []), *seen.unread],
-        conditions=[run_answers.ConditionView(**asdict(one)) for one in seen.conditions],
-        events=[run_answers.EventView(**asdict(one)) for one in reversed(seen.events[-_EVENTS:])],
-        processes=[run_answers.ProcessView(**asdict(one)) for one in seen.processes] if seen.place == "cluster" else [],
-        wait=run_answers.WaitView(**asdict(seen.wait)) if seen.wait is not None else None,
-        heard_seconds=seen.heard_seconds,
-        command=seen.go_on,
+        unread=[*([unread] if unread else []), *snapshot.unread],
+        conditions=[run_answers.ConditionView(**asdict(one)) for one in snapshot.conditions],
+        events=[run_answers.EventView(**asdict(one)) for one in reversed(snapshot.events[-_EVENTS:])],
+        processes=[run_answers.ProcessView(**asdict(one)) for one in snapshot.processes]
+        if snapshot.place == "cluster"
+        else [],
+        wait=run_answers.WaitView(**asdict(snapshot.wait)) if snapshot.wait is not None else None,
+        heard_seconds=snapshot.heard_seconds,
+        command=snapshot.go_on,
         why=why,
         failures=[
-            run_answers.FailureView(**{k: v for k, v in asdict(f).items() if k in wanted}) for f in seen.failures
+            run_answers.FailureView(**{k: v for k, v in asdict(f).items() if k in wanted}) for f in snapshot.failures
         ],
         attempts=[
             run_answers.AttemptView(attempt=n, first_step=a, last_step=b) for n, (a, b) in index.attempts.items()
@@ -104,22 +115,22 @@ def run_view(run: Run) -> run_answers.RunView:
         metrics=index.names,
         first_step=bounds[0] if bounds else None,
         last_step=bounds[1] if bounds else None,
-        results=list(seen.results),
-        cost=_run_cost(run, seen, index, now),
+        results=list(snapshot.results),
+        cost=_run_cost(run, snapshot, index, now),
     )
 
 
-def _run_cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
+def _run_cost(run: Run, snapshot: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
     """Return the cost of a run from its status (in a cluster) or from its metrics (in a folder); None if it is unknown.
 
     A run in a cluster always counts GPU-seconds. A run in a folder counts seconds of the machine (`gpus` is False) if no GPUs are
     recorded for its roles.
     """
-    if seen.place == "cluster":
-        uses, gpus = sum_uses(seen.cost), True
+    if snapshot.place == "cluster":
+        uses, gpus = sum_uses(snapshot.cost), True
     else:
         uses, gpus = of_steps(
-            run.files().paths, now, {attempt: _step_seconds(index, attempt) for attempt in index.attempts}
+            run.open_files().paths, now, {attempt: _step_seconds(index, attempt) for attempt in index.attempts}
         )
     views = [run_answers.UseView(use=use, seconds=seconds) for use, seconds in uses.items()]
     return run_answers.CostView(gpus=gpus, hours=sum(uses.values()) / 3600, uses=views) if views else None
@@ -133,19 +144,21 @@ def _step_seconds(index: StepIndex, attempt: int) -> Spent:
     `gpu_cost._StepSums` computes the same from the lines of `metrics.jsonl`.
     """
     first, last = index.attempts[attempt]
-    took = index.line("time/step", first, last)
+    took = index.metric_line("time/step", first, last)
     if not took.steps:
         return Spent()
     # Only the metrics of a step that was trained before and lost by a restart contain FURTHEST.
-    begin, again = took.steps[0], set(index.line(FURTHEST, first, last).steps)
-    waits = index.line("time/wait_for_batch", first, last)
-    (trained, ended), more = index.times(begin, last), list(zip(took.steps, took.values, strict=True))[1:]
-    start = sum(sum(index.line(PREFIX + phase, begin, begin).values) for phase in MEASURED)
+    begin, repeated_steps = took.steps[0], set(index.metric_line(FURTHEST, first, last).steps)
+    waits = index.metric_line("time/wait_for_batch", first, last)
+    (trained, ended), more = index.step_times(begin, last), list(zip(took.steps, took.values, strict=True))[1:]
+    start = sum(sum(index.metric_line(PREFIX + phase, begin, begin).values) for phase in MEASURED)
     return Spent(
         steps=sum(seconds for _, seconds in more),
-        waited=sum(w for step, w in zip(waits.steps, waits.values, strict=True) if step > begin and step not in again),
-        repeated=sum(seconds for step, seconds in more if step in again),
-        again=bool(again),
+        waited=sum(
+            w for step, w in zip(waits.steps, waits.values, strict=True) if step > begin and step not in repeated_steps
+        ),
+        repeated=sum(seconds for step, seconds in more if step in repeated_steps),
+        again=bool(repeated_steps),
         began=max(0.0, trained - took.values[0] - start),
         trained=trained,
         ended=ended,
@@ -159,7 +172,7 @@ def staleness_histogram(run: OpenRun, step: int) -> run_answers.Staleness:
         FileNotFoundError: the step has no trace.
     """
     # A step trains the policy of the previous step: the lag of a token sampled by version `step - 1` is 0.
-    lags = run.trace(run.paths.trace(step)).lags(step - 1)
+    lags = run.read_trace_index(run.paths.trace(step)).lag_counts(step - 1)
     return run_answers.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
 
 
@@ -172,25 +185,25 @@ def config_history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, 
             secret is not reported.
     """
     # `fence.open` opens only files in the folders that the server may read, even through symbolic links.
-    kept = past.attempts_kept(run.paths, run.fence.open, run.fork(), lambda config: clean(dict(config)))
-    found = past.list_edits(kept)
+    kept = configurations.attempts_kept(run.paths, run.fence.open, run.read_fork(), lambda config: clean(dict(config)))
+    found = configurations.list_edits(kept)
     edits = [
         run_answers.EditView(**asdict(edit) | {"changes": [run_answers.Change(**asdict(one)) for one in edit.changes]})
         for edit in found
     ]
-    return run_answers.History(said=past.describe_changes(kept, found), edits=edits)
+    return run_answers.History(said=configurations.describe_changes(kept, found), edits=edits)
 
 
 def run_lineage(run: Run, runs: Runs) -> run_answers.Lineage:
     """Return the origin and the forks of a run, among the runs that the caller may see."""
-    fork, uid = run.fork(), run.uid()
+    fork, uid = run.read_fork(), run.read_uid()
     origin, forks = None, []
-    for other in runs.all():
+    for other in runs.list_runs():
         if other.id == run.id:
             continue
-        if origin is None and fork is not None and fork.uid and other.uid() == fork.uid:
+        if origin is None and fork is not None and fork.uid and other.read_uid() == fork.uid:
             origin = other
-        theirs = other.fork()
+        theirs = other.read_fork()
         if theirs is not None and uid and theirs.uid == uid:
             forks.append(
                 run_answers.ForkView(id=other.id, label=other.label, step=theirs.step, changes=_forked_fields(theirs))
@@ -198,8 +211,8 @@ def run_lineage(run: Run, runs: Runs) -> run_answers.Lineage:
     view = None
     if fork is not None:
         view = run_answers.Origin(
-            id=None if origin is None else origin.id, run=printable(fork.run), step=fork.step, attempt=fork.attempt,
-            folder=printable(fork.folder), changes=_forked_fields(fork),
+            id=None if origin is None else origin.id, run=escape_controls(fork.run), step=fork.step, attempt=fork.attempt,
+            folder=escape_controls(fork.folder), changes=_forked_fields(fork),
         )  # fmt: skip
     return run_answers.Lineage(origin=view, forks=sorted(forks, key=lambda one: (one.step, one.label)))
 
@@ -211,7 +224,7 @@ def _forked_fields(fork: ForkedFrom) -> list[run_answers.Change]:
     """
     found = []
     for line in fork.changed[:_CHANGES]:
-        field, _, values = printable(line).partition(" ")
+        field, _, values = escape_controls(line).partition(" ")
         before, _, after = values.partition(" -> ")
         if is_secret(field):
             before = after = REMOVED
@@ -254,5 +267,5 @@ def compare_runs(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answer
 
 
 def _mean_of(index: StepIndex, metric: str, first: int, last: int) -> float | None:
-    values = index.line(metric, first, last).values
+    values = index.metric_line(metric, first, last).values
     return sum(values) / len(values) if values else None

@@ -104,7 +104,7 @@ class Scale:
     low: float
     high: float
 
-    def holds(self, value: float) -> bool:
+    def contains_value(self, value: float) -> bool:
         """Return whether a value is on the axis."""
         return self.low <= value <= self.high
 
@@ -124,9 +124,13 @@ def scale_of(values: Sequence[float]) -> Scale:
     core = Scale(ordered[few], ordered[-1 - few])
     spread = core.high - core.low
     reach = Scale(core.low - spread, core.high + spread)
-    kept = [value for value in ordered if reach.holds(value)]
+    kept = [value for value in ordered if reach.contains_value(value)]
     # A constant has no spread: every other value would be an outlier.
-    if spread <= 0 or len(ordered) - len(kept) > few or not any(reach.holds(value) for value in values[-_NEWEST:]):
+    if (
+        spread <= 0
+        or len(ordered) - len(kept) > few
+        or not any(reach.contains_value(value) for value in values[-_NEWEST:])
+    ):
         return whole
     return Scale(kept[0], kept[-1])
 
@@ -149,7 +153,7 @@ def draw_curves(
         smooth: window of the mean in steps; 1: no mean, 0: depends on the number of steps. Held-out values are not smoothed.
         points: maximum number of points of a curve.
     """
-    found = [_draw_curve(index.line(metric, first, last), smooth, points) for metric in metrics]
+    found = [_draw_curve(index.metric_line(metric, first, last), smooth, points) for metric in metrics]
     return run_answers.Curves(curves=found)
 
 
@@ -161,10 +165,10 @@ def _draw_curve(line: Line, smooth: int, points: int) -> run_answers.CurveView:
     drawn = thin_curve(Line(line.label, line.steps, values), points)
     # Outliers are drawn as marks and excluded from the mean, which they would distort for `window` steps.
     pairs = list(zip(line.steps, values, strict=True))
-    inside = [(step, value) for step, value in pairs if scale.holds(value)]
+    inside = [(step, value) for step, value in pairs if scale.contains_value(value)]
     mean = Line(line.label, [step for step, _ in inside], smooth_values([value for _, value in inside], window))
     mean = thin_curve(mean, points) if window > 1 else Line(line.label, [], [])
-    outliers = [(step, value) for step, value in pairs if not scale.holds(value)]
+    outliers = [(step, value) for step, value in pairs if not scale.contains_value(value)]
     largest = sorted(outliers, key=lambda one: abs(one[1]), reverse=True)[:_OUTLIERS_SENT]
     return run_answers.CurveView(
         metric=line.label, title=known.title, unit=known.unit, steps=list(drawn.steps), values=_short_name(drawn.values),
@@ -186,7 +190,7 @@ def draw_sparkline(index: StepIndex) -> run_answers.Sparkline:
     """Return the small curve of a run: the reward, or the loss if there is no reward; empty without steps."""
     names = index.names
     metric = next((name for name in ("reward/mean", "loss") if name in names), "")
-    known, line = unit_of(metric), index.line(metric)
+    known, line = unit_of(metric), index.metric_line(metric)
     if not line.steps:
         return run_answers.Sparkline(title="", steps=[], values=[], last=None)
     scale = scale_of(line.values)
@@ -215,7 +219,7 @@ _REST = ("rest", "does the rest", False)
 
 def draw_timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> run_answers.Timeline:
     """Return the mean seconds of each part of a step for `spans` intervals with equal numbers of steps."""
-    whole = index.line("time/step", first, last)
+    whole = index.metric_line("time/step", first, last)
     count = min(spans, len(whole.steps))
     edges = [at * len(whole.steps) // count for at in range(count + 1)] if count else [0]
     cuts = list(pairwise(edges))
@@ -224,7 +228,7 @@ def draw_timeline(index: StepIndex, *, first: int | None, last: int | None, span
     for name, label, waits, metrics in _PARTS:
         sums = [0.0] * len(whole.steps)
         for metric in metrics:
-            _add_metric(sums, whole.steps, index.line(metric, first, last))
+            _add_metric(sums, whole.steps, index.metric_line(metric, first, last))
         means = [max(0.0, sum(sums[a:b]) / (b - a)) for a, b in cuts]
         rest = [max(0.0, left - mean) for left, mean in zip(rest, means, strict=True)]
         if any(means):

@@ -39,7 +39,7 @@ class Address:
     token: bool
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         """Whether only this machine can reach the address."""
         if self.host == "localhost":
             return True
@@ -51,7 +51,7 @@ class Address:
 
 def guard_app(app: ASGIApp, address: Address, port: int, token: str | None) -> Guard:
     """Return the application with its checks: host names on loopback, a token on other addresses."""
-    names = {*LOOPBACK, _in_url(address.host).lower()} if address.loopback else None
+    names = {*LOOPBACK, _in_url(address.host).lower()} if address.is_loopback else None
     return Guard(app, names=names, token=token, port=port)
 
 
@@ -71,9 +71,9 @@ def serve_page(folders: Sequence[Path], address: Address, say: Callable[[str], N
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.create_server((address.host, address.port), family=family)
     port = listener.getsockname()[1]
-    token = secrets.token_urlsafe(24) if address.token or not address.loopback else None
+    token = secrets.token_urlsafe(24) if address.token or not address.is_loopback else None
     registry, redactor = Registry(folders), Redactor(os.environ)
-    runs, feed = FolderRuns(registry, [str(folder) for folder in folders]), Feed(registry.fingerprints, seconds)
+    runs, feed = FolderRuns(registry, [str(folder) for folder in folders]), Feed(registry.fingerprint_runs, seconds)
     app = make_app(lambda _request: runs, redactor, static, feed)
     config = uvicorn.Config(
         guard_app(app, address, port, token),

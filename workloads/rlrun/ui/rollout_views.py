@@ -31,7 +31,7 @@ class Source:
     step: int | None
     evaluation: int | None
 
-    def path(self, run: OpenRun) -> Path:
+    def trace_path(self, run: OpenRun) -> Path:
         """Return the path of the trace.
 
         Raises:
@@ -44,7 +44,7 @@ class Source:
         return run.paths.trace(self.step)
 
 
-def traced(run: OpenRun, name: str) -> rollout_answers.TracedSteps:
+def list_traced_steps(run: OpenRun, name: str) -> rollout_answers.TracedSteps:
     """Return the steps and evaluations with a trace. `name`: displayed name of the run."""
     names = [path.name for path in run.paths.traces.iterdir()] if run.paths.traces.is_dir() else []
     versions = [int(found[1]) for name in names if (found := re.fullmatch(r"eval_(\d{8})\.jsonl", name))]
@@ -66,7 +66,7 @@ def rollout_page(
     index: TraceIndex, wanted: Filter, order: Order, clean: Clean, *, offset: int, limit: int
 ) -> rollout_answers.RolloutPage:
     """Return a page of the selected rollouts."""
-    found = index.choose(wanted, order)
+    found = index.select_rows(wanted, order)
     rewards = [reward for row in found if isinstance(reward := row["reward"], float)]
     return rollout_answers.RolloutPage(
         total=len(index.rows),
@@ -101,12 +101,12 @@ def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[IndexRow, 
         LookupError: the trace has no such rollout.
         FileNotFoundError: the trace does not exist.
     """
-    index = run.trace(source.path(run))
+    index = run.read_trace_index(source.trace_path(run))
     row = next((row for row in index.rows if row["number"] == number), None)
     if row is None:
         raise LookupError(f"the trace has no rollout {number}")
-    with run.fence.open(source.path(run)) as file:
-        return row, index.read(file, number)
+    with run.fence.open(source.trace_path(run)) as file:
+        return row, index.read_rollout(file, number)
 
 
 def rollout_view(name: str, row: IndexRow, found: Row, clean: Clean) -> rollout_answers.RolloutView:

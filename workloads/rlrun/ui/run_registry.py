@@ -46,7 +46,7 @@ class OpenRun:
         self._traces: OrderedDict[tuple[str, int, int, int], TraceIndex] = OrderedDict()
         self._lock = Lock()
 
-    def steps(self) -> StepIndex:
+    def read_steps(self) -> StepIndex:
         """Return the up-to-date metrics.
 
         Raises:
@@ -57,7 +57,7 @@ class OpenRun:
         self._steps.refresh()
         return self._steps
 
-    def fork(self) -> ForkedFrom | None:
+    def read_fork(self) -> ForkedFrom | None:
         """Return the origin of a fork, or None if the run is not a fork.
 
         Raises:
@@ -69,7 +69,7 @@ class OpenRun:
         except OSError:
             return None
 
-    def uid(self) -> str:
+    def read_uid(self) -> str:
         """Return the run's uid from its newest attempt, or an empty text before the first attempt.
 
         Raises:
@@ -81,7 +81,7 @@ class OpenRun:
                 return str(json.loads(file.read(_FORK_BYTES)).get("uid") or "")
         return ""
 
-    def trace(self, path: Path) -> TraceIndex:
+    def read_trace_index(self, path: Path) -> TraceIndex:
         """Return the index of a trace; it is rebuilt only if the file has changed.
 
         Raises:
@@ -114,7 +114,7 @@ class Registry:
         self.snapshots_read = 0
         """Number of folders that were read for a snapshot."""
 
-    def runs(self) -> dict[str, Path]:
+    def find_run_folders(self) -> dict[str, Path]:
         """Return the folders of all runs by id, in the order of the given folders and of names."""
         found: dict[str, Path] = {}
         for folder in self._folders:
@@ -140,7 +140,7 @@ class Registry:
                 self._open.popitem(last=False)
             return found
 
-    def snapshot(self, root: Path, now: float) -> Snapshot:
+    def read_snapshot(self, root: Path, now: float) -> Snapshot:
         """Return a snapshot of a run. For a finished run the previous snapshot is reused while its files are unchanged.
 
         Raises:
@@ -158,9 +158,9 @@ class Registry:
             self._over.pop(root, None)
         return seen
 
-    def fingerprints(self) -> dict[str, str]:
+    def fingerprint_runs(self) -> dict[str, str]:
         """Return a short text per run that changes with its folder, including runs that may not be read."""
-        return {run: short_digest(repr(files_fingerprint(root))) for run, root in self.runs().items()}
+        return {run: short_digest(repr(files_fingerprint(root))) for run, root in self.find_run_folders().items()}
 
 
 def _run_candidates(folder: Path) -> list[Path]:

@@ -38,22 +38,22 @@ class Run(Protocol):
     def fetch(self) -> tuple[str, str]:
         """Command that copies the run's folder to this machine (empty if local), and the name of that folder."""
 
-    def glance(self) -> Snapshot:
+    def read_brief_snapshot(self) -> Snapshot:
         """Return a snapshot for the list of all runs."""
 
-    def snapshot(self) -> Snapshot:
+    def read_snapshot(self) -> Snapshot:
         """Return a snapshot with all parts."""
 
-    def manifest(self) -> dict[str, object]:
+    def read_manifest(self) -> dict[str, object]:
         """Return the original manifest, including secrets."""
 
-    def uid(self) -> str:
+    def read_uid(self) -> str:
         """Return the uid that its forks refer to, or an empty text."""
 
-    def fork(self) -> ForkedFrom | None:
+    def read_fork(self) -> ForkedFrom | None:
         """Return the run and step that it was forked from; None if it is not a fork, or the caller may not read that."""
 
-    def files(self) -> OpenRun:
+    def open_files(self) -> OpenRun:
         """Return the run's files.
 
         Raises:
@@ -74,7 +74,7 @@ class Runs(Protocol):
     def user(self) -> str | None:
         """Name of the user; None: a server without login."""
 
-    def all(self) -> Iterable[Run]:
+    def list_runs(self) -> Iterable[Run]:
         """Return all runs in display order."""
 
     def get(self, run: str) -> Run:
@@ -84,7 +84,7 @@ class Runs(Protocol):
             UnknownRunError: the run does not exist, or the caller may not see it.
         """
 
-    def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
+    def visible_fingerprints(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
         """Return the fingerprints of runs that the caller may see now; None if the caller has no access any more."""
 
 
@@ -96,29 +96,29 @@ class FolderRun:
         self.id, self.label = run_id(run.root), run.root.name
         self.fetch = ("", str(run.root))
 
-    def glance(self) -> Snapshot:
+    def read_brief_snapshot(self) -> Snapshot:
         """See `Run`."""
-        return self._registry.snapshot(self._run.root, time.time())
+        return self._registry.read_snapshot(self._run.root, time.time())
 
-    snapshot = glance
+    read_snapshot = read_brief_snapshot
 
-    def manifest(self) -> dict[str, object]:
+    def read_manifest(self) -> dict[str, object]:
         """Return the stored resolved configuration."""
         return stored_manifest(self._run)
 
-    def uid(self) -> str:
+    def read_uid(self) -> str:
         """See `Run`."""
         with suppress(OutsideError):
-            return self._run.uid()
+            return self._run.read_uid()
         return ""
 
-    def fork(self) -> ForkedFrom | None:
+    def read_fork(self) -> ForkedFrom | None:
         """See `Run`."""
         with suppress(OutsideError):
-            return self._run.fork()
+            return self._run.read_fork()
         return None
 
-    def files(self) -> OpenRun:
+    def open_files(self) -> OpenRun:
         """See `Run`."""
         return self._run
 
@@ -137,16 +137,16 @@ class FolderRuns:
         self._registry = registry
         self.nothing = f"There are no runs in {', '.join(folders)} yet. `rlrun local run.yaml` creates one in ./runs."
 
-    def all(self) -> Iterable[Run]:
+    def list_runs(self) -> Iterable[Run]:
         """See `Runs`."""
         fence = self._registry.fence
-        return [FolderRun(self._registry, OpenRun(root, fence)) for root in self._registry.runs().values()]
+        return [FolderRun(self._registry, OpenRun(root, fence)) for root in self._registry.find_run_folders().values()]
 
     def get(self, run: str) -> Run:
         """See `Runs`."""
         return FolderRun(self._registry, self._registry.get(run))
 
-    def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str]:
+    def visible_fingerprints(self, fingerprints: Mapping[str, str]) -> Mapping[str, str]:
         """See `Runs`."""
         return fingerprints
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 from rlrun.inspect.curves import Line
 from rlrun.protocol.files.metrics_line import FURTHEST, Lines
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _CHUNK = 4 * 1024 * 1024
 METRICS_MAX = 2000
@@ -32,10 +32,10 @@ class StepIndex:
         self._lock = Lock()
         self.lines_read = 0
         """Number of parsed lines."""
-        self._begin()
+        self._reset_columns()
         self._lines = Lines(path)
 
-    def _begin(self) -> None:
+    def _reset_columns(self) -> None:
         self._steps, self._attempts, self._times = array("q"), array("q"), array("d")
         self._columns: dict[str, array[float]] = {}
 
@@ -46,19 +46,19 @@ class StepIndex:
                 before = self._lines.offset
                 begins, lines = self._lines.new(_CHUNK)
                 if begins:
-                    self._begin()
+                    self._reset_columns()
                 for line in lines:
-                    self._add(line)
+                    self._add_line(line)
                 if self._lines.offset == before:
                     return
 
-    def _add(self, line: dict[str, object]) -> None:
+    def _add_line(self, line: dict[str, object]) -> None:
         self.lines_read += 1
         step = line.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62:
             return
         if self._steps and step <= self._steps[-1]:
-            self._cut(bisect_left(self._steps, step))
+            self._cut_steps(bisect_left(self._steps, step))
         count = len(self._steps)
         self._steps.append(step)
         self._attempts.append(_read_whole(line.get("attempt")))
@@ -68,7 +68,7 @@ class StepIndex:
                 continue
             column = self._columns.get(name)
             if column is None:
-                shown = printable(name)  # the name that the page shows and requests
+                shown = escape_controls(name)  # the name that the page shows and requests
                 column = self._columns.get(shown)
                 if column is None:
                     if len(self._columns) >= METRICS_MAX:
@@ -81,7 +81,7 @@ class StepIndex:
             if len(column) == count:
                 column.append(math.nan)
 
-    def _cut(self, count: int) -> None:
+    def _cut_steps(self, count: int) -> None:
         """Keep only the first `count` steps."""
         del self._steps[count:], self._attempts[count:], self._times[count:]
         for column in self._columns.values():
@@ -112,14 +112,14 @@ class StepIndex:
                 at = max(after, at + 1)
             return found
 
-    def times(self, first: int, last: int) -> tuple[float, float]:
+    def step_times(self, first: int, last: int) -> tuple[float, float]:
         """Return the times of the first and the last of some steps, in seconds since the epoch; 0 if unknown."""
         with self._lock:
             begin, end = bisect_left(self._steps, first), bisect_right(self._steps, last)
             found = (self._times[begin], self._times[end - 1]) if begin < end else (0.0, 0.0)
         return (found[0] if math.isfinite(found[0]) else 0.0, found[1] if math.isfinite(found[1]) else 0.0)
 
-    def line(self, metric: str, first: int | None = None, last: int | None = None) -> Line:
+    def metric_line(self, metric: str, first: int | None = None, last: int | None = None) -> Line:
         """Return the curve of a metric between two steps (inclusive), without values that are not numbers."""
         with self._lock:
             begin = 0 if first is None else bisect_left(self._steps, first)

@@ -10,7 +10,7 @@ from typing import BinaryIO, Literal, TypedDict
 
 from rlrun.inspect import trace_rollouts
 from rlrun.inspect.trace_rollouts import Row
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 _LINE_MAX = 32 * 1024 * 1024
 """Maximum bytes of a rollout; a longer line is skipped."""
@@ -58,7 +58,7 @@ class Filter:
     tokens_max: int | None = None
     group: int | None = None
 
-    def takes(self, row: IndexRow) -> bool:
+    def selects_row(self, row: IndexRow) -> bool:
         """Return whether the filter selects a row of the index."""
         reward, tokens = row["reward"], row["completion_tokens"]
         return (
@@ -87,12 +87,12 @@ class TraceIndex:
     def __init__(self, file: BinaryIO) -> None:
         self.lines_read = 0
         """Number of parsed lines."""
-        rows = [_read_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
+        rows = [_read_entry(number, begin, row) for number, (begin, row) in enumerate(self._read_rows(file))]
         self.rows: Sequence[IndexRow] = trace_rollouts.newest_rollouts(rows)
         self._by_number = {row["number"]: row for row in self.rows}
         self.environments = trace_rollouts.environment_names(self.rows)
 
-    def _read(self, file: BinaryIO) -> Iterator[tuple[int, Mapping[str, object]]]:
+    def _read_rows(self, file: BinaryIO) -> Iterator[tuple[int, Mapping[str, object]]]:
         while True:
             begin = file.tell()
             line = file.readline(_LINE_MAX)
@@ -106,9 +106,9 @@ class TraceIndex:
             for row in rollouts_of(line):
                 yield begin, row
 
-    def choose(self, wanted: Filter, order: Order) -> list[IndexRow]:
+    def select_rows(self, wanted: Filter, order: Order) -> list[IndexRow]:
         """Return the selected rows in an order. With an order by reward, rollouts without a reward (mostly errors) come last."""
-        found = [row for row in self.rows if wanted.takes(row)]
+        found = [row for row in self.rows if wanted.selects_row(row)]
         match order:
             case "worst" | "best":
                 rated = sorted((row for row in found if row["reward"] is not None), key=_read_reward)
@@ -119,7 +119,7 @@ class TraceIndex:
             case "trace":
                 return found
 
-    def read(self, file: BinaryIO, number: int) -> Row:
+    def read_rollout(self, file: BinaryIO, number: int) -> Row:
         """Return the whole rollout of a row.
 
         Raises:
@@ -128,7 +128,7 @@ class TraceIndex:
         file.seek(self._by_number[number]["begin"])
         return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _raise_gone(number)
 
-    def lags(self, policy: int) -> dict[int, int]:
+    def lag_counts(self, policy: int) -> dict[int, int]:
         """Return the numbers of sampled tokens by the lag of their version behind `policy`."""
         found: Counter[int] = Counter()
         for row in self.rows:
@@ -169,7 +169,7 @@ def _read_entry(number: int, begin: int, row: Row) -> IndexRow:
         "attempt": row.get("attempt"),
         "group": _read_whole(row.get("group")),
         "rollout": _read_whole(row.get("rollout", row.get("sample"))),
-        "environment": printable(str(row.get("environment"))),  # the name that the page shows and filters by
+        "environment": escape_controls(str(row.get("environment"))),  # the name that the page shows and filters by
         "task_id": str(row.get("task_id")),
         "reward": _read_number(row.get("reward")),
         "advantage": _read_number(row.get("advantage")),

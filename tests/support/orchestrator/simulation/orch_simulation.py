@@ -168,7 +168,7 @@ class FakeTrainer:
     async def __aenter__(self) -> FakeTrainer:
         write_attempt(self.paths, self.attempt)
         number = self.attempt.attempt
-        self.channel = Channel.listen(
+        self.channel = Channel.start_server(
             attempt=number, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda s: self.paths.batch(s, number)
         )
         self.url = f"http://127.0.0.1:{self.channel.port}"
@@ -191,14 +191,14 @@ class FakeTrainer:
 
     def _publish(self, version: int) -> None:
         self.published[version] = time.monotonic()
-        self.channel.emit("published", version, path=self.paths.version(version, self.attempt.attempt))
+        self.channel.append_event("published", version, path=self.paths.version(version, self.attempt.attempt))
 
     def _complete(self, step: int) -> None:
         if self.hold_checkpoints:
             return
         folder = self.paths.checkpoint(step, self.attempt.attempt)
         write_manifest(folder, Manifest(step, self.attempt.attempt, 1, "hash", (), time.time()))
-        self.channel.emit("checkpoint_complete", step, path=folder)
+        self.channel.append_event("checkpoint_complete", step, path=folder)
 
     async def _next(self) -> Path:
         while True:
@@ -211,11 +211,11 @@ class FakeTrainer:
         if self.beside:
             await asyncio.sleep(self.step_seconds())  # published long before it has released its memory
             self.has_gpus = False
-            self.channel.emit("released", version)
+            self.channel.append_event("released", version)
 
     async def _train(self) -> None:
         base = self.attempt.base_step
-        self.channel.begin(base)
+        self.channel.accept_batches(base)
         self.channel.phase("publishing")
         self._publish(base)
         await self._release(base)
@@ -231,13 +231,13 @@ class FakeTrainer:
             await asyncio.sleep(self.step_seconds())
             self.batches.append(batch)
             self._publish(step)
-            self.channel.emit("trained", step, metrics=TRAINED | {"time/wait_for_batch": waited})
+            self.channel.append_event("trained", step, metrics=TRAINED | {"time/wait_for_batch": waited})
             if step % self.checkpoint_interval == 0 or step == self.max_steps:
                 folder = self.paths.checkpoint(step, self.attempt.attempt)
                 (folder / "trainer").mkdir(parents=True)
-                self.channel.emit("checkpoint_saved", step, path=folder)
+                self.channel.append_event("checkpoint_saved", step, path=folder)
             await self._release(step)
-        self.channel.emit("finished", self.max_steps)
+        self.channel.append_event("finished", self.max_steps)
 
 
 def begin(paths: RunPaths, number: int) -> Attempt:

@@ -7,7 +7,7 @@ import pytest
 from rlrun_operator.names import ROLE_LABEL, ROTATE_ANNOTATION, Ref
 from rlrun_operator.state import Decision
 from rlrun_operator.status import reasons
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import NAME, UID, Kube
 from tests.unit.operator.decide.test_shared import both, tick
 
@@ -20,7 +20,7 @@ def lose(kube: Kube, name: str = FIRST) -> None:
 
 
 def rotate(kube: Kube, value: str | None = None) -> None:
-    kube.run["metadata"]["annotations"] = {ROTATE_ANNOTATION: value or rfc3339(kube.now)}
+    kube.run["metadata"]["annotations"] = {ROTATE_ANNOTATION: value or format_rfc3339(kube.now)}
 
 
 def keys_of(kube: Kube) -> dict[str, set[str]]:

@@ -11,7 +11,7 @@ from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import Ref
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.status.run_progress import read_lease
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
 
 WAITS = {"waiting_on": "trainer: training of step 4 since 12:03:04Z", "waiting_on_role": "trainer"}
@@ -394,7 +394,7 @@ def test_time_before_attempt_and_restart_does_not_count() -> None:
     assert (kube.status["attempt"], kube.status["restarts"]) == (3, 2)
     for condition in kube.status["conditions"]:  # its pods had nodes so soon that no pass saw them without
         if condition["type"] == "Scheduled":
-            condition["lastTransitionTime"] = rfc3339(EPOCH)
+            condition["lastTransitionTime"] = format_rfc3339(EPOCH)
     kube.settle()
     assert (kube.status["attempt"], progressing(kube)[1]) == (3, "WaitingForFirstStep")
 

@@ -17,7 +17,7 @@ from rlrun_operator.pods import remember_deletion
 from rlrun_operator.runtime.cache_fields import Pulse, record_beat, slim_object
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decisions import TypedDecision, typed_decision
 
 NAME, UID = "run", "uid-of-run"
@@ -59,7 +59,7 @@ class Kube:
                 "namespace": "team-a",
                 "uid": uid,
                 "generation": 1,
-                "creationTimestamp": rfc3339(EPOCH),
+                "creationTimestamp": format_rfc3339(EPOCH),
             },
             "spec": SMALLEST | (spec or {}),
         }
@@ -303,7 +303,7 @@ class Kube:
     def _put(self, ref: Ref, child: Any) -> None:
         self._uids += 1
         new = {"kind": ref.kind, **copy_documents(dict(child))}
-        new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
+        new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": format_rfc3339(self.now)}
         if ref.kind in ("Pod", "PersistentVolumeClaim"):
             new["status"] = {"phase": "Pending"}
         if ref.kind == "Lease":  # as the store converts it
@@ -350,7 +350,7 @@ class Kube:
 
     def shorten(self, meta: Object, grace_seconds: int) -> None:
         """Overwrite the deletion time, as a later request with a shorter grace period does."""
-        ends = rfc3339(self.now + grace_seconds)
+        ends = format_rfc3339(self.now + grace_seconds)
         meta |= {"deletionTimestamp": ends, "deletionGracePeriodSeconds": grace_seconds}
 
     def last_words(self, role: str, index: int = 0, code: int = 143) -> None:
@@ -380,7 +380,7 @@ class Kube:
         """Delete an object as a user would: workloads vanish with their pods, pods after a grace period."""
         if ref.kind == "Pod":
             meta = self.objects[ref]["metadata"]
-            meta.setdefault("deletionTimestamp", rfc3339(self.now + GRACE_SECONDS))
+            meta.setdefault("deletionTimestamp", format_rfc3339(self.now + GRACE_SECONDS))
             meta.setdefault("deletionGracePeriodSeconds", GRACE_SECONDS)
             return
         uid = self.objects.pop(ref)["metadata"]["uid"]
@@ -499,7 +499,7 @@ class Kube:
         asked = (keys.ENGINES_WANTED, keys.ENGINES_WINDOW, keys.ENGINES_SPOT)  # a merge patch keeps these keys
         said |= {key: (lease["metadata"].get("annotations") or {}).get(key) for key in asked}
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
-        lease["spec"] = {"renewTime": rfc3339(self.now), "holderIdentity": str(len(self.writes))}
+        lease["spec"] = {"renewTime": format_rfc3339(self.now), "holderIdentity": str(len(self.writes))}
         before = None
         if self.lease_changed_at is not None and self.lease_moved_at is not None:
             before = Pulse(self.lease_changed_at, self.lease_moved_at)
@@ -525,7 +525,7 @@ class Kube:
         not."""
         pod = self.pod(role, index)
         end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
-        ended = {"terminated": end | {"finishedAt": rfc3339(self.now)}}
+        ended = {"terminated": end | {"finishedAt": format_rfc3339(self.now)}}
         status = pod["status"]
         if role == "orchestrator":
             status["phase"] = "Failed" if code else "Succeeded"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.names import ROLES, Ref
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import EPOCH, UID, Kube
 from tests.unit.operator.decide.test_waiting import make_event, mark_unscheduled, pass_patience
 
@@ -146,7 +146,7 @@ def make_leftover_claim(phase: str) -> dict[str, Any]:
             "name": "run-data",
             "uid": "uid-of-before",
             "labels": {"rlrun.io/run": "run"},
-            "creationTimestamp": rfc3339(EPOCH - 3600),
+            "creationTimestamp": format_rfc3339(EPOCH - 3600),
             "generation": 1,
         },
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Gi"}}},

@@ -16,7 +16,7 @@ from rlrun_operator.names import Ref
 from rlrun_operator.reconcile.admissions import stage_of
 from rlrun_operator.state import Admission
 from rlrun_operator.status import reasons
-from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.times import format_rfc3339, seconds_of
 from tests.unit.operator.decide.kube import Kube
 from tests.unit.operator.decide.test_shared import HOST, make_guest, make_host, tick
 
@@ -120,7 +120,7 @@ def test_pod_without_node_costs_nothing() -> None:
     bound = kube.now
     for pod in (*kube.pods("trainer"), *kube.pods("inference")):
         pod["status"]["conditions"].append(
-            {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(bound)}
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_rfc3339(bound)}
         )
     kube.tick(100)
     kube.report(1)
@@ -193,7 +193,7 @@ def test_ended_pod_is_counted_up_to_its_reported_end() -> None:
     kube.pod("trainer", 1)["status"] |= {
         "phase": "Failed",
         "containerStatuses": [
-            {"name": "trainer", "state": {"terminated": {"exitCode": 1, "finishedAt": rfc3339(kube.now + 600)}}}
+            {"name": "trainer", "state": {"terminated": {"exitCode": 1, "finishedAt": format_rfc3339(kube.now + 600)}}}
         ],
     }
     kube.now += 3600

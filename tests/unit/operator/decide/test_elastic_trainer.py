@@ -11,7 +11,7 @@ from rlrun.config.models.parallel import ParallelismConfig, Sizes, trainer_sizes
 from rlrun_operator.decide.elastic_trainer import Choice, Look, Rules, choose_size, grow_delay
 from rlrun_operator.names import ROLE_LABEL, Ref
 from rlrun_operator.state import Admission
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import Kube, Object
 
 TRAINER = Ref("StatefulSet", "run-trainer")
@@ -193,7 +193,7 @@ def test_wait_for_nodes_starts_when_late_pods_are_created() -> None:
     kube.tick(90)
     for pod in kube.pods("trainer"):
         if not pod["spec"].get("nodeName"):
-            pod["metadata"]["creationTimestamp"] = rfc3339(kube.now)
+            pod["metadata"]["creationTimestamp"] = format_rfc3339(kube.now)
     kube.tick(10)
     kube.tick(5)
     assert read_size(kube) == (4, None, "4")

@@ -6,7 +6,7 @@ import pytest
 
 from rlrun_operator.names import RESTART_ANNOTATION, Ref
 from rlrun_operator.state import Scale
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
 from tests.unit.operator.decide.test_shared import both, tick
 
@@ -76,7 +76,7 @@ def test_deadline_is_editable_and_reset_by_manual_restart() -> None:
     assert kube.status["phase"] == "Running"
     kube.tick(50)
     assert kube.status["phase"] == "Failed"
-    request_restart(kube, rfc3339(kube.now))
+    request_restart(kube, format_rfc3339(kube.now))
     kube.tick()
     kube.tick(150)
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 2)
@@ -202,14 +202,14 @@ def test_complete_run_with_more_steps_can_be_suspended() -> None:
 
 def test_manual_restart_happens_once_and_is_uncounted() -> None:
     kube = Kube().start()
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     kube.tick()
     status = kube.status
     assert (status["attempt"], status["restarts"], status["restartsCountedTowardsMax"]) == (2, 1, 0)
     assert kube.told.count(("Normal", "RestartRequested")) == 1
     kube.tick(100)
     assert kube.status["attempt"] == 2
-    request_restart(kube, rfc3339(EPOCH + 200))
+    request_restart(kube, format_rfc3339(EPOCH + 200))
     kube.tick()
     assert kube.status["attempt"] == 3
 
@@ -217,7 +217,7 @@ def test_manual_restart_happens_once_and_is_uncounted() -> None:
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 3])
 def test_manual_restart_survives_operator_crash(stop_after: int) -> None:
     kube = Kube().start()
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     for _ in range(4):
         kube.do(kube.decide(), stop_after=stop_after)
         kube.new_operator()
@@ -228,7 +228,7 @@ def test_manual_restart_survives_operator_crash(stop_after: int) -> None:
 
 def test_restart_annotation_at_creation_is_ignored() -> None:
     kube = Kube()
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     kube.start()
     assert (kube.status["attempt"], kube.status["restarts"]) == (1, 0)
     assert ("Normal", "RestartRequested") not in kube.told
@@ -240,7 +240,7 @@ def test_manual_restart_ends_the_backoff() -> None:
         kube.exit("trainer", 1)
         kube.tick()
     assert kube.status["nextRetryTime"]
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     kube.tick()
     assert (kube.status["attempt"], kube.status["restarts"], kube.status["phase"]) == (3, 2, "Starting")
 
@@ -252,7 +252,7 @@ def test_restarted_failed_run_has_a_fresh_restart_budget() -> None:
     assert kube.status["restartsCountedTowardsMax"] == 1
     fail_run(kube)
     kube.tick(10)
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     kube.tick()
     kube.tick(4)
     status = kube.status
@@ -274,9 +274,9 @@ def test_failed_suspended_run_restarts_when_it_resumes() -> None:
     kube.edit(suspend=True)
     kube.tick(10)
     assert kube.status["phase"] == "Failed"
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     kube.tick()
-    assert (kube.status["phase"], kube.status["restartRequestedAt"]) == ("Suspending", rfc3339(EPOCH))
+    assert (kube.status["phase"], kube.status["restartRequestedAt"]) == ("Suspending", format_rfc3339(EPOCH))
     kube.tick(4)
     assert (kube.status["phase"], kube.status["restartsCountedTowardsMax"]) == ("Suspended", 0)
     kube.edit(suspend=False)
@@ -287,7 +287,7 @@ def test_failed_suspended_run_restarts_when_it_resumes() -> None:
 
 def test_complete_run_is_not_restarted() -> None:
     kube = complete_run(Kube().start())
-    request_restart(kube, rfc3339(EPOCH))
+    request_restart(kube, format_rfc3339(EPOCH))
     kube.tick()
     assert kube.status["phase"] == "Complete"
 
@@ -304,6 +304,6 @@ def test_invalid_restart_time_is_reported_once() -> None:
 
 def test_manual_restart_of_guest_keeps_its_host() -> None:
     host, guest = both()
-    request_restart(guest, rfc3339(EPOCH))
+    request_restart(guest, format_rfc3339(EPOCH))
     tick(host, guest)
     assert (guest.status["attempt"], host.status["attempt"]) == (2, 1)

@@ -9,7 +9,7 @@ import pytest
 from rlrun.protocol.messages import lease_annotations as keys
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import Ref
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import Kube
 
 EVAL: dict[str, Any] = {"task": "Eval", "policies": {"fromRun": "taught"}}
@@ -154,7 +154,12 @@ def test_orchestrator_makes_the_tiny_model_and_reports_a_failure(tiny: dict[str,
     status["initContainerStatuses"] = [{"name": container, "restartCount": 0, "state": {"running": {}}}]
     kube.tick()
     assert kube.condition("PodsReady")["message"] == "orchestrator: the init container is creating the tiny model"
-    end = {"exitCode": 74, "reason": "Error", "message": "cannot write to /data/run", "finishedAt": rfc3339(kube.now)}
+    end = {
+        "exitCode": 74,
+        "reason": "Error",
+        "message": "cannot write to /data/run",
+        "finishedAt": format_rfc3339(kube.now),
+    }
     status = kube.pod("orchestrator")["status"]
     status |= {"phase": "Failed"}
     status["initContainerStatuses"] = [{"name": container, "restartCount": 0, "state": {"terminated": end}}]

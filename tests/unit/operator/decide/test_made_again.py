@@ -7,7 +7,7 @@ import pytest
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.names import RUN_UID_ANNOTATION, Names, Ref
 from rlrun_operator.status import reasons
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import Kube
 
 CLAIM = Ref("PersistentVolumeClaim", "run-data")
@@ -65,7 +65,7 @@ def test_claim_deleted_before_use_is_recreated() -> None:
 
 def test_deleted_claim_stops_engines_before_the_next_attempt() -> None:
     kube = Kube().start()
-    edit_claim(kube, deletionTimestamp=rfc3339(kube.now))
+    edit_claim(kube, deletionTimestamp=format_rfc3339(kube.now))
     kube.tick(3)
     assert kube.status["phase"] == "Running", "what holds it works on"
     kube.delete(kube.ref("trainer"))
@@ -83,7 +83,7 @@ def test_claim_deletion_restarts_an_unscheduled_attempt() -> None:
     kube = Kube()
     kube.place = lambda pod: "node-1" if "inference" in pod["metadata"]["name"] else None
     kube.tick(3)
-    edit_claim(kube, deletionTimestamp=rfc3339(kube.now))
+    edit_claim(kube, deletionTimestamp=format_rfc3339(kube.now))
     kube.tick(8)
     assert kube.status["lastFailure"]["reason"] == reasons.CLAIM_DELETED
     assert kube.status["restartsCountedTowardsMax"] == 0
@@ -137,13 +137,13 @@ def test_pods_from_before_upgrade_are_matched_by_age() -> None:
         kube.tick()
     assert (kube.status["attempt"], kube.attempts_of_trainers()) == (2, {"2"})
     later = remake_run(remove_run_uid(Kube().start()))
-    later.run["metadata"]["creationTimestamp"] = rfc3339(later.now + 60)
+    later.run["metadata"]["creationTimestamp"] = format_rfc3339(later.now + 60)
     assert "Pod run-trainer-0" in later.decide().status["message"]
 
 
 def test_secret_name_differs_for_a_recreated_run() -> None:
     names = Names("run")
-    assert names.secret("11111111-aaaa") != names.secret("22222222-aaaa")
+    assert names.key_secret("11111111-aaaa") != names.key_secret("22222222-aaaa")
 
 
 @pytest.mark.parametrize(

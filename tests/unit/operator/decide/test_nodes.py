@@ -14,7 +14,7 @@ from rlrun_operator.failures.node_failures import (
     lift_older_exclusions,
 )
 from rlrun_operator.names import Ref
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
 
 SPEC: dict[str, Any] = {
@@ -27,7 +27,7 @@ SPEC: dict[str, Any] = {
 
 
 def make_node(name: str, ready: str = "True") -> dict[str, Any]:
-    since = {"lastTransitionTime": rfc3339(EPOCH), "reason": "NodeStatusUnknown"}
+    since = {"lastTransitionTime": format_rfc3339(EPOCH), "reason": "NodeStatusUnknown"}
     return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": ready, **since}]}}
 
 
@@ -49,7 +49,7 @@ def test_pods_of_unresponsive_node_are_force_deleted_after_delay(nodes: list[dic
     began = kube.now
     kube.tick(15)
     assert f"pod run-trainer-0 is on node node-1, which {told}" in kube.status["message"]
-    assert f"deleted by force at {rfc3339(began + 60)}" in kube.status["message"]
+    assert f"deleted by force at {format_rfc3339(began + 60)}" in kube.status["message"]
     assert (kube.decide().wake_in, kube.decide().look_up) == (15, {"nodes"})
     kube.tick(40)
     assert (kube.status["phase"], len(kube.pods("trainer"))) == ("Restarting", 2)
@@ -102,7 +102,7 @@ def test_wrong_clock_never_shortens_the_wait(ahead: int) -> None:
     kube.do(kube.decide())
     kube.controllers()
     for pod in kube.pods("trainer"):
-        pod["metadata"]["deletionTimestamp"] = rfc3339(kube.now + 30 + ahead)
+        pod["metadata"]["deletionTimestamp"] = format_rfc3339(kube.now + 30 + ahead)
     kube.tick(58)
     assert not [write for write in kube.writes if write.startswith("force")]
     kube.tick(3 + max(0, ahead))
@@ -148,7 +148,7 @@ def test_second_failure_on_a_node_excludes_it() -> None:
     fail_role(kube, 0)
     entry = kube.status["excludedNodes"][0]
     assert (entry["name"], entry["reason"]) == ("node-0", "failed here: CudaError, Killed")
-    assert entry["until"] == rfc3339(kube.now - 5 + 1 + 3600)
+    assert entry["until"] == format_rfc3339(kube.now - 5 + 1 + 3600)
     assert (kube.status["attempt"], list_trainer_nodes(kube)) == (3, ["node-7", "node-1"])
     assert kube.pod("inference")["metadata"]["uid"] == engine
     assert ("Warning", "NodeExcluded") in kube.told
@@ -269,15 +269,17 @@ def test_disruption_budget_follows_an_edit() -> None:
 
 
 def status_with(until: float, reason: str = "failed here: Killed, Killed") -> RLRunStatus:
-    return RLRunStatus(excluded_nodes=[ExcludedNode(name="node-1", until=rfc3339(until), reason=reason)])
+    return RLRunStatus(excluded_nodes=[ExcludedNode(name="node-1", until=format_rfc3339(until), reason=reason)])
 
 
 def test_annotation_ends_only_earlier_exclusions() -> None:
     earlier, later = status_with(EPOCH + EXCLUDED_SECONDS), status_with(EPOCH + 100 + EXCLUDED_SECONDS)
-    asked = rfc3339(EPOCH + 50)
+    asked = format_rfc3339(EPOCH + 50)
     assert lift_older_exclusions(earlier, asked, EPOCH + 60).excluded_nodes is None
     assert lift_older_exclusions(later, asked, EPOCH + 160) == later
-    assert lift_older_exclusions(later, rfc3339(EPOCH + 1e6), EPOCH + 90) == later, "a time in the future counts as now"
+    assert lift_older_exclusions(later, format_rfc3339(EPOCH + 1e6), EPOCH + 90) == later, (
+        "a time in the future counts as now"
+    )
     assert lift_older_exclusions(earlier, None, EPOCH + 60) == earlier
 
 
@@ -289,10 +291,10 @@ def test_invalid_exclusion_annotation_is_reported_once() -> None:
 
 def test_annotated_run_uses_excluded_nodes_again() -> None:
     kube = Kube(SPEC).start()
-    excluded = [{"name": "node-9", "until": rfc3339(kube.now + 3000), "reason": "failed here: Killed"}]
+    excluded = [{"name": "node-9", "until": format_rfc3339(kube.now + 3000), "reason": "failed here: Killed"}]
     kube.run["status"]["excludedNodes"] = excluded
     kube.tick()
     assert kube.status["excludedNodes"] == excluded
-    kube.run["metadata"].setdefault("annotations", {})["rlrun.io/use-nodes-again-at"] = rfc3339(kube.now)
+    kube.run["metadata"].setdefault("annotations", {})["rlrun.io/use-nodes-again-at"] = format_rfc3339(kube.now)
     kube.tick()
     assert not kube.status.get("excludedNodes")

@@ -11,7 +11,7 @@ import pytest
 from rlrun.api.run_status import COUNT_MAX, RestartStatus
 from rlrun.protocol.messages.lease_annotations import RESTART_PHASES, start_text
 from rlrun_operator.status.run_progress import BUDGETS, Look, restart_after
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import Kube
 
 NOW = 1_700_000_000.0
@@ -41,7 +41,7 @@ def test_restart_phases_add_up_to_the_total() -> None:
         "ending": 12, "waiting": 10, "scheduling": 3, "containers": 40, "imports": 10, "model": 20, "batch": 5,
         "step": 2, "other": 8,
     }  # fmt: skip
-    assert (whole.since, whole.attempt, whole.total_seconds, whole.slow) == (rfc3339(NOW), 2, 110, None)
+    assert (whole.since, whole.attempt, whole.total_seconds, whole.slow) == (format_rfc3339(NOW), 2, 110, None)
     assert list(whole.seconds) == [name for name in RESTART_PHASES if name in whole.seconds]
 
 
@@ -76,13 +76,13 @@ def test_complete_restart_record_stays_until_next_restart() -> None:
     assert restart_after(past, replace(UP, over=True), NOW + 99) is past
     again = restart_after(past, replace(FAILED, attempt=2), NOW + 100)
     assert again is not None
-    assert (again.since, again.seconds, again.total_seconds) == (rfc3339(NOW + 100), {}, None)
+    assert (again.since, again.seconds, again.total_seconds) == (format_rfc3339(NOW + 100), {}, None)
 
 
 def test_failure_before_first_step_resets_the_record() -> None:
     again = walk_looks((0, FAILED), (5, UP), (30, FAILED), (31, GONE))
     assert again is not None
-    assert (again.since, again.seconds, again.attempt) == (rfc3339(NOW + 30), {"ending": 1}, None)
+    assert (again.since, again.seconds, again.attempt) == (format_rfc3339(NOW + 30), {"ending": 1}, None)
 
 
 def test_phase_over_budget_is_reported_with_its_usual_cause() -> None:
@@ -113,7 +113,7 @@ def test_restart_phases_appear_in_the_status() -> None:
     kube.lingering = {"trainer"}
     kube.tick()
     kube.tick(20)
-    assert kube.status["lastRestart"] == {"since": rfc3339(kube.now - 20), "seconds": {}}
+    assert kube.status["lastRestart"] == {"since": format_rfc3339(kube.now - 20), "seconds": {}}
     kube.lingering, kube.schedule = set(), False
     kube.tick(2)
     assert kube.status["lastRestart"]["seconds"] == {"ending": 22, "waiting": 0}

@@ -181,17 +181,17 @@ def test_examples_accept_defaults_for_all_fields(path: Path) -> None:
 
 def test_namespace_defaults_file_replaces_the_global_one(tmp_path: Path) -> None:
     files = DefaultsFiles(tmp_path / "mount", MAP)
-    assert not files.refresh()
+    assert not files.reload_files()
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount" / "defaults.yaml").write_text("spec: {trainer: {image: all:1}}")
     (tmp_path / "mount" / "defaults.team-a.yaml").write_text("spec: {trainer: {image: a:1}}")
     (tmp_path / "mount" / "..data").write_text("kubelet")
-    assert files.refresh()
-    assert not files.refresh()
+    assert files.reload_files()
+    assert not files.reload_files()
     assert {name: found.values for name, found in files.current.items()} == {
         "": {"trainer.image": "all:1"},
         "team-a": {"trainer.image": "a:1"},
     }
     (tmp_path / "mount" / "defaults.yaml").unlink()
-    assert files.refresh()
+    assert files.reload_files()
     assert set(files.current) == {"team-a"}

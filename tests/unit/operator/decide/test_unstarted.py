@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.names import RESTART_ANNOTATION, Ref
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import Kube
 from tests.unit.operator.decide.test_waiting import NOT_FOUND, make_event, pass_patience, set_waiting
 
@@ -67,7 +67,7 @@ def test_failed_start_is_retried_after_a_restart_request() -> None:
     kube = fail_image_pull(make_run_with_image())
     pass_startup_deadline(kube)
     kube.make_ready = True
-    kube.run["metadata"]["annotations"] = {RESTART_ANNOTATION: rfc3339(kube.now)}
+    kube.run["metadata"]["annotations"] = {RESTART_ANNOTATION: format_rfc3339(kube.now)}
     kube.tick(5)
     kube.tick(5)
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 2)
@@ -209,7 +209,7 @@ def test_missing_referenced_object_releases_gpus_at_the_deadline(text: str, what
     kube._reconcile = refuse_trainers(kube)  # type: ignore[method-assign]
     kube.settle()
     made = f"create Pod run-trainer-0 in StatefulSet run-trainer failed error: {text}"
-    kube.events = [make_event("StatefulSet", "run-trainer", "FailedCreate", made, rfc3339(kube.now))]
+    kube.events = [make_event("StatefulSet", "run-trainer", "FailedCreate", made, format_rfc3339(kube.now))]
     pass_patience(kube)
     found = kube.condition("Scheduled")
     assert (found["status"], found["reason"]) == ("False", "ReferenceNotFound"), kube.status

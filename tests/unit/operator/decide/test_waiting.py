@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.names import ROLES, Ref
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import Kube
 
 GPUS = {
@@ -453,7 +453,7 @@ def test_ended_run_does_not_report_its_last_wait() -> None:
     del kube.objects[Ref("Pod", "run-trainer-0")]
     kube.controllers = lambda: False  # type: ignore[method-assign]
     kube.events = [
-        make_event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))
+        make_event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=format_rfc3339(kube.now))
     ]
     kube.tick(60)
     assert "gpus" in kube.condition("Scheduled")["message"]
@@ -471,7 +471,7 @@ def test_previous_wait_is_cleared_while_a_name_is_taken() -> None:
     del kube.objects[Ref("Pod", "run-trainer-0")]
     kube.controllers = lambda: False  # type: ignore[method-assign]
     kube.events = [
-        make_event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))
+        make_event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=format_rfc3339(kube.now))
     ]
     kube.tick(60)
     assert "gpus" in kube.condition("Scheduled")["message"]
@@ -494,11 +494,11 @@ def test_refusal_before_the_attempt_is_not_reported(kind: str, name: str, text: 
     for pod in [*kube.pods("trainer"), *kube.pods("inference")]:
         del kube.objects[Ref("Pod", pod["metadata"]["name"])]
     kube.controllers = lambda: False  # type: ignore[method-assign]
-    kube.events = [make_event(kind, name, "FailedCreate", text, at=rfc3339(kube.now - 600))]
+    kube.events = [make_event(kind, name, "FailedCreate", text, at=format_rfc3339(kube.now - 600))]
     set_replica_failure(kube)
     kube.tick(10)
     assert "of-before" not in kube.condition("Scheduled")["message"]
-    kube.events = [make_event(kind, name, "FailedCreate", text, at=rfc3339(kube.now))]
+    kube.events = [make_event(kind, name, "FailedCreate", text, at=format_rfc3339(kube.now))]
     kube.tick(10)
     assert "of-before" in kube.condition("Scheduled")["message"]
 
@@ -530,7 +530,13 @@ def test_refusal_of_the_next_attempt_is_reported() -> None:
     kube.run["status"]["conditions"] = [
         *[c for c in kube.status["conditions"] if c["type"] not in ("Restarting", "Scheduled")],
         *[
-            {"type": kind, "status": said, "reason": "R", "message": "m", "lastTransitionTime": rfc3339(kube.now)}
+            {
+                "type": kind,
+                "status": said,
+                "reason": "R",
+                "message": "m",
+                "lastTransitionTime": format_rfc3339(kube.now),
+            }
             for kind, said in (("Restarting", "True"), ("Scheduled", "False"))
         ],
     ]

@@ -11,7 +11,7 @@ from rlrun_operator.reconcile.cache_feed import PROGRESS_SETTLE_SECONDS, Feed
 from rlrun_operator.reconcile.reconciler import SETTLE_SECONDS
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.state import LONGEST_PROGRESS_SECONDS
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 
 BORN = 1_700_000_000.0
 OLD = 3600.0
@@ -25,7 +25,7 @@ class Fed:
         self.feed = Feed(Store(), None, self._add, now=lambda: BORN + age)  # type: ignore[arg-type]
         conditions = [{"type": "Progressing", "status": progressing}]
         self._version = 0
-        metadata = {"creationTimestamp": rfc3339(BORN)}
+        metadata = {"creationTimestamp": format_rfc3339(BORN)}
         self._put("RLRun", "run", metadata, status={"phase": phase, "conditions": conditions})
         self.renew(**{keys.ATTEMPT: "1", keys.STEP: "1"})
         self.waits.clear()

@@ -90,7 +90,7 @@ async def test_webhook_refusal_with_precondition_status_is_withheld(status: int)
         ):
             with pytest.raises(ApiError, match="frozen") as caught:
                 await attempt
-            assert caught.value.withheld
+            assert caught.value.is_withheld
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 413, 422, 500, 504])
@@ -107,7 +107,7 @@ async def test_load_balancer_error_page_is_unavailable(status: int) -> None:
             client.apply(make_pod()),
             client.apply_over(make_pod(), "7"),
             client.scale(STATEFUL_SET, "ns", "p", 0, uid="uid"),
-            client.merge(RLRUN, "ns", "p", {}, subresource="status"),
+            client.merge_patch(RLRUN, "ns", "p", {}, subresource="status"),
             client.delete(POD, "ns", "p", uid="uid"),
         ):
             with pytest.raises(UnavailableError, match=rf"{status}.*default backend"):
@@ -210,7 +210,7 @@ async def test_client_without_leadership_reads_but_does_not_write() -> None:
             client.apply(make_pod()),
             client.create(make_pod("q")),
             client.scale(STATEFUL_SET, "ns", "p", 0, uid=uid),
-            client.merge(RLRUN, "ns", "p", {}, subresource="status"),
+            client.merge_patch(RLRUN, "ns", "p", {}, subresource="status"),
             client.delete(POD, "ns", "p", uid=uid),
         ):
             with pytest.raises(NotLeadingError):
@@ -226,7 +226,7 @@ async def test_dry_runs_are_counted_separately() -> None:
         await client.apply(make_pod(), dry_run=True)
         await client.apply(make_pod())
         assert await client.get(POD, "ns", "none") is None
-        await client.merge(POD, "ns", "p", {"status": {}}, subresource="status")
+        await client.merge_patch(POD, "ns", "p", {"status": {}}, subresource="status")
     assert counted == [
         ("dry-run", "pods", "200"),
         ("apply", "pods", "201"),

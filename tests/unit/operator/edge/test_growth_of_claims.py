@@ -40,8 +40,8 @@ def decide_growth(observed: Observed) -> Decision:
     if seen is None:
         return scripted_decision(status={"message": "no claim"}, apply=apply)
     meta, size = seen["metadata"], seen["spec"]["resources"]["requests"]["storage"]
-    if observed.ungrown is not None:
-        return scripted_decision(status={"message": observed.ungrown.text}, apply=apply)
+    if observed.growth_refusal is not None:
+        return scripted_decision(status={"message": observed.growth_refusal.text}, apply=apply)
     if size in ("2Ti", "3Ti"):
         return scripted_decision(status={"message": f"asks for {size}"}, apply=apply)
     grow = Grow("a-data", meta["uid"], meta["resourceVersion"], "2Ti")
@@ -63,7 +63,7 @@ async def test_growth_patches_only_the_claim_size() -> None:
         assert api.objects[CLAIM]["metadata"]["uid"] == before["metadata"]["uid"]
         assert api.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteMany"]
         assert bench.status == {"message": "grows"}
-        assert min(bench.again) <= 0.2, "no watch event is going to come for the own write"
+        assert min(bench.requeue) <= 0.2, "no watch event is going to come for the own write"
         await bench.go()
     assert bench.status == {"message": "asks for 2Ti"}, "the store knows the answer"
     known = bench.store.get("PersistentVolumeClaim", "ns", "a-data")
@@ -83,10 +83,10 @@ async def test_refused_growth_is_reported_once_and_retried_less_often() -> None:
         pause = RETRY_SECONDS
         for tries in range(1, 7):
             for _ in range(3):
-                bench.again.clear()
+                bench.requeue.clear()
                 await bench.go()
             assert api.requests.count(("patch", CLAIM)) == tries, "not in every pass"
-            assert pause in bench.again, "each pass keeps the appointment"
+            assert pause in bench.requeue, "each pass keeps the appointment"
             bench.time += pause
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
         assert pause == LONGEST_RETRY_SECONDS

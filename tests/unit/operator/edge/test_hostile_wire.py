@@ -118,7 +118,7 @@ class Watched:
                 while not holds():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"known after {seconds} s: {sorted(self.store.idents(RLRUN.kind, None))}") from None
+            raise AssertionError(f"known after {seconds} s: {sorted(self.store.idents_of(RLRUN.kind, None))}") from None
 
     def knows(self, name: str, version: int) -> bool:
         found = self.store.get(RLRUN.kind, NAMESPACE, name)
@@ -139,13 +139,13 @@ async def watch_wire(wire: Wire) -> AsyncIterator[Watched]:
         home, comparing = asyncio.get_running_loop(), set[Any]()
 
         def listed(stream: Stream) -> None:
-            comparing.add(asyncio.run_coroutine_threadsafe(feed.compare(stream), home))
+            comparing.add(asyncio.run_coroutine_threadsafe(feed.compare_stream(stream), home))
 
         watches = Watches([Stream(resource, NAMESPACE) for resource in WATCHED], on_listed=listed)
         watcher = watch.Watcher(
             [NAMESPACE],
             server=address,
-            session=lambda: aiohttp.ClientSession(middlewares=[watches.middleware]),
+            session=lambda: aiohttp.ClientSession(middlewares=[watches.observe_request]),
             on_object=feed.on_object,
         )
         watcher.start()
@@ -163,7 +163,7 @@ async def test_deep_object_is_refused_without_harming_others(levels: int) -> Non
     )
     async with watch_wire(wire) as seen:
         await seen.until(lambda: all(seen.knows(name, 1) for name in ("a-healthy", "hostile", "z-healthy")))
-        await seen.until(lambda: not seen.watches.stale())
+        await seen.until(lambda: not seen.watches.stale_streams())
         await wire.events.put(make_event("MODIFIED", make_run("hostile", 6, b'{"y":%s}' % nest_arrays(levels))))
         await wire.events.put(make_event("MODIFIED", make_run("z-healthy", 7)))
         await wire.events.put(make_event("ADDED", make_run("young", 8)))
@@ -195,8 +195,8 @@ async def test_malformed_list_items_are_skipped() -> None:
         [b'{"metadata":5}', b"null", b"7", make_run("healthy", 3), b'{"spec":{}}', b'{"metadata":{"name":["x"]}}']
     )
     async with watch_wire(wire) as seen:
-        await seen.feed.compare(Stream(RLRUN, NAMESPACE))
-        assert seen.store.idents(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
+        await seen.feed.compare_stream(Stream(RLRUN, NAMESPACE))
+        assert seen.store.idents_of(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
 
 
 async def test_malformed_watch_events_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -205,12 +205,12 @@ async def test_malformed_watch_events_are_skipped_and_logged(caplog: pytest.LogC
     async with watch_wire(wire) as seen:
         with caplog.at_level(logging.ERROR):
             await seen.until(lambda: seen.knows("healthy", 3))
-            await seen.until(lambda: not seen.watches.stale())
+            await seen.until(lambda: not seen.watches.stale_streams())
             for version in range(10, 60):
                 await wire.events.put(_make_malformed_line(random, make_run("healthy", 4)))
                 await wire.events.put(make_event("MODIFIED", make_run("healthy", version, b'{"seed":%d}' % version)))
             await seen.until(lambda: seen.knows("healthy", 59))
-        assert seen.store.idents(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
+        assert seen.store.idents_of(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
         assert not any("the watches ended" in record.message for record in caplog.records), "one connection bore it all"
         assert any("was skipped" in record.message for record in caplog.records)
 

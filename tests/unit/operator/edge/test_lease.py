@@ -160,10 +160,10 @@ async def test_frozen_process_does_not_write_after_it_thaws() -> None:
     async with serve_api(api) as client:
         candidate = Candidate(client, "only", clock)
         await candidate.step()
-        candidate.leader.check()
+        candidate.leader.check_leading()
         clock[0] += LEADER_RENEW_SECONDS  # no step ran in this time
         with pytest.raises(NotLeadingError):
-            candidate.leader.check()
+            candidate.leader.check_leading()
 
 
 async def test_leader_measures_lease_from_before_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ async def test_late_renewal_does_not_block_the_start_of_work() -> None:
             assert operator._workers.is_open
             clock[0] += LEADER_RENEW_SECONDS + 0.1
             with pytest.raises(NotLeadingError):
-                operator._leader.check()
+                operator._leader.check_leading()
         finally:
             await operator._workers.close()
             await operator._session.close()

@@ -118,7 +118,7 @@ def test_series_of_a_run_exist_as_long_as_it() -> None:
         assert line in text, (line, text)
     assert "Mine" not in text, "anybody who may write a status could make series without end"
     store.remove("RLRun", "ns", "a", "uid-RLRun-a")
-    metrics.forget(key)
+    metrics.forget_run(key)
     assert 'run="a"' not in scrape(metrics)
 
 

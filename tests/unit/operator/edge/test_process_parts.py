@@ -251,7 +251,7 @@ async def test_refusal_without_status_is_posted_as_event(monkeypatch: pytest.Mon
         monkeypatch.setattr(operator, "_reconcile_served", refused)
         try:
             with pytest.raises(ApiError):
-                await operator._reconcile(("ns", "a"))
+                await operator._reconcile_run(("ns", "a"))
         finally:
             await operator._session.close()
     assert [(verb, path) for verb, path in api.writes()] == [("create", "/api/v1/namespaces/ns/events")]

@@ -22,7 +22,7 @@ def test_key_added_during_work_runs_again_after_others() -> None:
     queue.add("b", 1.0)
     queue.add("a", 1.0)
     assert (queue.pop(1.0), queue.pop(1.0)) == ("b", None), "a is in work: not by two workers at once"
-    queue.done("a", 2.0)
+    queue.record_success("a", 2.0)
     assert (queue.pop(2.0), queue.pop(2.0)) == ("a", None)
 
 
@@ -34,7 +34,7 @@ def test_shortest_of_several_delays_applies() -> None:
     assert queue.pop(4.9) is None
     assert queue.next_due() == 5.0
     assert queue.pop(5.0) == "a"
-    queue.done("a", 5.0)
+    queue.record_success("a", 5.0)
     assert queue.pop(1000.0) is None, "the longer delays are void"
 
 
@@ -43,7 +43,7 @@ def test_event_overrides_a_delay() -> None:
     queue.add("a", 0.0, delay=30.0)
     queue.add("a", 1.0)
     assert queue.pop(1.0) == "a"
-    queue.done("a", 1.0)
+    queue.record_success("a", 1.0)
     assert queue.pop(31.0) is None
 
 
@@ -55,7 +55,7 @@ def test_failing_key_backs_off_despite_events() -> None:
         assert queue.pop(now) == "a"
         queue.add("a", now, delay=0.2)
         queue.add("a", now)
-        pause = queue.failed("a", now)
+        pause = queue.record_failure("a", now)
         pauses.append(pause)
         queue.add("a", now)
         assert queue.pop(now + pause - 0.01) is None
@@ -63,10 +63,10 @@ def test_failing_key_backs_off_despite_events() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
     assert max(pauses) == LONGEST_BACKOFF_SECONDS
     assert queue.pop(now) == "a"
-    queue.done("a", now)
+    queue.record_success("a", now)
     queue.add("a", now)
     assert queue.pop(now) == "a"
-    assert queue.failed("a", now) == 1.0, "success starts the pauses anew"
+    assert queue.record_failure("a", now) == 1.0, "success starts the pauses anew"
 
 
 def test_reopened_queue_resets_backoff() -> None:
@@ -74,8 +74,8 @@ def test_reopened_queue_resets_backoff() -> None:
     for key in ("a", "b"):
         queue.add(key, 0.0)
         queue.pop(0.0)
-        queue.failed(key, 0.0)
-    queue.reopen(0.1)
+        queue.record_failure(key, 0.0)
+    queue.end_pauses(0.1)
     assert [queue.pop(0.1), queue.pop(0.1)] == ["a", "b"]
 
 
@@ -90,11 +90,11 @@ def test_new_keys_use_at_most_half_of_the_places() -> None:
         "others do not wait for the new ones before them"
     )
     for key in ("new-0", "new-1", "new-2", "trains"):
-        queue.done(key, 3.0)
+        queue.record_success(key, 3.0)
     queue.add("trains", 3.0)
     assert queue.pop(4.0) == "new-4", "nor do new ones starve: one is in work, and the oldest of all is new"
     assert queue.pop(4.0) == "trains"
-    assert queue.depth(5.0) == 995
+    assert queue.count_ready(5.0) == 995
     assert queue.age(5.0) == 5.0
 
 
@@ -107,7 +107,7 @@ def test_key_is_new_according_to_its_state_when_ready() -> None:
     begun.add("a")
     queue.add("a", 0.0)
     queue.add("a", 0.5, delay=0.2)
-    queue.done("a", 1.0)
+    queue.record_success("a", 1.0)
     assert [queue.pop(1.0) for _ in range(4)] == ["b", "a", "c", None], (
         "what has begun overtakes, and stands in one line only"
     )
@@ -116,9 +116,9 @@ def test_key_is_new_according_to_its_state_when_ready() -> None:
 def test_age_and_depth_describe_ready_keys() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("later", 0.0, delay=10.0)
-    assert (queue.depth(5.0), queue.age(5.0)) == (0, 0.0)
+    assert (queue.count_ready(5.0), queue.age(5.0)) == (0, 0.0)
     queue.add("now", 5.0)
-    assert (queue.depth(25.0), queue.age(25.0)) == (2, 20.0)
+    assert (queue.count_ready(25.0), queue.age(25.0)) == (2, 20.0)
     queue.pop(25.0)
     assert queue.age(25.0) == 15.0, "the delayed one is ready since 10"
     assert queue.longest_work(40.0) == 15.0
@@ -128,17 +128,17 @@ def test_moving_queue_has_no_standstill() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for number in range(10):
         queue.add(str(number), 0.0)
-    queue.reopen(50.0)
+    queue.end_pauses(50.0)
     assert queue.standstill(70.0) == 20.0, "before that nobody was allowed to take any"
     for now in (100.0, 150.0, 200.0):
         key = queue.pop(now)
         assert key is not None
-        queue.done(key, now)
+        queue.record_success(key, now)
     assert queue.age(210.0) == 210.0
     assert queue.standstill(210.0) == 10.0
     queue.add("later", 300.0)
     while (key := queue.pop(300.0)) is not None:
-        queue.done(key, 300.0)
+        queue.record_success(key, 300.0)
     assert queue.standstill(900.0) == 0.0, "nothing waits"
     queue.add("new", 900.0)
     assert queue.standstill(905.0) == 5.0
@@ -184,7 +184,7 @@ async def test_workers_are_limited_to_the_concurrency() -> None:
     assert bench.running == [], "closed until opened"
     bench.workers.open()
     await bench.until("two at work", running=["a", "b"])
-    assert bench.workers.depth() == 1
+    assert bench.workers.count_ready() == 1
     bench.gate.set()
     await bench.until("all done", finished=["a", "b", "c"], running=[])
     run.cancel()

@@ -69,7 +69,7 @@ class Bench:
         self.spec = spec or {}
         self.api, self.client = api, client
         self.seen: list[Observed] = []
-        self.again: list[float] = []
+        self.requeue: list[float] = []
         self.woken: list[Key] = []
         self.time = 1000.0
         self.store = Store()
@@ -91,7 +91,7 @@ class Bench:
             ),
             settings=RenderSettings(),
             name="team-a",
-            again=self._again,
+            requeue=self._again,
             now=clock,
             clock=clock,
             random=Random(0),
@@ -99,7 +99,7 @@ class Bench:
         self.uid = self.seed_run()
 
     def _again(self, key: Key, seconds: float) -> None:
-        self.again.append(seconds)
+        self.requeue.append(seconds)
         self.woken.append(key)
 
     def seed_run(self, **metadata: Any) -> str:
@@ -173,7 +173,7 @@ async def test_next_pass_sees_own_writes_before_the_watch() -> None:
         await bench.go()
     assert bench.seen[1].run["status"] == {"phase": "Starting"}
     assert Ref("StatefulSet", "a-trainer") in bench.seen[1].children
-    assert min(bench.again) <= 0.2, "own writes bring no watch event: the pass comes again by itself"
+    assert min(bench.requeue) <= 0.2, "own writes bring no watch event: the pass comes again by itself"
 
 
 async def test_status_change_wakes_guests_of_the_trainer() -> None:
@@ -298,7 +298,7 @@ async def test_low_priority_status_updates_are_written_together(urgency: Any, pa
             await bench.go()
         if patience:
             assert bench.status == {"step": 0}
-            assert bench.again[-1] == pytest.approx(patience - 1.0)
+            assert bench.requeue[-1] == pytest.approx(patience - 1.0)
             assert not any("S4" in str(o) for o in api.objects.values()), "an event comes after its status, not before"
         bench.time += patience
         await bench.go()
@@ -498,7 +498,7 @@ async def test_quota_refusal_of_pod_does_not_block_other_writes() -> None:
         assert bench.status["attempt"] == 1
         assert STS in api.objects
         assert SERVICE in api.objects
-        assert bench.again == [10.0]
+        assert bench.requeue == [10.0]
         api.hook = lambda verb, path, body: None
         await bench.go()
         await bench.go()
@@ -520,7 +520,7 @@ async def test_refused_repair_does_not_block_others_and_is_retried() -> None:
         await bench.go()
     assert SERVICE in api.objects
     assert "exceeded quota: small" in bench.status["message"]
-    assert bench.again == [10.0]
+    assert bench.requeue == [10.0]
 
 
 async def test_quota_refusal_of_claim_stops_the_attempt() -> None:
@@ -592,7 +592,7 @@ async def test_policy_refusal_is_retried_with_growing_delays() -> None:
             await bench.go()
         assert "no such team" in bench.status["message"]
         assert STS not in api.objects
-        assert bench.again == [10.0, 20.0, 40.0, 60.0, 60.0]
+        assert bench.requeue == [10.0, 20.0, 40.0, 60.0, 60.0]
         api.hook = lambda verb, path, body: None
         await bench.go()
         await bench.go()
@@ -633,7 +633,7 @@ async def test_missing_rights_are_reported_and_retried() -> None:
         bench = Bench(api, client, brain)
         await bench.go()
     assert bench.status == {"phase": "Pending", "message": forbidden, "conditions": []}
-    assert bench.again == [10.0]
+    assert bench.requeue == [10.0]
 
 
 DENIED = "ValidatingAdmissionPolicy 'fixed-size' with binding 'all' denied request: ask the platform team"
@@ -688,7 +688,7 @@ async def test_refused_change_is_reported_and_other_writes_continue(
         name = {"deployments/a-inference": "Deployment a-inference", "secrets": "Secret a-key"}.get(path, "Pod old")
         assert bench.status["told"] == [f"{name} cannot {doing}: {text}"]
         assert SERVICE in api.objects, "nothing else is blocked"
-        assert bench.again == [10.0]
+        assert bench.requeue == [10.0]
         refuses.clear()
         await bench.go()
         await bench.go()
@@ -727,7 +727,7 @@ async def test_immutable_field_conflict_is_not_a_spec_error(how: str, text: str)
         assert bench.seen[-1].rejection is None
         assert [one.text for one in bench.seen[-1].refused] == [text]
         assert api.objects["/apis/apps/v1/namespaces/ns/deployments/a-inference"]["spec"] == {"replicas": 3}
-        assert bench.again == [10.0]
+        assert bench.requeue == [10.0]
         del api.objects[part]
         api.hook = lambda verb, path, body: None
         await bench.go()
@@ -818,7 +818,7 @@ async def test_refused_status_is_retried_and_the_run_kept(status: int) -> None:
         bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Starting"}))
         with pytest.raises(ApiError, match="frozen"):
             await bench.go()
-        assert bench.again == [], "the work queue's pauses hold"
+        assert bench.requeue == [], "the work queue's pauses hold"
         assert bench.store.runs() != []
 
 
@@ -852,7 +852,7 @@ async def test_changing_refusal_messages_do_not_extend_a_pass() -> None:
         bench = Bench(api, client, brain)
         await bench.go()
     assert bench.status["message"] == "1"
-    assert bench.again == [10.0]
+    assert bench.requeue == [10.0]
 
 
 async def test_refused_repair_does_not_block_progress_and_other_repairs() -> None:

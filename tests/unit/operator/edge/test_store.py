@@ -231,9 +231,9 @@ def test_prune_removes_missing_objects_and_keeps_newer_ones() -> None:
     store = Store()
     store.put(make_object("Pod", "gone", 1, run="a"), 0.0)
     store.put(make_object("Pod", "stays", 2, run="b"), 0.0)
-    before = store.idents("Pod", "ns")
+    before = store.idents_of("Pod", "ns")
     store.put(make_object("Pod", "born-meanwhile", 9, run="c"), 0.0)
-    assert store.prune("Pod", "ns", before, {("Pod", "ns", "stays")}) == {("ns", "a")}
+    assert store.remove_unlisted("Pod", "ns", before, {("Pod", "ns", "stays")}) == {("ns", "a")}
     assert store.count() == {"Pod": 2}
 
 

@@ -45,7 +45,7 @@ async def test_second_release_takes_over_after_the_first_ends() -> None:
             await first.territory.renew()
             assert (await first.acts(), await second.acts()) == (True, False)
         assert (first.changes, second.changes) == ([], [(TEAM, "a/op")])
-        assert (first.territory.held(), second.territory.others()) == ([TEAM], {TEAM: "a/op"})
+        assert (first.territory.held_places(), second.territory.places_of_others()) == ([TEAM], {TEAM: "a/op"})
         waited = 0.0
         while not await second.acts():  # the first release is uninstalled
             assert waited <= TERRITORY_DURATION_SECONDS + TERRITORY_RENEW_SECONDS
@@ -68,7 +68,7 @@ async def test_release_stops_before_its_territory_can_be_taken() -> None:
         assert await release.acts()
         assert len(api.requests) == asked, "nothing per pass"
         clock[0] += STOP_SECONDS
-        assert release.territory.held() == []
+        assert release.territory.held_places() == []
         assert STOP_SECONDS + TERRITORY_RENEW_SECONDS / 2 < TERRITORY_DURATION_SECONDS
         assert await release.acts(), "it asks again"
 
@@ -94,4 +94,4 @@ async def test_territory_is_renewed_only_by_leader_with_runs() -> None:
         release.leads, release.runs = True, set()
         await release.territory.renew()
         assert len(api.requests) == asked
-        assert release.territory.held() == []
+        assert release.territory.held_places() == []

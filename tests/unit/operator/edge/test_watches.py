@@ -58,7 +58,7 @@ class Kopf:
             self.accepts.append(request.headers["Accept"])
             return Response()
 
-        response: Any = await self.watches.middleware(Request(), handler)  # type: ignore[arg-type]
+        response: Any = await self.watches.observe_request(Request(), handler)  # type: ignore[arg-type]
         if not watch:
             return bytes(response._body)
         received = b""
@@ -74,7 +74,7 @@ async def test_watch_after_a_list_requests_a_comparison() -> None:
     kopf = Kopf()
     await kopf.send(watch=False)
     assert kopf.listed == []
-    assert kopf.watches.stale() == [kopf.stream], "listed is not watched"
+    assert kopf.watches.stale_streams() == [kopf.stream], "listed is not watched"
     await kopf.send(watch=True, status=410)
     assert kopf.listed == []
     await kopf.send(watch=True)
@@ -96,9 +96,9 @@ async def test_watch_is_stale_after_a_time_without_events() -> None:
     await kopf.send(watch=True, chunks=(b'{"type":"BOOKMARK"}\n', b'{"type":"BOOKMARK"}\n'), at=(100.0, 200.0))
     assert kopf.watches.age(kopf.stream) == pytest.approx(100.0)
     kopf.time = 100.0 + STALE_SECONDS
-    assert kopf.watches.stale() == []
+    assert kopf.watches.stale_streams() == []
     kopf.time += 1.0
-    assert kopf.watches.stale() == [kopf.stream]
+    assert kopf.watches.stale_streams() == [kopf.stream]
 
 
 async def test_kopf_gets_complete_slim_lines_from_any_chunks() -> None:

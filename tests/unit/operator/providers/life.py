@@ -8,7 +8,7 @@ from typing import Any
 
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.providers.kueue import next_step
-from rlrun_operator.providers.queue_answers import Create, Edit, Flavor, PutStatus, Step, Subject
+from rlrun_operator.providers.queue_answers import Create, Edit, Flavor, PutStatus, QueuedRun, Step
 from rlrun_operator.reconcile.external_queue import subject_of
 from rlrun_operator.reconcile.kueue_queue import sets_of
 from tests.sim.cluster.api import merged
@@ -55,7 +55,7 @@ class Life:
 
     # ---- operator
 
-    def subject(self) -> Subject:
+    def subject(self) -> QueuedRun:
         """Run as Kueue's edge reads it."""
         case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
         sets = sets_of(case, case.spec) if case.spec is not None else ()

@@ -18,9 +18,9 @@ from rlrun_operator.providers.queue_answers import (
     Flavor,
     Priority,
     PutStatus,
+    QueuedRun,
     Remove,
     Step,
-    Subject,
     name_of,
 )
 from tests.support.kueue import RefusedError, StandIn, condition, is_true, judge
@@ -32,28 +32,28 @@ SETS: tuple[Json, ...] = (
     {"name": "inference", "count": 2, "template": {"spec": {"containers": [{"name": "inference"}]}}},
     {"name": "orchestrator", "count": 1, "template": {"spec": {"containers": [{"name": "orchestrator"}]}}},
 )
-WAITS = Subject("math", "team-a", "uid-1", "team-a", SETS, engines=2)
+WAITS = QueuedRun("math", "team-a", "uid-1", "team-a", SETS, engines=2)
 RUNS = replace(WAITS, holds=True, begins=False)
 READY = replace(RUNS, ready=True)
 FLAVORS = {"h100": Flavor({"cloud/gpu": "h100"}, ({"key": "gpu", "operator": "Exists"},))}
 KUEUE = StandIn()
 
 
-def make_workload(run: Subject = WAITS) -> Json:
+def make_workload(run: QueuedRun = WAITS) -> Json:
     """The run's Workload before Kueue has processed it."""
     return {**objects.made_for(run), "status": {}}
 
 
-def admit_workload(run: Subject = WAITS, kueue: StandIn = KUEUE) -> Json:
+def admit_workload(run: QueuedRun = WAITS, kueue: StandIn = KUEUE) -> Json:
     """The run's admitted Workload."""
     return kueue.act([make_workload(run)])[0]
 
 
-def decide_step(run: Subject, workload: Json | None) -> Step:
+def decide_step(run: QueuedRun, workload: Json | None) -> Step:
     return next_step(run, workload, flavors=FLAVORS, now=NOW)
 
 
-def apply_step(run: Subject, workload: Json) -> Json:
+def apply_step(run: QueuedRun, workload: Json) -> Json:
     """Workload after the step's write, if the webhooks admit it."""
     write = decide_step(run, workload).write
     assert isinstance(write, PutStatus), write
@@ -329,7 +329,7 @@ def test_workload_finished_by_kueue_stops_its_run() -> None:
 # ---- shape
 
 
-def change_engines(run: Subject, count: int) -> Subject:
+def change_engines(run: QueuedRun, count: int) -> QueuedRun:
     sets = tuple({**one, "count": count} if one["name"] == "inference" else one for one in run.pod_sets)
     return replace(run, pod_sets=sets, engines=count)
 

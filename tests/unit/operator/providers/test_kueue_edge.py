@@ -43,7 +43,7 @@ class Bench:
             namespaces=("team-a",),
             serves=lambda run: True,
             is_active=lambda: True,
-            again=lambda key, seconds: self.woken.append(key),
+            requeue=lambda key, seconds: self.woken.append(key),
             now=lambda: self.time,
             clock=lambda: self.time,
         )

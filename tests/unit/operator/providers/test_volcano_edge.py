@@ -43,7 +43,7 @@ class Bench:
             namespaces=("team-a",),
             serves=lambda run: True,
             is_active=lambda: True,
-            again=self._again,
+            requeue=self._again,
             now=lambda: self.time,
             clock=lambda: self.time,
         )

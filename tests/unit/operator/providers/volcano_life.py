@@ -8,9 +8,9 @@ from typing import Any
 
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.providers import volcano
-from rlrun_operator.providers.queue_answers import Create, Edit, Step, Subject
+from rlrun_operator.providers.queue_answers import Create, Edit, QueuedRun, Step
 from rlrun_operator.reconcile.external_queue import subject_of
-from rlrun_operator.reconcile.volcano_queue import members_of
+from rlrun_operator.reconcile.volcano_queue import required_pods
 from tests.sim.cluster.api import merged
 from tests.support.volcano import GROUP, OVERUSED, StandIn
 from tests.unit.operator.decide.kube import Kube
@@ -41,10 +41,10 @@ class Life:
         self.writes = self.killed = self.made = 0
         self.kube.place = self._node_of
 
-    def subject(self) -> Subject:
+    def subject(self) -> QueuedRun:
         """Run as Volcano's edge reads it."""
         case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
-        return subject_of(case, self.queue, members_of(case, case.spec) if case.spec is not None else ())
+        return subject_of(case, self.queue, required_pods(case, case.spec) if case.spec is not None else ())
 
     def step(self) -> Step:
         """Return the next step without executing it."""

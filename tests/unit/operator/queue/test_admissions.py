@@ -11,7 +11,7 @@ from rlrun_operator.reconcile.admissions import FREE, OUT, Admissions, rules_of
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, SettingsError, from_environment
 from rlrun_operator.state import Admission
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import format_rfc3339
 from tests.unit.operator.decide.kube import SMALLEST
 from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serve_api
@@ -43,7 +43,7 @@ class Cluster:
             QueueSettings(enabled=True, **settings),
             RenderSettings(),
             serves=lambda run: run["spec"].get("managedBy") is None,
-            again=lambda key, seconds: self.woken.append(key),
+            requeue=lambda key, seconds: self.woken.append(key),
             now=lambda: self.time + self.offset,
             clock=lambda: self.time,
         )
@@ -51,7 +51,7 @@ class Cluster:
     async def quotas(self, namespaces: set[str]) -> dict[str, Any]:
         return dict.fromkeys(namespaces, self.limited)
 
-    async def priorities(self, names: set[str]) -> dict[str, int | str]:
+    async def read_priorities(self, names: set[str]) -> dict[str, int | str]:
         return {name: self.classes[name] for name in names}
 
     async def nodes_and_pods(self) -> tuple[Any, Any]:
@@ -69,7 +69,7 @@ class Cluster:
                 "uid": f"uid-{name}",
                 "resourceVersion": str(int(self.time) + len(self.store.runs())),
                 "generation": 1,
-                "creationTimestamp": rfc3339(self.time),
+                "creationTimestamp": format_rfc3339(self.time),
             },
             "spec": SMALLEST | {"trainer": trainer, "inference": {"gpusPerReplica": 0}} | (spec or {}),
         }
@@ -130,7 +130,7 @@ def make_admitted_status(since: float = EPOCH) -> dict[str, Any]:
         "status": "True",
         "reason": "RoomFound",
         "message": "",
-        "lastTransitionTime": rfc3339(since),
+        "lastTransitionTime": format_rfc3339(since),
     }
     return {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "conditions": [condition]}
 
@@ -185,9 +185,11 @@ async def test_preempted_run_keeps_its_first_arrival() -> None:
     """docs/queueing.md: a preempted run continues in its turn."""
     cluster = Cluster(8)
     holder = cluster.run("holder", **make_admitted_status())
-    arrived = {"queue": {"since": rfc3339(EPOCH - 3600.0)}, "attempt": 1, "launchedAttempt": 1}
+    arrived = {"queue": {"since": format_rfc3339(EPOCH - 3600.0)}, "attempt": 1, "launchedAttempt": 1}
     preempted = {"type": "Admitted", "status": "False", "reason": "Preempted", "message": ""}
-    old = cluster.run("old", phase="Queued", conditions=[preempted | {"lastTransitionTime": rfc3339(EPOCH)}], **arrived)
+    old = cluster.run(
+        "old", phase="Queued", conditions=[preempted | {"lastTransitionTime": format_rfc3339(EPOCH)}], **arrived
+    )
     cluster.steps(60.0)
     new = cluster.run("new")
     assert not (await cluster.ask(holder)).stops
@@ -264,7 +266,10 @@ async def test_deleted_run_holds_room_until_pods_are_gone() -> None:
     cluster = Cluster(0, capacity={GPU: 8})
     run = cluster.run("a", **make_admitted_status())
     cluster.store.put(make_pod(run, "trainer", "node-0", gpus=8), cluster.time)
-    run["metadata"] |= {"deletionTimestamp": rfc3339(cluster.time), "resourceVersion": str(int(cluster.time) + 100)}
+    run["metadata"] |= {
+        "deletionTimestamp": format_rfc3339(cluster.time),
+        "resourceVersion": str(int(cluster.time) + 100),
+    }
     cluster.store.put(run, cluster.time)
     assert not (await cluster.ask(cluster.run("b"))).admitted
 
@@ -274,7 +279,7 @@ FAILED = {
     "status": "True",
     "reason": "PermanentFailure",
     "message": "",
-    "lastTransitionTime": rfc3339(EPOCH),
+    "lastTransitionTime": format_rfc3339(EPOCH),
 }
 
 

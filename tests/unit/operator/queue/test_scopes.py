@@ -67,7 +67,7 @@ def test_quota_charges_only_roles_in_its_scope() -> None:
     gang = (PodSet("trainer", 2, {}, {"priorityClassName": "high"}), PodSet("inference", 9, {}, {}))
     one = make_run("a", *gang)
     quotas = Quotas({one.namespace: [quota]})
-    assert quotas.lack(one) == ""
-    quotas.charge(one.namespace, gang)
-    assert quotas.lack(one) == "quota high: pods: requested 2, used 2 of 3"
+    assert quotas.explain_lack(one) == ""
+    quotas.charge_gang(one.namespace, gang)
+    assert quotas.explain_lack(one) == "quota high: pods: requested 2, used 2 of 3"
     assert quota.used == {}, "what a plan charges is its own"

@@ -37,7 +37,7 @@ class Operator:
             QueueSettings(enabled=True, capacity={GPU: 8}),
             RenderSettings(),
             serves=lambda run: True,
-            again=lambda key, seconds: self.asked.append(key),
+            requeue=lambda key, seconds: self.asked.append(key),
             now=self._clock,
             clock=self._clock,
         )
@@ -46,7 +46,7 @@ class Operator:
             decide=decide,
             outside=Dependencies(client, self.store, look_ups, poster, self.metrics, admissions),
             settings=RenderSettings(),
-            again=lambda key, seconds: self.asked.append(key),
+            requeue=lambda key, seconds: self.asked.append(key),
             now=self._clock,
             clock=self._clock,
             random=Random(0),

@@ -171,13 +171,13 @@ class _Writer:
         if required:
             schema["required"] = required
         schema["properties"] = {
-            info.alias or name: self._field(model, name) for name, info in model.model_fields.items()
+            info.alias or name: self._field_schema(model, name) for name, info in model.model_fields.items()
         }
         if self._ruled and (rules := _schema_rules(model)):
             schema[RULES_KEY] = rules
         return schema
 
-    def _field(self, owner: type[BaseModel], name: str) -> Json:
+    def _field_schema(self, owner: type[BaseModel], name: str) -> Json:
         info = owner.model_fields[name]
         described = self._described and owner.__module__ != _KUBERNETES
         description = (
@@ -187,7 +187,7 @@ class _Writer:
         )
         here = self._described and (owner, name) not in _DESCRIBED_ELSEWHERE
         inside = _Writer(spec=self._spec, described=here, ruled=self._ruled)
-        schema = dict(_ANY) if owner in _FREE else inside._type(info.annotation, info.metadata)
+        schema = dict(_ANY) if owner in _FREE else inside._type_schema(info.annotation, info.metadata)
         inner = schema.pop("description", "")
         if description or inner:
             schema = {"description": description or inner} | schema
@@ -195,13 +195,13 @@ class _Writer:
             schema["nullable"] = True
         return schema
 
-    def _type(self, annotation: object, metadata: Iterable[object] = ()) -> Json:
+    def _type_schema(self, annotation: object, metadata: Iterable[object] = ()) -> Json:
         """Return the schema of an annotation; `metadata` comes from its `Annotated` and `Field`."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is Annotated:
-            return self._type(args[0], (*args[1:], *metadata))
+            return self._type_schema(args[0], (*args[1:], *metadata))
         if origin in (typing.Union, types.UnionType):
-            return self._union([arg for arg in args if arg is not type(None)], metadata)
+            return self._union_schema([arg for arg in args if arg is not type(None)], metadata)
         shape = shape_of(annotation, metadata)
         bounds = dict(shape.bounds)
         match shape.kind:
@@ -213,26 +213,26 @@ class _Writer:
             case "bool":
                 return {"type": "boolean"}
             case "int" | "float":
-                return self._number(shape.kind, bounds)
+                return self._number_schema(shape.kind, bounds)
             case "str":
-                return self._string(bounds, metadata)
+                return self._string_schema(bounds, metadata)
             case "list":
-                schema: Json = {"type": "array", "items": self._type(args[0])}
-                return schema | self._sizes("list", bounds, {"maxItems": ITEMS_MAX}) | _list_type(metadata)
+                schema: Json = {"type": "array", "items": self._type_schema(args[0])}
+                return schema | self._size_bounds("list", bounds, {"maxItems": ITEMS_MAX}) | _list_type(metadata)
             case "mapping":
-                value = self._type(args[1])
+                value = self._type_schema(args[1])
                 schema = {"type": "object"}
                 schema |= value if _is_any(value) else {"additionalProperties": value}
-                if self._ruled and RULES_KEY in (key := self._type(args[0])):
+                if self._ruled and RULES_KEY in (key := self._type_schema(args[0])):
                     schema[KEYS_KEY] = key
-                return schema | self._sizes("mapping", bounds, {"maxProperties": PROPERTIES_MAX})
+                return schema | self._size_bounds("mapping", bounds, {"maxProperties": PROPERTIES_MAX})
             case _:
                 return dict(_ANY)
 
-    def _union(self, members: list[object], metadata: Iterable[object]) -> Json:
+    def _union_schema(self, members: list[object], metadata: Iterable[object]) -> Json:
         if len(members) == 1:
-            return self._type(members[0], metadata)
-        schemas = [self._type(member) for member in members]
+            return self._type_schema(members[0], metadata)
+        schemas = [self._type_schema(member) for member in members]
         if {schema.get("type") for schema in schemas} != {"string", "integer"}:
             return dict(_ANY)
         text, number = sorted(schemas, key=lambda schema: schema["type"] != "string")
@@ -241,7 +241,7 @@ class _Writer:
             schema[RULES_KEY] = [replace(rule, holds=f"type(self) == int || {rule.holds}") for rule in text[RULES_KEY]]
         return schema
 
-    def _number(self, kind: str, bounds: Mapping[str, float]) -> Json:
+    def _number_schema(self, kind: str, bounds: Mapping[str, float]) -> Json:
         schema: Json = {"type": "integer"} if kind == "int" else {"type": "number"}
         for low in ("ge", "gt"):
             if low in bounds:
@@ -259,14 +259,14 @@ class _Writer:
             schema.setdefault("maximum", INTEGER_MAX)
         return schema
 
-    def _string(self, bounds: Mapping[str, float], metadata: Iterable[object]) -> Json:
-        schema: Json = {"type": "string"} | self._sizes("str", bounds, {"maxLength": STRING_MAX})
+    def _string_schema(self, bounds: Mapping[str, float], metadata: Iterable[object]) -> Json:
+        schema: Json = {"type": "string"} | self._size_bounds("str", bounds, {"maxLength": STRING_MAX})
         formats = [item for item in metadata if isinstance(item, Format)]
         if self._ruled and formats:
             schema[RULES_KEY] = [_format_rule(item) for item in formats]
         return schema
 
-    def _sizes(self, kind: str, bounds: Mapping[str, float], otherwise: Json) -> Json:
+    def _size_bounds(self, kind: str, bounds: Mapping[str, float], otherwise: Json) -> Json:
         sizes = {_BOUNDS[kind][key]: value for key, value in bounds.items() if key in _BOUNDS[kind]}
         return otherwise | sizes if self._spec else sizes
 

@@ -99,7 +99,7 @@ def complete_options(kind: Kind, name: str, given: Options) -> Options:
     for option, value in given.items():
         if option not in algorithm.options:
             raise unknown_option(kind, name, option, algorithm.options)
-        if problem := algorithm.options[option].problem(value):
+        if problem := algorithm.options[option].find_problem(value):
             raise ValueError(f"{kind} {name}: {option} {problem}")
     options: Options = {option: spec.default for option, spec in algorithm.options.items()} | dict(given)
     for low, high in algorithm.ordered:
@@ -224,7 +224,7 @@ def complete_correction(given: Options) -> Options:
     for option, value in given.items():
         if option not in CORRECTION_OPTIONS:
             raise ValueError(unknown_name("option of a correction", option, CORRECTION_OPTIONS))
-        if problem := CORRECTION_OPTIONS[option].problem(value):
+        if problem := CORRECTION_OPTIONS[option].find_problem(value):
             raise ValueError(f"correction: {option} {problem}")
     options: Options = {name: spec.default for name, spec in CORRECTION_OPTIONS.items()} | dict(given)
     if options["action"] == "none":

@@ -36,7 +36,7 @@ class Option:
     nullable: bool = False
     """Whether None is allowed; it disables the bound."""
 
-    def problem(self, value: object) -> str | None:
+    def find_problem(self, value: object) -> str | None:
         """Return the reason to refuse `value`, as the rest of a sentence that starts with the option's name, or None."""
         if value is None:
             return (
@@ -52,9 +52,9 @@ class Option:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return f"must be a finite number, got {value!r}"
         too_low = value <= self.low if self.low_excluded else value < self.low
-        return f"must be {self._range()}, got {value!r}" if too_low or value > self.high else None
+        return f"must be {self._range_text()}, got {value!r}" if too_low or value > self.high else None
 
-    def _range(self) -> str:
+    def _range_text(self) -> str:
         lower = f"{'greater than' if self.low_excluded else 'at least'} {self.low:g}"
         bounds = lower if self.high == math.inf else f"{lower} and at most {self.high:g}"
         return f"{bounds}, or null" if self.nullable else bounds

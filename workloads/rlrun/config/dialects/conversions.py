@@ -51,58 +51,58 @@ def all_tokens(value: object, target: str) -> Iterator[Effect]:
 def defer_value(name: str) -> Conversion:
     """Return the conversion that keeps the value as a hint for `complete`."""
 
-    def convert(value: object, _target: str) -> Iterator[Effect]:
+    def convert_value(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
             yield Later(name, value)
 
-    return convert
+    return convert_value
 
 
 def note_dropped(text: str) -> Conversion:
     """Return the conversion that reports a value without a field, because the value may change sampling."""
 
-    def convert(value: object, _target: str) -> Iterator[Effect]:
+    def convert_value(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
             yield Note(f"got {show_value(value)}: {text}")
 
-    return convert
+    return convert_value
 
 
 def map_choice(names: Mapping[str | bool, object], otherwise: str = "") -> Conversion:
     """Return the conversion of choices to our names. Without `otherwise`, the field refuses unknown choices."""
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, str | bool) and value in names:
             yield Set(target, names[value])
         elif not is_nothing(value):
             yield Refuse(f"got {show_value(value)}; {otherwise}") if otherwise else Set(target, value)
 
-    return convert
+    return convert_value
 
 
 def only_values(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
     """Return the conversion that ignores the allowed values, which have no effect here, and refuses all others."""
     known = tuple(allowed)
 
-    def convert(value: object, _target: str) -> Iterator[Effect]:
+    def convert_value(value: object, _target: str) -> Iterator[Effect]:
         if any(value == each and type(value) is type(each) for each in known) or is_nothing(value):
             yield Note(f"ignored: {why}")
         else:
             yield Refuse(f"got {show_value(value)}; {otherwise}")
 
-    return convert
+    return convert_value
 
 
 def table_as(yes: object) -> Conversion:
     """Return the conversion of a table or `true` to `yes`; `false` and none mean the default."""
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, dict) or value is True:
             yield Set(target, yes)
         elif value is not False and not is_nothing(value):
             yield Set(target, value)
 
-    return convert
+    return convert_value
 
 
 def read_flag(value: object, target: str) -> Iterator[Effect]:
@@ -257,7 +257,7 @@ def read_transport(value: object, target: str) -> Iterator[Effect]:
 def server_flag(name: str) -> Conversion:
     """Return the conversion to an argument of vLLM's server: `--name=value`, `--name`, or `--no-name`."""
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, bool):
             yield Extend(target, [f"--{name}" if value else f"--no-{name}"])
         elif isinstance(value, str | int | float) and not is_nothing(value):
@@ -265,7 +265,7 @@ def server_flag(name: str) -> Conversion:
         elif not is_nothing(value):
             yield Refuse(f"got {show_value(value)}, expected one value, as on vLLM's command line")
 
-    return convert
+    return convert_value
 
 
 def tool_parser(value: object, target: str) -> Iterator[Effect]:
@@ -314,17 +314,17 @@ def read_gates(value: object, target: str) -> Iterator[Effect]:
 def loss_option(loss: str, option: str) -> Conversion:
     """Return the conversion of a loss's option, which also selects the loss."""
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.name", loss)
         yield Set(f"{target}.options.{option}", value)
 
-    return convert
+    return convert_value
 
 
 def read_objective(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
     """Return the conversion of a named algorithm to our fields below `table`; `known` lists the names for the refusal of others."""
 
-    def convert(value: object, _target: str) -> Iterator[Effect]:
+    def convert_value(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and value in names:
             yield from (Set(f"{table}.{path}" if table else path, setting) for path, setting in names[value].items())
         elif value == "sft":
@@ -334,41 +334,41 @@ def read_objective(names: Mapping[str, Mapping[str, object]], known: str, table:
         elif not is_nothing(value):
             yield Refuse(f"got {show_value(value)}, which is not supported; known: {known}")
 
-    return convert
+    return convert_value
 
 
 def read_algorithms(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
     """Return the conversion of a list with one algorithm, given by its name or as a table with an id, to fields below `table`."""
     convert_name = read_objective(names, known, table)
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, list) and len(value) == 1:
             yield from convert_name(value[0].get("id") if isinstance(value[0], dict) else value[0], target)
         elif value != []:
             yield Refuse(f"got {show_value(value)}; an environment has one algorithm here; known: {known}")
 
-    return convert
+    return convert_value
 
 
 def option_if(targets: Mapping[str, object]) -> Conversion:
     """Return the conversion of a switch that sets these fields if it is on."""
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         if value is True:
             yield from (Set(path, setting) for path, setting in targets.items())
         elif value is not False and not is_nothing(value):
             yield Set(target, value)
 
-    return convert
+    return convert_value
 
 
 def put_below(name: str) -> Conversion:
     """Return the conversion that sets a value below a free-form field, under a dotted name."""
 
-    def convert(value: object, target: str) -> Iterator[Effect]:
+    def convert_value(value: object, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.{name}", value)
 
-    return convert
+    return convert_value
 
 
 def seconds_left(value: object, target: str) -> Iterator[Effect]:
@@ -388,7 +388,7 @@ def read_workers(value: object, target: str) -> Iterator[Effect]:
 def gpu_ids(name: str) -> Conversion:
     """Return the conversion of GPU indices: a list, or a text with commas."""
 
-    def convert(value: object, _target: str) -> Iterator[Effect]:
+    def convert_value(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and re.fullmatch(r"\d{1,4}(,\d{1,4})*", value):
             value = [int(part) for part in value.split(",")]
         if isinstance(value, int) and not isinstance(value, bool):
@@ -398,16 +398,16 @@ def gpu_ids(name: str) -> Conversion:
         else:
             yield Refuse(f"got {show_value(value)}, expected indices of GPUs, such as [0, 1]")
 
-    return convert
+    return convert_value
 
 
 def count_gpus(name: str) -> Conversion:
     """Return the conversion that keeps a number of GPUs or nodes as a hint for `complete`."""
 
-    def convert(value: object, _target: str) -> Iterator[Effect]:
+    def convert_value(value: object, _target: str) -> Iterator[Effect]:
         if is_count(value) and value <= 65536:
             yield Later(name, value)
         elif not is_nothing(value):
             yield Refuse(f"got {show_value(value)}, expected a whole number from 1 to 65536")
 
-    return convert
+    return convert_value

@@ -74,7 +74,7 @@ class Row:
     by_name: Callable[[str], Conversion] | None = None
     """Function from the last name of a path with `*` to its conversion."""
 
-    def effects(self, value: object, name: str) -> list[Effect]:
+    def list_effects(self, value: object, name: str) -> list[Effect]:
         """Return the effects of a value at a key with this last name."""
         convert = self.by_name(name) if self.by_name is not None else self.convert
         if convert is not None:
@@ -116,30 +116,30 @@ class Dialect:
         return {row.path: row for row in self.rows}
 
     @cached_property
-    def _patterns(self) -> list[tuple[re.Pattern[str], Row]]:
+    def _wildcard_rows(self) -> list[tuple[re.Pattern[str], Row]]:
         """Rows with `*`, the longest path first."""
         rows = sorted((row for row in self.rows if "*" in row.path), key=lambda row: -len(row.path))
         return [(_key_pattern(row.path), row) for row in rows]
 
     @cached_property
-    def _parents(self) -> frozenset[str]:
+    def _parent_paths(self) -> frozenset[str]:
         return frozenset(parent for row in self.rows for parent in _key_parents(row.path))
 
     @cached_property
     def _parent_patterns(self) -> list[re.Pattern[str]]:
-        return [_key_pattern(parent) for parent in self._parents if "*" in parent]
+        return [_key_pattern(parent) for parent in self._parent_paths if "*" in parent]
 
-    def find(self, path: str) -> Row | None:
+    def find_row(self, path: str) -> Row | None:
         """Return the row of a path, or None."""
         if path in self._by_path:
             return self._by_path[path]
-        return next((row for pattern, row in self._patterns if pattern.fullmatch(path)), None)
+        return next((row for pattern, row in self._wildcard_rows if pattern.fullmatch(path)), None)
 
     def has_below(self, path: str) -> bool:
         """Return whether there are rows below a path. Rows with `*` count only for a path without its own row."""
         if path in self._by_path:
-            return path in self._parents
-        return path in self._parents or any(pattern.fullmatch(path) for pattern in self._parent_patterns)
+            return path in self._parent_paths
+        return path in self._parent_paths or any(pattern.fullmatch(path) for pattern in self._parent_patterns)
 
     def names_below(self, path: str) -> list[str]:
         """Return the next names of all rows below a path, sorted."""

@@ -23,7 +23,7 @@ class RunView:
     below: Key
     """Path of the run's description in the layer's values."""
 
-    def hint(self, name: str) -> Any:
+    def get_hint(self, name: str) -> Any:
         """Return the value of a hint, or None."""
         found = self.layer.hints.get(name)
         return None if found is None else found.value
@@ -44,7 +44,7 @@ class RunView:
                 return None
         return value
 
-    def put(self, path: str, value: Any, hint: str, *, over: bool = False, like: str = "") -> None:
+    def set_field(self, path: str, value: Any, hint: str, *, over: bool = False, like: str = "") -> None:
         """Set an unset field. Nothing happens if the field would be inside a value that is not a table.
 
         Args:
@@ -72,12 +72,12 @@ class RunView:
             followed = self.layer.origins.get((*self.below, *key_of(like))) if like else None
             self.layer.origins[key] = followed or self.origin(hint)
 
-    def note(self, hint: str, text: str) -> None:
+    def report_notice(self, hint: str, text: str) -> None:
         """Report a notice at the place of a hint."""
         origin = self.origin(hint)
         self.layer.notices.append(Problem(origin.source, origin.path, text, origin.line))
 
-    def refuse(self, hint: str, text: str) -> None:
+    def refuse_hint(self, hint: str, text: str) -> None:
         """Refuse the value of a hint."""
         origin = self.origin(hint)
         self.layer.problems.append(Problem(origin.source, origin.path, text, origin.line))
@@ -92,12 +92,14 @@ class RunView:
 
 def complete_data(run: RunView) -> None:
     """Set the sources of data from names of splits or subsets and their shares, or set fake data."""
-    names = "splits" if run.hint("subsets") is None else "subsets"
+    names = "splits" if run.get_hint("subsets") is None else "subsets"
     if names == "subsets":
-        if run.hint("splits") is not None:
-            run.refuse("subsets", "cannot be combined with splits; write data.sources with path or name, and split")
+        if run.get_hint("splits") is not None:
+            run.refuse_hint(
+                "subsets", "cannot be combined with splits; write data.sources with path or name, and split"
+            )
             return
-        run.note(
+        run.report_notice(
             "subsets", "each subset becomes a source with the files and folders of that name, in every available split"
         )
     _list_sources(run, names)
@@ -106,37 +108,37 @@ def complete_data(run: RunView) -> None:
 
 def _list_sources(run: RunView, hint: str) -> None:
     """Set one source per name of a hint, as copies of the existing source, with their shares."""
-    names, shares = run.hint(hint), run.hint("probabilities")
+    names, shares = run.get_hint(hint), run.get_hint("probabilities")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        run.refuse(hint, f"got {names!r:.60}, expected a list of names")
+        run.refuse_hint(hint, f"got {names!r:.60}, expected a list of names")
     elif names:
         first = run.get("data.sources[0]")
         if isinstance(first, dict):
             sources = [first | {"split": name} for name in names]
             if isinstance(shares, list) and len(shares) == len(sources):
                 sources = [source | {"weight": share} for source, share in zip(sources, shares, strict=True)]
-            run.put("data.sources", sources, hint, over=True)
+            run.set_field("data.sources", sources, hint, over=True)
     elif shares is not None:
-        run.refuse("probabilities", "there is only one source; remove probabilities, or write several splits")
+        run.refuse_hint("probabilities", "there is only one source; remove probabilities, or write several splits")
 
 
 def _kind_of_data(run: RunView) -> None:
     """Set fake data, which has two names; refuse unknown kinds of data."""
-    kind = run.hint("data_type")
-    if kind == "fake" or run.hint("data_fake") not in (None, False):
-        run.put("data.sources", [{"path": "fake"}], "data_type" if kind == "fake" else "data_fake")
+    kind = run.get_hint("data_type")
+    if kind == "fake" or run.get_hint("data_fake") not in (None, False):
+        run.set_field("data.sources", [{"path": "fake"}], "data_type" if kind == "fake" else "data_fake")
     if kind not in (None, "sft", "fake"):
-        run.refuse("data_type", f"got {kind!r:.60}, expected sft or fake")
+        run.refuse_hint("data_type", f"got {kind!r:.60}, expected sft or fake")
 
 
 def complete_policies(run: RunView) -> None:
     """Evaluate the base model in addition to a run's policies, unless it is excluded."""
-    base = run.hint("eval_base")
+    base = run.get_hint("eval_base")
     if base is not None and not isinstance(base, bool):
-        run.refuse("eval_base", f"got {base!r:.60}, expected true or false")
-    elif run.hint("eval_steps") is not None:
-        run.put("policies.base", base is not False, "eval_steps" if base is None else "eval_base")
+        run.refuse_hint("eval_base", f"got {base!r:.60}, expected true or false")
+    elif run.get_hint("eval_steps") is not None:
+        run.set_field("policies.base", base is not False, "eval_steps" if base is None else "eval_base")
     elif base is False and run.get("policies.from_run") is None:
-        run.refuse("eval_base", "no policy would be evaluated; set weights_dir to a folder of policies")
+        run.refuse_hint("eval_base", "no policy would be evaluated; set weights_dir to a folder of policies")
     elif base is False:
-        run.note("eval_base", "the base model is evaluated too, unless steps selects the policies")
+        run.report_notice("eval_base", "the base model is evaluated too, unless steps selects the policies")

@@ -87,26 +87,26 @@ class Translator:
             shown: name of the part for messages.
         """
         result = Translation()
-        models = [model for part in (table,) if part and (model := self._below(self.model, part)) is not None]
+        models = [model for part in (table,) if part and (model := self._submodel(self.model, part)) is not None]
         place = _Place(table, raw, shown, (), (*models, self.model))
-        result.rest = self._table(dict(document), place, result)
+        result.rest = self._read_table(dict(document), place, result)
         return result
 
     def knows(self, words: Sequence[str]) -> bool:
         """Return whether an option or variable with these words belongs to the dialect and is not also a field of ours."""
-        row, _ = self._covering(words)
+        row, _ = self._covering_row(words)
         return row is not None and row.fate != "same"
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
         """Translate an option or variable; None if there is no row for it."""
-        row, count = self._covering(words)
+        row, count = self._covering_row(words)
         if row is None:
             return None
         for word in reversed(words[count:]):
             value = {word: value}
         result = Translation()
         indices = tuple(int(word) for word in words[:count] if word.isdecimal())
-        self._apply(row, value, _Place(_path_of(words[:count]), (), shown, indices, ()), result)
+        self._apply_row(row, value, _Place(_path_of(words[:count]), (), shown, indices, ()), result)
         return result
 
     def items(self, words: Sequence[str], value: object, shown: str) -> Translation | None:
@@ -119,7 +119,7 @@ class Translator:
         ):
             return None
         for word in words[:-1]:
-            if (below := self._below(model, word)) is None:
+            if (below := self._submodel(model, word)) is None:
                 break
             model = below
         else:
@@ -127,10 +127,10 @@ class Translator:
                 if not self._is_unclear(value, path):
                     return None
                 result = Translation()
-                self._refuse_unclear(value, _Place(path, (), shown, (), ()).item(0), result)
+                self._refuse_unclear(value, _Place(path, (), shown, (), ()).at_index(0), result)
                 return result
         result = Translation()
-        self._items(value, _Place(path, (), shown, (), ()), result)
+        self._read_items(value, _Place(path, (), shown, (), ()), result)
         merged = Layer()
         assign_values(merged, self.model, result.assignments)
         listed = {item.key[0] for item in result.assignments if len(item.key) > 1 and isinstance(item.key[1], int)}
@@ -146,75 +146,77 @@ class Translator:
         ]
         return result
 
-    def _covering(self, words: Sequence[str]) -> tuple[Row | None, int]:
+    def _covering_row(self, words: Sequence[str]) -> tuple[Row | None, int]:
         """Return the row of dotted words, or of the closest table that it covers entirely, with the row's number of words."""
         for count in range(len(words), 0, -1):
             path = _path_of(words[:count])
-            row = self._find(path)
+            row = self._find_row(path)
             if row is not None and (count == len(words) or not self._has_below(path)):
                 return row, count
         return None, 0
 
-    def _find(self, path: str) -> Row | None:
-        row = self.dialect.find(path)
-        return self.dialect.find(f"{self.fallback}.{path}") if row is None and self.fallback else row
+    def _find_row(self, path: str) -> Row | None:
+        row = self.dialect.find_row(path)
+        return self.dialect.find_row(f"{self.fallback}.{path}") if row is None and self.fallback else row
 
     def _has_below(self, path: str) -> bool:
         has = self.dialect.has_below
         return has(path) or (bool(self.fallback) and has(f"{self.fallback}.{path}"))
 
-    def _below(self, model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    def _submodel(self, model: type[BaseModel], name: str) -> type[BaseModel] | None:
         known = find_field(model, self.aliases.get(name, name))
         return None if known is None else field_shapes(model)[known].model
 
-    def _table(self, table: dict[str, Any], place: _Place, result: Translation) -> dict[str, Any]:
+    def _read_table(self, table: dict[str, Any], place: _Place, result: Translation) -> dict[str, Any]:
         rest: dict[str, Any] = {}
         for name, value in table.items():
-            inner = place.inside(name)
-            kept = self._key(name, value, inner, place, result)
+            inner = place.at_key(name)
+            kept = self._read_key(name, value, inner, place, result)
             if kept is not _TAKEN:
                 rest[name] = kept
         return rest
 
-    def _key(self, name: str, value: Any, inner: _Place, place: _Place, result: Translation) -> Any:
-        row = self._find(inner.path)
+    def _read_key(self, name: str, value: Any, inner: _Place, place: _Place, result: Translation) -> Any:
+        row = self._find_row(inner.path)
         below = self._has_below(inner.path) and len(inner.raw) < _LEVELS_MAX
         ours = [model for model in place.models if find_field(model, self.aliases.get(name, name)) is not None]
         if isinstance(value, dict) and below:
-            return self._nested(value, row, self._inside(inner, place, ours, name), result, ours=bool(ours))
+            return self._read_nested(value, row, self._enter_key(inner, place, ours, name), result, ours=bool(ours))
         if row is None and self._has_below(f"{inner.path}[]") and not self._is_ours(value, ours, name):
-            self._items(value, inner, result)
+            self._read_items(value, inner, result)
             return _TAKEN
         if row is None and ours and self._is_unclear(value, inner.path):
-            self._refuse_unclear(value, inner.item(0), result)
+            self._refuse_unclear(value, inner.at_index(0), result)
             return _TAKEN
-        result.reads.append(self._read(inner, value, row))
+        result.reads.append(self._make_read(inner, value, row))
         if row is not None and row.fate != "same":
-            self._apply(row, value, inner, result)
+            self._apply_row(row, value, inner, result)
             return _TAKEN
         if not ours and below:
-            self._refuse(inner, f"got {show_value(value)}, expected a table", result)
+            self._refuse_value(inner, f"got {show_value(value)}, expected a table", result)
             return _TAKEN
         if not ours and not place.models:
-            self._refuse(inner, f"unknown field{self._known(name, place)}", result)
+            self._refuse_value(inner, f"unknown field{self._known_names(name, place)}", result)
             return _TAKEN
         return value
 
-    def _nested(self, value: dict[str, Any], row: Row | None, place: _Place, result: Translation, *, ours: bool) -> Any:
+    def _read_nested(
+        self, value: dict[str, Any], row: Row | None, place: _Place, result: Translation, *, ours: bool
+    ) -> Any:
         """Read a table key by key, and also as a whole if its row maps it or it is empty.
 
         Return the rest of it for our own reader, or `_TAKEN` if nothing is left. An empty table of ours is kept, as it enables something.
         """
         kept = row is None or row.fate == "same"
         if row is not None and not kept and (row.fate == "mapped" or not value):
-            result.reads.append(self._read(place, value, row, table=True))
-            self._apply(row, value, place, result)
+            result.reads.append(self._make_read(place, value, row, table=True))
+            self._apply_row(row, value, place, result)
         elif not value:
-            result.reads.append(self._read(place, value, row, table=True))
-        rest = self._table(value, place, result)
+            result.reads.append(self._make_read(place, value, row, table=True))
+        rest = self._read_table(value, place, result)
         return rest if rest or (ours and not value and kept) else _TAKEN
 
-    def _read(self, place: _Place, value: object, row: Row | None, *, table: bool = False) -> Read:
+    def _make_read(self, place: _Place, value: object, row: Row | None, *, table: bool = False) -> Read:
         return Read(place.path, place.shown, value, row, self.lines.get(place.raw), table)
 
     def _is_ours(self, items: Any, ours: Sequence[type[BaseModel]], name: str) -> bool:
@@ -236,76 +238,76 @@ class Translator:
 
     def _refuse_unclear(self, items: Sequence[Mapping[str, object]], place: _Place, result: Translation) -> None:
         given = " and ".join(f"{key} = {show_value(value)}" for key, value in items[0].items())
-        self._refuse(place, f"got {f'only {given}' if given else 'an empty table'}: {_UNCLEAR}", result)
+        self._refuse_value(place, f"got {f'only {given}' if given else 'an empty table'}: {_UNCLEAR}", result)
         # It is refused already. A stand-in environment prevents a second message about missing environments.
         origin = Origin(self.source, place.shown, self.lines.get(place.raw), self.style)
-        self._take(Set("environments[].id", "reverse-text"), place.indices, origin, result)
+        self._apply_effect(Set("environments[].id", "reverse-text"), place.indices, origin, result)
 
-    def _inside(self, inner: _Place, place: _Place, ours: Sequence[type[BaseModel]], name: str) -> _Place:
-        models = [found for model in ours if (found := self._below(model, name)) is not None]
+    def _enter_key(self, inner: _Place, place: _Place, ours: Sequence[type[BaseModel]], name: str) -> _Place:
+        models = [found for model in ours if (found := self._submodel(model, name)) is not None]
         shared = [self.model] if not place.path and snake_name(name) in ROLES else []
-        return inner.among((*models, *shared))
+        return inner.with_models((*models, *shared))
 
-    def _items(self, items: Any, place: _Place, result: Translation) -> None:
+    def _read_items(self, items: Any, place: _Place, result: Translation) -> None:
         if not isinstance(items, list):
-            self._refuse(place, f"got {show_value(items)}, expected a list of tables", result)
+            self._refuse_value(place, f"got {show_value(items)}, expected a list of tables", result)
             return
         has_environments = self._has_environments(f"{place.path}[]")
         for i, item in enumerate(items):
-            inner = place.item(i)
+            inner = place.at_index(i)
             if isinstance(item, dict):
                 if has_environments:  # each item is an environment, even if all its keys are refused
                     origin = Origin(self.source, inner.shown, self.lines.get(inner.raw), self.style)
-                    self._take(Set("environments[]", {}), inner.indices, origin, result)
-                self._table(item, inner.among(()), result)
+                    self._apply_effect(Set("environments[]", {}), inner.indices, origin, result)
+                self._read_table(item, inner.with_models(()), result)
             else:
-                self._refuse(inner, f"got {show_value(item)}, expected a table", result)
+                self._refuse_value(inner, f"got {show_value(item)}, expected a table", result)
 
     def _has_environments(self, item: str) -> bool:
         """Return whether the items of a list of the dialect become environments of ours."""
         below = (row.targets for row in self.dialect.rows if row.path.startswith(f"{item}."))
         return any(target.startswith("environments[]") for targets in below for target in targets)
 
-    def _known(self, name: str, place: _Place) -> str:
+    def _known_names(self, name: str, place: _Place) -> str:
         known = self.dialect.names_below(place.path)
         if self.fallback and not known:
             known = self.dialect.names_below(f"{self.fallback}.{place.path}")
         others = [other for other in known if other != snake_name(name)]
         return did_you_mean(snake_name(name), others) or f"; known: {list_few(others)}"
 
-    def _refuse(self, place: _Place, message: str, result: Translation) -> None:
+    def _refuse_value(self, place: _Place, message: str, result: Translation) -> None:
         result.layer.problems.append(Problem(self.source, place.shown, message, self.lines.get(place.raw)))
 
-    def _apply(self, row: Row, value: Any, place: _Place, result: Translation) -> None:
+    def _apply_row(self, row: Row, value: Any, place: _Place, result: Translation) -> None:
         origin = Origin(self.source, place.shown, self.lines.get(place.raw), self.style)
-        for effect in row.effects(value, place.path.rpartition(".")[2]):
-            self._take(effect, place.indices, origin, result)
+        for effect in row.list_effects(value, place.path.rpartition(".")[2]):
+            self._apply_effect(effect, place.indices, origin, result)
 
-    def _take(self, effect: Effect, indices: tuple[int, ...], origin: Origin, result: Translation) -> None:
+    def _apply_effect(self, effect: Effect, indices: tuple[int, ...], origin: Origin, result: Translation) -> None:
         layer, empty = result.layer, Problem(origin.source, origin.path, "", origin.line)
         match effect:
             case Set(path, value):
-                self._mark(path, origin, layer)
+                self._mark_dialect(path, origin, layer)
                 # Copy the value: it belongs to the row, and the layer may change it.
                 result.assignments.append(Assignment(key_of(path, indices), copy.deepcopy(value), origin))
             case Extend(path, items):
-                self._mark(path, origin, layer)
+                self._mark_dialect(path, origin, layer)
                 key = key_of(path, indices)
                 before = [*(item.value for item in result.assignments if item.key == key)]
                 value = [*(before[-1] if before else []), *items]
                 result.assignments = [item for item in result.assignments if item.key != key]
                 result.assignments.append(Assignment(key, value, origin))
             case Note(text):
-                self._mark("", origin, layer)
+                self._mark_dialect("", origin, layer)
                 layer.notices.append(replace(empty, message=text))
             case Refuse(text):
-                self._mark("", origin, layer)
+                self._mark_dialect("", origin, layer)
                 layer.problems.append(replace(empty, message=text))
             case Later(label, value):
-                self._mark("", origin, layer)
+                self._mark_dialect("", origin, layer)
                 layer.hints[label] = Hint(value, origin)
 
-    def _mark(self, path: str, origin: Origin, layer: Layer) -> None:
+    def _mark_dialect(self, path: str, origin: Origin, layer: Layer) -> None:
         layer.hints.setdefault(DIALECT, Hint(self.dialect.name, origin))
         if path.startswith("environments["):
             layer.hints.setdefault(ENVIRONMENTS, Hint(True, origin))
@@ -332,16 +334,16 @@ class _Place:
     models: tuple[type[BaseModel], ...]
     """Our models that may have its keys as fields; empty in a table that only the dialect has."""
 
-    def inside(self, name: str) -> _Place:
+    def at_key(self, name: str) -> _Place:
         path = f"{self.path}.{snake_name(name)}" if self.path else snake_name(name)
         shown = f"{self.shown}.{name}" if self.shown else name
         return _Place(path, (*self.raw, name), shown, self.indices, self.models)
 
-    def item(self, index: int) -> _Place:
+    def at_index(self, index: int) -> _Place:
         shown = f"{self.shown}[{index}]"
         return _Place(f"{self.path}[]", (*self.raw, index), shown, (*self.indices, index), self.models)
 
-    def among(self, models: Iterable[type[BaseModel]]) -> _Place:
+    def with_models(self, models: Iterable[type[BaseModel]]) -> _Place:
         return _Place(self.path, self.raw, self.shown, self.indices, tuple(models))
 
 

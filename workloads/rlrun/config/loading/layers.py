@@ -111,7 +111,7 @@ class Reader:
         if key:
             layer.origins[key] = Origin(self.source, path, self.lines.get(raw), self.style)
         if shape.kind == "model" and shape.model is not None and isinstance(value, dict):
-            return self._fields(value, shape.model, key, path, raw, layer)
+            return self._read_fields(value, shape.model, key, path, raw, layer)
         if shape.kind == "list" and isinstance(value, list):
             item = shape.parts[0]
             return [self.value(part, item, (*key, i), f"{path}[{i}]", (*raw, i), layer) for i, part in enumerate(value)]
@@ -123,7 +123,7 @@ class Reader:
             }
         return value
 
-    def _fields(
+    def _read_fields(
         self, document: dict[str, object], model: type[BaseModel], key: Key, path: str, raw: Key, layer: Layer
     ) -> dict[str, object]:
         result: dict[str, object] = {}
@@ -135,7 +135,7 @@ class Reader:
             if known is None:
                 if model.model_config.get("extra") != "ignore":
                     why = getattr(model, "refused_fields", {}).get(snake_name(name))
-                    hint = f": {why}" if why else self._hint(model, name, path, value, document)
+                    hint = f": {why}" if why else self._suggest_key(model, name, path, value, document)
                     layer.problems.append(Problem(self.source, here, f"unknown field{hint}", line))
                     if intended := self._intended_fields(model, name, value, document):
                         result |= {
@@ -151,15 +151,17 @@ class Reader:
                 result[known] = self.value(value, field_shapes(model)[known], (*key, known), here, (*raw, name), layer)
         return result
 
-    def _hint(self, model: type[BaseModel], name: str, path: str, value: object, document: dict[str, object]) -> str:
+    def _suggest_key(
+        self, model: type[BaseModel], name: str, path: str, value: object, document: dict[str, object]
+    ) -> str:
         if self.style != "camel":
             return suggest_key(model, name, self.model, self.style)
-        if (item := self._entry(model, name, value, document)) is not None:
+        if (item := self._named_item(model, name, value, document)) is not None:
             text = to_yaml(item)
             return f"; write {text}" if redact.redact_text(text, []) == text else ""
         return unknown_field(model, name, self.model, path, value)
 
-    def _entry(
+    def _named_item(
         self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
     ) -> dict[str, object] | None:
         """Return the list item that is written only as its name and its value: `- OMP_NUM_THREADS: 4`."""
@@ -171,7 +173,7 @@ class Reader:
         self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
     ) -> dict[str, object]:
         """Return required fields that an unknown field probably means, so that they are not reported as missing too."""
-        if self.style == "camel" and (item := self._entry(model, name, value, document)) is not None:
+        if self.style == "camel" and (item := self._named_item(model, name, value, document)) is not None:
             return {known: part for key, part in item.items() if (known := find_field(model, key)) is not None}
         given = {snake_name(key) for key in document}
         missing = {

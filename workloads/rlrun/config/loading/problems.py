@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlrun.runtime import redact
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
@@ -34,7 +34,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
-        return printable(": ".join(part for part in (where, self.path, self.message) if part))
+        return escape_controls(": ".join(part for part in (where, self.path, self.message) if part))
 
 
 class ConfigError(Exception):

@@ -72,7 +72,7 @@ def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = Document(None, node.start_mark.line + 1)
-            document.value = builder.build(node, (), document.lines)
+            document.value = builder.build_value(node, (), document.lines)
             if document.value is not None:
                 documents.append(document)
         complete = True
@@ -82,16 +82,16 @@ def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]
         line = mark.line + 1 if mark else None
         opened = error.context_mark if "quoted scalar" in reason else None  # the parser stops far below an open quote
         if (slip := yaml_slip(text, opened.line + 1 if opened else line, reason)) is not None:
-            builder.refuse(slip.line, f"not YAML: {slip.message}")
+            builder.add_problem(slip.line, f"not YAML: {slip.message}")
         else:
             fix = "; indent with spaces" if "'\\t'" in reason else ""
-            builder.refuse(line, f"not YAML: {reason}{fix}")
+            builder.add_problem(line, f"not YAML: {reason}{fix}")
     except yaml.YAMLError as error:
-        builder.refuse(None, f"not YAML: {getattr(error, 'reason', error)}; save it as UTF-8 text")
+        builder.add_problem(None, f"not YAML: {getattr(error, 'reason', error)}; save it as UTF-8 text")
     except (ValueError, OverflowError) as error:
-        builder.refuse(None, f"not YAML: {error}")
+        builder.add_problem(None, f"not YAML: {error}")
     except RecursionError:
-        builder.refuse(_too_deep(text), f"more than {_MAX_LEVELS} nested lists and mappings; flatten it")
+        builder.add_problem(_too_deep(text), f"more than {_MAX_LEVELS} nested lists and mappings; flatten it")
     if not complete:
         raise ConfigError(builder.problems)
     return documents, builder.problems
@@ -113,10 +113,12 @@ class _Builder:
         self.problems: list[Problem] = []
         self.nodes = 0
 
-    def refuse(self, line: int | None, message: str) -> None:
+    def add_problem(self, line: int | None, message: str) -> None:
         self.problems.append(Problem(self.source, "", message, line))
 
-    def build(self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int] = frozenset()) -> Any:
+    def build_value(
+        self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int] = frozenset()
+    ) -> Any:
         line = node.start_mark.line + 1
         self.nodes += 1
         if self.nodes > _MAX_NODES:
@@ -124,20 +126,20 @@ class _Builder:
                 f"more than {_MAX_NODES} values, because an alias repeats too often; write the values in full"
             )
         if id(node) in inside:
-            self.refuse(line, "an alias contains itself; write the value instead")
+            self.add_problem(line, "an alias contains itself; write the value instead")
             return None
         inside = inside | {id(node)}
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, line)
+            return self._build_scalar(node, line)
         if not node.tag.startswith((_TAG + "map", _TAG + "seq")):
-            self.refuse(line, f"tag {node.tag} is not supported; remove it")
+            self.add_problem(line, f"tag {node.tag} is not supported; remove it")
             return None
         if isinstance(node, yaml.SequenceNode):
             lines.update({(*path, i): item.start_mark.line + 1 for i, item in enumerate(node.value)})
-            return [self.build(item, (*path, i), lines, inside) for i, item in enumerate(node.value)]
-        return self._mapping(node, path, lines, inside)
+            return [self.build_value(item, (*path, i), lines, inside) for i, item in enumerate(node.value)]
+        return self._build_mapping(node, path, lines, inside)
 
-    def _scalar(self, node: yaml.ScalarNode, line: int) -> object:
+    def _build_scalar(self, node: yaml.ScalarNode, line: int) -> object:
         kind = node.tag.removeprefix(_TAG)
         try:
             match kind:
@@ -152,12 +154,14 @@ class _Builder:
                 case "float":
                     return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
-            self.refuse(line, f"{node.value[:40]!r} does not have the type of its tag; remove the tag")
+            self.add_problem(line, f"{node.value[:40]!r} does not have the type of its tag; remove the tag")
             return None
-        self.refuse(line, f"tag {node.tag} is not supported; remove it")
+        self.add_problem(line, f"tag {node.tag} is not supported; remove it")
         return None
 
-    def _mapping(self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int]) -> dict[str, object]:
+    def _build_mapping(
+        self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int]
+    ) -> dict[str, object]:
         result: dict[str, object] = {}
         first: dict[str, int] = {}
         merged: list[yaml.Node] = []
@@ -169,19 +173,19 @@ class _Builder:
             if key_node.tag != _TAG + "str" or not isinstance(key_node, yaml.ScalarNode):
                 shown = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
                 here = self.text[line - 1] if line <= len(self.text) else ""
-                self.refuse(line, explain_template(here) or f"key {shown} is not a string; write it in quotes")
+                self.add_problem(line, explain_template(here) or f"key {shown} is not a string; write it in quotes")
                 continue
             key = key_node.value
             if key in first:
-                self.refuse(line, f"duplicate key {key!r}: it is already set in line {first[key]}; remove one")
+                self.add_problem(line, f"duplicate key {key!r}: it is already set in line {first[key]}; remove one")
                 continue
             first[key] = lines[*path, key] = line
-            result[key] = self.build(value_node, (*path, key), lines, inside)
+            result[key] = self.build_value(value_node, (*path, key), lines, inside)
         for source in merged:
             inherited_lines: dict[Key, int] = {}
-            inherited = self.build(source, path, inherited_lines, inside)
+            inherited = self.build_value(source, path, inherited_lines, inside)
             if not isinstance(inherited, dict):
-                self.refuse(source.start_mark.line + 1, "<< needs a mapping; write one, or remove the line")
+                self.add_problem(source.start_mark.line + 1, "<< needs a mapping; write one, or remove the line")
                 continue
             for key in [key for key in inherited if key not in result]:
                 result[key] = inherited[key]

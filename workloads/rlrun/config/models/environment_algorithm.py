@@ -56,7 +56,7 @@ class EnvironmentAlgorithm(Config):
             )
         return self
 
-    def over(self, run: AlgorithmConfig) -> AlgorithmConfig:
+    def merged_over(self, run: AlgorithmConfig) -> AlgorithmConfig:
         """Return the algorithm of this environment: the run's, with the parts that are set here replaced.
 
         Raises:
@@ -87,7 +87,7 @@ class EnvironmentAlgorithm(Config):
         """
         if self == EnvironmentAlgorithm():
             return self
-        complete = self.over(run).with_preset_applied()
+        complete = self.merged_over(run).with_preset_applied()
         fields = {name: getattr(complete, name) for name in type(self).model_fields}
         # Only the run can have the advantage gae.
         return EnvironmentAlgorithm(**fields | {"advantage": self.advantage and complete.advantage})

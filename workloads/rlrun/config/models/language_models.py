@@ -129,7 +129,7 @@ class ReferenceConfig(Config):
             )
         return self
 
-    def resolved(self, policy: ModelConfig) -> ModelConfig:
+    def resolve_model(self, policy: ModelConfig) -> ModelConfig:
         """Return the source of the reference model; `policy` is the run's model."""
         if self.model == INITIAL:
             return policy

@@ -56,7 +56,7 @@ class LossConfig(_Objective):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known_name_rule("loss", LOSS_ENTRIES),)
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_options(self) -> Self:
         complete_options("loss", self.name, self.options)
         return self
 
@@ -67,7 +67,7 @@ class AdvantageConfig(_Objective):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known_name_rule("advantage", ADVANTAGE_ENTRIES),)
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_options(self) -> Self:
         complete_options("advantage", self.name, self.options)
         return self
 
@@ -151,7 +151,7 @@ class CorrectionConfig(Config):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         complete_correction(self.options)
         return self
 
@@ -238,7 +238,7 @@ class AlgorithmConfig(Config):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         find_preset(self.preset)
         if self.max_off_policy_steps < self.max_async_level:
             raise ValueError(
@@ -275,7 +275,7 @@ class AlgorithmConfig(Config):
                 "set it to 0, or use regularizers.kl"
             )
         for need, what in self.needs.items():
-            if need not in self.provided:
+            if need not in self.provided_inputs:
                 raise ValueError(
                     f"{what} needs a {need} model, which this run does not have; set algorithm.{need}, "
                     "or choose another preset or part"
@@ -293,7 +293,7 @@ class AlgorithmConfig(Config):
         return found | algorithm_inputs("advantage", self.effective_advantage.name, self.effective_advantage.options)
 
     @property
-    def provided(self) -> frozenset[Need]:
+    def provided_inputs(self) -> frozenset[Need]:
         """Inputs other than the policy that the run has."""
         have: dict[Need, object] = {"reference": self.reference, "critic": self.critic}
         return frozenset(need for need, config in have.items() if config is not None)

@@ -54,7 +54,7 @@ class ParallelismConfig(Config):
         """Whether micro-batches pass through the ranks and back, so that the first rank holds the first stage and the last."""
         return self.schedule == "ZBVZeroBubble"
 
-    def problem(self, world_size: int) -> str | None:
+    def layout_problem(self, world_size: int) -> str | None:
         """Return why `world_size` ranks cannot use this layout (field, value and fix), or None if they can."""
         if (problem := self._schedule_problem()) is not None:
             return problem
@@ -115,6 +115,6 @@ def trainer_sizes(layout: ParallelismConfig, ranks: int, least: int, most: int) 
         least: fewest pods.
         most: most pods.
     """
-    problems = {pods: layout.problem(pods * ranks) for pods in range(least, most + 1)}
+    problems = {pods: layout.layout_problem(pods * ranks) for pods in range(least, most + 1)}
     left_out = {pods: problem for pods, problem in problems.items() if problem is not None}
     return Sizes(tuple(pods for pods, problem in problems.items() if problem is None), left_out)

@@ -94,8 +94,8 @@ class TrainerSpec(Config):
     """Optimizer updates per step. Each uses its own random part of the batch."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        problem = self.parallelism.problem(self.world_size)
+    def _check_layout(self) -> Self:
+        problem = self.parallelism.layout_problem(self.world_size)
         if problem is not None:
             raise ValueError(problem)
         if (problem := self._memory_problem()) is not None:
@@ -250,7 +250,7 @@ class InferenceSpec(Config):
         return self.tensor_parallel * self.data_parallel
 
     @property
-    def parsers(self) -> list[str]:
+    def parser_entries(self) -> list[str]:
         """Entries of `extra_args` that configure how a reply is parsed: its tool calls and its reasoning."""
         return parser_arguments(self.extra_args)
 
@@ -322,10 +322,10 @@ class TrainerConfig(TrainerSpec, RoleConfig):
     """Address that the channel binds to."""
 
     @model_validator(mode="after")
-    def _environments(self) -> Self:
+    def _check_environment_algorithms(self) -> Self:
         for name, own in self.environment_algorithms.items():
             try:
-                own.over(self.algorithm)
+                own.merged_over(self.algorithm)
             except ValueError as error:
                 raise ValueError(f"environmentAlgorithms.{name}: {error}") from None
         return self

@@ -174,7 +174,7 @@ class EvaluationSamplingConfig(Sampling):
                 f"minTokens ({self.min_tokens}) must be at most maxTokens ({longest}); lower it or raise maxTokens"
             )
 
-    def over(self, training: SamplingConfig) -> CompleteSampling:
+    def merged_over(self, training: SamplingConfig) -> CompleteSampling:
         """Return the complete sampling of one environment.
 
         Args:
@@ -230,7 +230,7 @@ class CurriculumConfig(Config):
     )
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _check_thresholds(self) -> Self:
         if self.easy is not None and self.hard is not None and self.hard.threshold >= self.easy.threshold:
             raise ValueError(
                 f"hard.threshold ({self.hard.threshold}) must be below easy.threshold ({self.easy.threshold}); lower it"
@@ -337,4 +337,4 @@ class EvaluationConfig(Config):
 
     def sampling_over(self, training: SamplingConfig) -> CompleteSampling:
         """Return the sampling of evaluation in an environment; `training` is the environment's own sampling."""
-        return (self.sampling or EvaluationSamplingConfig()).over(training)
+        return (self.sampling or EvaluationSamplingConfig()).merged_over(training)

@@ -49,7 +49,7 @@ class RunConfig(Config):
     mirror: MirrorConfig | None = None
     """Copies in object storage. They do not change the run's result."""
 
-    def hash(self) -> str:
+    def config_hash(self) -> str:
         """Return the fingerprint of every value that determines the result of the run."""
         return config_fingerprint(
             *(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None)

@@ -27,7 +27,7 @@ from rlrun.convert.draft import Draft
 _BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
 _GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
 _ENGINES, _TRAINER = "rollout.backend", "actor.backend"
-_PROMPT = 1024
+_ASSUMED_PROMPT_TOKENS = 1024
 """Assumed maximum length of prompts in tokens, if the configuration has no limit."""
 _CONCURRENCY_MAX = 65_536
 """Maximum of `orchestrator.maxConcurrency` in a manifest."""
@@ -41,9 +41,11 @@ def compose_areal(draft: Draft, context: Context) -> None:
     """
     put_model(draft, "actor.path")
     _compose_lengths(draft)
-    prompts, n = draft.whole(_BATCH) or 1, draft.whole(_N) or 1
-    draft.put("orchestrator.batchSize", prompts * n, _BATCH, _N, note="prompts x answers")
-    draft.put("trainer.updatesPerStep", draft.whole("actor.ppo_n_minibatches") or 1, "actor.ppo_n_minibatches")
+    prompts, n = draft.get_integer(_BATCH) or 1, draft.get_integer(_N) or 1
+    draft.set_field("orchestrator.batchSize", prompts * n, _BATCH, _N, note="prompts x answers")
+    draft.set_field(
+        "trainer.updatesPerStep", draft.get_integer("actor.ppo_n_minibatches") or 1, "actor.ppo_n_minibatches"
+    )
     per_epoch = _compose_steps(draft, context)
     _compose_flow(draft, n)
     put_muon(draft, AREAL_MUON)
@@ -64,15 +66,17 @@ def _compose_lengths(draft: Draft) -> None:
 
     A sequence needs at least one token in addition to the answer.
     """
-    answer = draft.whole(_NEW) or 16384  # AReaL's default
-    draft.put("sampling.maxTokens", answer, _NEW)
-    if draft.has("gconfig.max_tokens"):
-        draft.put("seqLen", max(draft.whole("gconfig.max_tokens") or 0, answer + 1), "gconfig.max_tokens")
+    answer = draft.get_integer(_NEW) or 16384  # AReaL's default
+    draft.set_field("sampling.maxTokens", answer, _NEW)
+    if draft.has_value("gconfig.max_tokens"):
+        draft.set_field("seqLen", max(draft.get_integer("gconfig.max_tokens") or 0, answer + 1), "gconfig.max_tokens")
     else:
         longest = "train_dataset.max_length"
-        prompt = draft.whole(longest)
-        note = "" if prompt else f"prompts of at most {_PROMPT} tokens: AReaL has no limit"
-        draft.put("seqLen", (prompt or _PROMPT) + answer, *([longest] if prompt else []), _NEW, note=note)
+        prompt = draft.get_integer(longest)
+        note = "" if prompt else f"prompts of at most {_ASSUMED_PROMPT_TOKENS} tokens: AReaL has no limit"
+        draft.set_field(
+            "seqLen", (prompt or _ASSUMED_PROMPT_TOKENS) + answer, *([longest] if prompt else []), _NEW, note=note
+        )
     engine = draft.fields.get("inference.maxModelLen")
     if engine is not None and engine.value < draft.fields["seqLen"].value:
         draft.fields.pop("inference.maxModelLen")
@@ -83,8 +87,8 @@ def _compose_steps(draft: Draft, context: Context) -> int | None:
     """Set `maxSteps` and the warm-up; return the number of steps per epoch, or None if it is unknown or not needed."""
     total = "total_train_steps"
     files = [str(draft.get("train_dataset.path") or "")]
-    if draft.has(total):
-        draft.put("maxSteps", draft.whole(total), total)
+    if draft.has_value(total):
+        draft.set_field("maxSteps", draft.get_integer(total), total)
         per_epoch = None
     else:
         per_epoch = put_steps(draft, context, epochs="total_train_epochs", batch=_BATCH, files=files)
@@ -94,12 +98,16 @@ def _compose_steps(draft: Draft, context: Context) -> int | None:
 
 def _compose_flow(draft: Draft, n: int) -> None:
     # AReaL has one limit of the policy's lag for both purposes: how far sampling may be ahead, and from which lag groups are dropped.
-    lag = draft.whole("rollout.max_head_offpolicyness") or 0
-    draft.put("algorithm.maxAsyncLevel", lag, "rollout.max_head_offpolicyness")
-    draft.put("algorithm.maxOffPolicySteps", lag, "rollout.max_head_offpolicyness", note="older groups are dropped")
+    lag = draft.get_integer("rollout.max_head_offpolicyness") or 0
+    draft.set_field("algorithm.maxAsyncLevel", lag, "rollout.max_head_offpolicyness")
+    draft.set_field(
+        "algorithm.maxOffPolicySteps", lag, "rollout.max_head_offpolicyness", note="older groups are dropped"
+    )
     key = "rollout.max_concurrent_rollouts"
-    if (groups := draft.whole(key)) is not None:
-        draft.put("orchestrator.maxConcurrency", min(_CONCURRENCY_MAX, groups * n), key, _N, note="groups x answers")
+    if (groups := draft.get_integer(key)) is not None:
+        draft.set_field(
+            "orchestrator.maxConcurrency", min(_CONCURRENCY_MAX, groups * n), key, _N, note="groups x answers"
+        )
 
 
 class _AllocationError(ValueError):
@@ -127,7 +135,7 @@ def _compose_gpus(draft: Draft) -> None:
             "spec.trainer.gpusPerReplica: the number of GPUs is missing; add allocation_mode=vllm:d4+fsdp:d4"
         )
         return
-    node = draft.whole(_GPUS) or 8
+    node = draft.get_integer(_GPUS) or 8
     # The first cause is the key that a message about the part names.
     pods = put_trainer(draft, trainer, node, *sorted(causes, key=lambda key: key != _TRAINER), _GPUS)
     if engines is not None:
@@ -144,9 +152,9 @@ def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
     Raises:
         _AllocationError: a part is invalid, or the parts of two keys do not match.
     """
-    if draft.has(_MODE):
+    if draft.has_value(_MODE):
         return _parse_keys(str(draft.get(_MODE)), [_MODE]), [_MODE]
-    parts = {key: str(draft.get(key)) for key in (_ENGINES, _TRAINER) if draft.has(key)}
+    parts = {key: str(draft.get(key)) for key in (_ENGINES, _TRAINER) if draft.has_value(key)}
     for key, part in parts.items():
         if ":" in part:
             _parse_keys(part, [key])
@@ -158,7 +166,7 @@ def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
     strategy = ("rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target")
     if [draft.get(key) for key in strategy] == ["colocation", "actor"]:
         return _parse_keys("|".join(parts.values()), list(parts)), [*parts, *strategy]
-    if _must_share(draft, apart):
+    if _detect_gpu_sharing(draft, apart):
         return _parse_keys("|".join(parts.values()), list(parts)), [*parts, "cluster.n_nodes"]
     return apart, list(parts)
 
@@ -171,12 +179,12 @@ def _parse_keys(text: str, keys: Sequence[str]) -> Allocation:
         raise _AllocationError(keys, str(error)) from None
 
 
-def _must_share(draft: Draft, apart: Allocation) -> bool:
+def _detect_gpu_sharing(draft: Draft, apart: Allocation) -> bool:
     """Return whether trainer and engines fit into the cluster only alternately. If they do, add a notice to the draft."""
-    nodes = draft.whole("cluster.n_nodes")
+    nodes = draft.get_integer("cluster.n_nodes")
     if nodes is None or apart.engines is None or apart.trainer is None:
         return False
-    gpus = nodes * (draft.whole(_GPUS) or 8)
+    gpus = nodes * (draft.get_integer(_GPUS) or 8)
     sizes = (apart.engines.gpus, apart.trainer.gpus)
     shares = sum(sizes) > gpus >= max(sizes)
     if shares:
@@ -203,29 +211,29 @@ def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int |
         draft.notices.append(
             f"{causes[0]}: p{engines.p} of the engines: RLRun's engines have no pipeline parallelism; tensorParallel is {size}"
         )
-    draft.put("inference.tensorParallel", size, *causes)
+    draft.set_field("inference.tensorParallel", size, *causes)
     if pods is None:
-        draft.put("inference.gpusPerReplica", size, *causes)
-        draft.put("inference.replicas", engines.d, *causes)
+        draft.set_field("inference.gpusPerReplica", size, *causes)
+        draft.set_field("inference.replicas", engines.d, *causes)
         return
     gpus = draft.fields["trainer.gpusPerReplica"].value
-    draft.put("placement.colocate", True, *causes)
-    draft.put("inference.gpusPerReplica", gpus, *causes)
-    draft.put("inference.dataParallel", max(1, gpus // size), *causes)
-    draft.put("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep during a training step")
+    draft.set_field("placement.colocate", True, *causes)
+    draft.set_field("inference.gpusPerReplica", gpus, *causes)
+    draft.set_field("inference.dataParallel", max(1, gpus // size), *causes)
+    draft.set_field("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep during a training step")
     # `api.field_rules` refuses a transport between two GPUs with placement.colocate, which uses one GPU for both.
     draft.fields.pop("weightSync.transport", None)
 
 
 def _compose_memory(draft: Draft) -> None:
     tokens = "actor.mb_spec.max_tokens_per_mb"
-    if (size := draft.whole(tokens)) is not None:
+    if (size := draft.get_integer(tokens)) is not None:
         longest = draft.fields["seqLen"].value
         note = "" if size >= longest else "one sample must fit"
-        draft.put("trainer.microBatchTokens", max(size, longest), tokens, note=note)
+        draft.set_field("trainer.microBatchTokens", max(size, longest), tokens, note=note)
     for key in ("vllm.gpu_memory_utilization", "sglang.mem_fraction_static"):
-        if draft.has(key):
-            draft.put("inference.gpuMemoryUtilization", draft.number(key), key)
+        if draft.has_value(key):
+            draft.set_field("inference.gpuMemoryUtilization", draft.get_number(key), key)
             break
 
 
@@ -244,30 +252,30 @@ def _compose_environment(draft: Draft, n: int) -> None:
         draft.missing.append(f"spec.environments: the data is missing; add {key}=ORG/NAME or a folder")
         path = "openai/gsm8k"
     local = not is_on_hub(path)
-    known = PurePosixPath(path).name == "gsm8k"
+    is_gsm8k = PurePosixPath(path).name == "gsm8k"
     args: dict[str, object] = {"path" if local else "name": path}
-    environment: dict[str, object] = {"id": "gsm8k" if known else "dataset", "groupSize": n, "args": args}
-    if not known:
+    environment: dict[str, object] = {"id": "gsm8k" if is_gsm8k else "dataset", "groupSize": n, "args": args}
+    if not is_gsm8k:
         environment["args"] = args | {"reward": "math"}
         draft.notices.append(
             f"{key}={path}: AReaL computes rewards in Python of its script; the dataset environment needs the columns prompt and "
             "reward_model.ground_truth, and compares answers as mathematics"
         )
     causes = [key, _N]
-    if draft.has("train_dataset.shuffle") and not draft.flag("train_dataset.shuffle"):
+    if draft.has_value("train_dataset.shuffle") and not draft.get_flag("train_dataset.shuffle"):
         environment["curriculum"] = {"shuffle": False}
         causes.append("train_dataset.shuffle")
-    draft.put("environments", [environment], *causes)
+    draft.set_field("environments", [environment], *causes)
 
 
 def _compose_intervals(draft: Draft, per_epoch: int | None) -> None:
     fields = {"saver": "checkpoint.export.interval", "recover": "checkpoint.interval"}
-    if draft.has("valid_dataset.path"):
+    if draft.has_value("valid_dataset.path"):
         fields["evaluator"] = "evaluation.interval"
     for part, path in fields.items():
         # `dropped` is only a table of reasons: an entry for a key that is not set has no effect.
         draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
         if (found := compose_interval(draft, part, per_epoch)) is not None:
-            draft.put(path, found[0], found[1])
+            draft.set_field(path, found[0], found[1])
     if "evaluation.interval" in draft.fields:
-        draft.put("evaluation.numTasks", ALL_TASKS, "valid_dataset.path", note="all held-out tasks")
+        draft.set_field("evaluation.numTasks", ALL_TASKS, "valid_dataset.path", note="all held-out tasks")

@@ -71,7 +71,7 @@ def run_name(text: object, fallback: str) -> str:
 
 def name_run(draft: Draft, key: str, context: Context) -> Field:
     """Return `metadata.name` from a key, or otherwise from the file."""
-    given = draft.has(key)
+    given = draft.has_value(key)
     name = Field(run_name(draft.get(key) if given else "", context.name), (key,) if given else ())
     draft.dropped[key] = "the name of the run comes from the file"
     return name
@@ -82,25 +82,25 @@ def put_model(draft: Draft, key: str) -> None:
     path = draft.get(key)
     if not isinstance(path, str) or not path:
         draft.missing.append(f"spec.model: the model is missing; add {key}=ORG/NAME or a folder")
-        draft.put("model.name", "Qwen/Qwen3-0.6B", note="a placeholder")
+        draft.set_field("model.name", "Qwen/Qwen3-0.6B", note="a placeholder")
         return
     if _VISION.search(PurePosixPath(path).name):
         draft.refused[key] = "vision-language models are not supported"
-    draft.put("model.name" if is_on_hub(path) else "model.path", at_home(path), key)
+    draft.set_field("model.name" if is_on_hub(path) else "model.path", at_home(path), key)
 
 
 def put_steps(draft: Draft, context: Context, *, epochs: str, batch: str, files: Sequence[str]) -> int | None:
     """Set `maxSteps` from epochs: rows times epochs divided by the prompts per batch. Returns the steps of one epoch, or None."""
     rows = context.rows or _rows_of(files, context)
-    size, times = draft.whole(batch) or 1, draft.whole(epochs) or 1
+    size, times = draft.get_integer(batch) or 1, draft.get_integer(epochs) or 1
     if rows is None:
-        draft.put("maxSteps", 100, epochs, note="RLRun's default, because the number of rows is unknown")
+        draft.set_field("maxSteps", 100, epochs, note="RLRun's default, because the number of rows is unknown")
         draft.missing.append(
             f"spec.maxSteps: the number of steps for {epochs}={times} depends on the rows of the data; add --rows N"
         )
         return None
     per_epoch = max(1, rows // size)
-    draft.put("maxSteps", per_epoch * times, epochs, batch, note=f"{times} x {per_epoch} batches of {rows} rows")
+    draft.set_field("maxSteps", per_epoch * times, epochs, batch, note=f"{times} x {per_epoch} batches of {rows} rows")
     return per_epoch
 
 
@@ -114,21 +114,21 @@ def _rows_of(files: Sequence[str], context: Context) -> int | None:
 
 def compose_warmup(draft: Draft, ratio: str, *causes: str) -> None:
     """Set `trainer.scheduler.warmupSteps` from a fraction of all steps."""
-    share = draft.number(ratio) or 0.0
+    share = draft.get_number(ratio) or 0.0
     steps = draft.fields["maxSteps"].value
     if share > 0:
         # Both trainers truncate the product, like int().
-        draft.put("trainer.scheduler.warmupSteps", int(share * steps), ratio, *causes, note=f"of {steps} steps")
+        draft.set_field("trainer.scheduler.warmupSteps", int(share * steps), ratio, *causes, note=f"of {steps} steps")
 
 
 def put_areal_warmup(draft: Draft) -> None:
     """Set the warm-up from AReaL's two keys; the number of steps overrides the fraction."""
     steps, share = "actor.optimizer.warmup_steps", "actor.optimizer.warmup_steps_proportion"
-    if (number := draft.whole(steps)) is None:
+    if (number := draft.get_integer(steps)) is None:
         compose_warmup(draft, share)
     else:
-        draft.put("trainer.scheduler.warmupSteps", max(0, number), steps)
-        if draft.has(share):
+        draft.set_field("trainer.scheduler.warmupSteps", max(0, number), steps)
+        if draft.has_value(share):
             draft.dropped[share] = "warmup_steps overrides it"
 
 
@@ -136,8 +136,8 @@ def put_betas(draft: Draft, key: str) -> None:
     """Set both decays of AdamW from a key that contains the two."""
     betas = draft.get(key)
     if isinstance(betas, list) and len(betas) == 2:
-        draft.put("trainer.optimizer.beta1", betas[0], key)
-        draft.put("trainer.optimizer.beta2", betas[1], key)
+        draft.set_field("trainer.optimizer.beta1", betas[0], key)
+        draft.set_field("trainer.optimizer.beta2", betas[1], key)
 
 
 def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
@@ -154,22 +154,22 @@ def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
         draft.missing.append(
             f"{causes[0]}: {trainer.gpus} GPUs of the trainer do not divide by {pods} nodes with {node} GPUs; change one of them"
         )
-    draft.put("trainer.replicas", pods, *causes)
-    draft.put("trainer.gpusPerReplica", trainer.gpus // pods, *causes)
+    draft.set_field("trainer.replicas", pods, *causes)
+    draft.set_field("trainer.gpusPerReplica", trainer.gpus // pods, *causes)
     for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e), ("pp", trainer.p)):
         if degree > 1:
-            draft.put(f"trainer.parallelism.{name}", degree, causes[0])
+            draft.set_field(f"trainer.parallelism.{name}", degree, causes[0])
     return pods
 
 
 def compose_interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
     """Return the interval of AReaL's `<part>.freq_steps` or `freq_epochs` in steps, and its key; None if neither is usable."""
-    steps, epochs = (draft.whole(f"{part}.freq_{unit}") for unit in ("steps", "epochs"))
+    steps, epochs = (draft.get_integer(f"{part}.freq_{unit}") for unit in ("steps", "epochs"))
     if steps is not None and steps > 0:
         return steps, f"{part}.freq_steps"
     if epochs is not None and epochs > 0 and per_epoch is not None:
         return epochs * per_epoch, f"{part}.freq_epochs"
-    if draft.has(f"{part}.freq_epochs"):
+    if draft.has_value(f"{part}.freq_epochs"):
         draft.dropped[f"{part}.freq_epochs"] = "the number of steps per epoch is unknown; RLRun's default is used"
     return None
 
@@ -183,15 +183,15 @@ def put_lora(draft: Draft, part: str, *, use: str | None = None) -> None:
         use: key that enables adapters; None: a rank above 0 enables them.
     """
     rank, alpha, targets = (f"{part}{name}" for name in ("lora_rank", "lora_alpha", "target_modules"))
-    size = draft.whole(rank) or 0
-    if (use is not None and not draft.flag(use)) or (use is None and size <= 0):
+    size = draft.get_integer(rank) or 0
+    if (use is not None and not draft.get_flag(use)) or (use is None and size <= 0):
         return
-    draft.put("trainer.lora.rank", size or 32, *([use] if use is not None else []), rank)
-    draft.put("trainer.lora.alpha", draft.number(alpha) or 16.0, alpha)
+    draft.set_field("trainer.lora.rank", size or 32, *([use] if use is not None else []), rank)
+    draft.set_field("trainer.lora.alpha", draft.get_number(alpha) or 16.0, alpha)
     written = draft.get(targets)
     names = [written] if isinstance(written, str) else written
     if isinstance(names, list) and names and names[0] not in ALL_LINEAR:
-        draft.put(
+        draft.set_field(
             "trainer.lora.targets", [ours for name in names for ours in MEGATRON_MODULES.get(name, (name,))], targets
         )
 
@@ -245,10 +245,10 @@ def put_trackers(draft: Draft) -> None:
     key, project = "trainer.logger", "trainer.project_name"
     loggers = re.findall(r"\w+", str(draft.get(key)))
     for tracker, name in _PROJECTS.items():
-        if tracker in loggers and name and draft.has(project):
-            draft.put(f"tracking.{tracker}", {name: str(draft.get(project))}, key, project)
+        if tracker in loggers and name and draft.has_value(project):
+            draft.set_field(f"tracking.{tracker}", {name: str(draft.get(project))}, key, project)
         elif tracker in loggers:
-            draft.put(f"tracking.{tracker}", {}, key)
+            draft.set_field(f"tracking.{tracker}", {}, key)
 
 
 _NAME = "trainer.optimizer.name"
@@ -296,8 +296,8 @@ def put_muon(draft: Draft, keys: MuonKeys) -> None:
     if name is None or name.value != "muon":
         return
     momentum = keys.block + keys.momentum
-    if (value := draft.number(momentum)) is not None:
-        draft.put("trainer.optimizer.momentum", value, momentum)
+    if (value := draft.get_number(momentum)) is not None:
+        draft.set_field("trainer.optimizer.momentum", value, momentum)
     wrong = [
         (key, theirs, ours)
         for key, (default, ours) in keys.fixed.items()
@@ -318,18 +318,18 @@ def _muon_value(draft: Draft, key: str, default: object) -> object:
 
 def _update_scale(draft: Draft, block: str) -> list[tuple[str, object, object]]:
     """Return the scale of verl's updates if it differs from RLRun's."""
-    if draft.flag(block + "muon_match_adamw_update_rms"):
+    if draft.get_flag(block + "muon_match_adamw_update_rms"):
         betas = draft.get(block + "betas")
         first = float(betas[0]) if isinstance(betas, list) and betas else 0.9
         scale = math.sqrt((1 - first) / (1 + first))
     else:
-        scale = draft.number(block + "muon_extra_scale_factor") or 1.0
+        scale = draft.get_number(block + "muon_extra_scale_factor") or 1.0
     return [] if math.isclose(scale, _SCALE) else [("muon_extra_scale_factor", round(scale, 4), _SCALE)]
 
 
 def _second_rate(draft: Draft, block: str) -> list[tuple[str, object, object]]:
     """Return AReaL's separate learning rate for vectors (AdamW) if it differs from Muon's."""
-    own, rate = draft.number(block + "muon_backend_lr"), draft.number(block + "lr")
+    own, rate = draft.get_number(block + "muon_backend_lr"), draft.get_number(block + "lr")
     return [] if own is None or own == rate else [("muon_backend_lr", own, rate)]
 
 
@@ -343,10 +343,10 @@ def _note_coefficients(draft: Draft, block: str) -> None:
 
 def _refuse_muon(draft: Draft, keys: MuonKeys, wrong: list[tuple[str, object, object]]) -> None:
     """Refuse the optimizer, with the values that match RLRun's."""
-    written = next((keys.block + key for key in keys.optimizers if draft.has(keys.block + key)), keys.block)
+    written = next((keys.block + key for key in keys.optimizers if draft.has_value(keys.block + key)), keys.block)
     theirs = ", ".join(f"{key} is {_show_value(value)}, in RLRun {_show_value(ours)}" for key, value, ours in wrong)
     fix = " ".join(f"{keys.block}{key}={_show_value(ours)}" for key, _, ours in wrong)
-    if any(key == "muon_extra_scale_factor" for key, *_ in wrong) and draft.has(
+    if any(key == "muon_extra_scale_factor" for key, *_ in wrong) and draft.has_value(
         keys.block + "muon_match_adamw_update_rms"
     ):
         fix += f" {keys.block}muon_match_adamw_update_rms=false"

@@ -36,7 +36,7 @@ _INVARIANT = ("grpo", "reinforce_pp")
 
 def is_signed(draft: Draft) -> bool:
     """Return whether verl's rewards are -1 and 1 for rows whose rewards in the environment `dataset` are 0 and 1."""
-    own = draft.has("custom_reward_function.path") or draft.flag("reward_model.enable")
+    own = draft.has_value("custom_reward_function.path") or draft.get_flag("reward_model.enable")
     files = file_list(draft.get("data.train_files"))
     return not own and any(_SIGNED.search(file.rpartition("/")[2]) for file in files)
 
@@ -44,30 +44,30 @@ def is_signed(draft: Draft) -> bool:
 def put_overlong_penalty(draft: Draft) -> None:
     """Set the penalty of long answers, on the scale of RLRun's rewards."""
     enabled, length, factor = (_OVERLONG + name for name in ("enable", "len", "penalty_factor"))
-    if not draft.flag(enabled):
+    if not draft.get_flag(enabled):
         return
     answer = draft.fields["sampling.maxTokens"].value
-    share = min(1.0, (draft.whole(length) or answer // 5) / answer)
-    penalty = draft.number(factor)
+    share = min(1.0, (draft.get_integer(length) or answer // 5) / answer)
+    penalty = draft.get_number(factor)
     note = ""
     if is_signed(draft) and penalty is not None:
         penalty, note = penalty / 2, "half: these rows have rewards 0 and 1 in RLRun, -1 and 1 in verl"
         draft.notices.append(
-            f"{factor}={draft.number(factor):g}: {penalty:g} in RLRun, because rows with data_source math_dapo and aime... have "
+            f"{factor}={draft.get_number(factor):g}: {penalty:g} in RLRun, because rows with data_source math_dapo and aime... have "
             "rewards -1 and 1 in verl, but 0 and 1 with args.reward: math"
         )
-    elif not draft.has("custom_reward_function.path"):
+    elif not draft.has_value("custom_reward_function.path"):
         draft.notices.append(
             f"{factor}={penalty:g}: if data_source of the rows is math_dapo or aime..., verl's rewards are -1 and 1, and the "
             f"same penalty is algorithm.filters.overlongPenalty: {(penalty or 0.0) / 2:g}"
         )
-    draft.put("algorithm.filters.overlongPenalty", penalty, enabled, factor, note=note)
-    draft.put("algorithm.filters.overlongBuffer", round(share, 6), length, note=f"share of {answer} tokens")
+    draft.set_field("algorithm.filters.overlongPenalty", penalty, enabled, factor, note=note)
+    draft.set_field("algorithm.filters.overlongBuffer", round(share, 6), length, note=f"share of {answer} tokens")
 
 
 def note_scores(draft: Draft) -> None:
     """Add a notice if verl's own scores differ from the reward `math`."""
-    if draft.has("custom_reward_function.path") or draft.flag("reward_model.enable"):
+    if draft.has_value("custom_reward_function.path") or draft.get_flag("reward_model.enable"):
         return
     draft.notices.append(
         "rewards: verl chooses a score by data_source of each row; RLRun compares all rows as mathematics: "
@@ -83,8 +83,8 @@ def note_scores(draft: Draft) -> None:
         )
     metric = "algorithm.filter_groups.metric"
     if (
-        draft.flag("algorithm.filter_groups.enable")
-        and draft.flag(_OVERLONG + "enable")
+        draft.get_flag("algorithm.filter_groups.enable")
+        and draft.get_flag(_OVERLONG + "enable")
         and draft.get(metric) in ("seq_reward", "seq_final_reward", "score")
     ):
         draft.notices.append(
@@ -120,16 +120,16 @@ def put_objective(draft: Draft) -> None:
     _compose_kl(draft)
     _compose_filters(draft)
     _compose_correction(draft, mode)
-    draft.put("algorithm.maxAsyncLevel", 0, note="verl's main_ppo waits for each step")
-    draft.put("algorithm.maxOffPolicySteps", 0, note="every sample is of the newest version")
+    draft.set_field("algorithm.maxAsyncLevel", 0, note="verl's main_ppo waits for each step")
+    draft.set_field("algorithm.maxOffPolicySteps", 0, note="every sample is of the newest version")
 
 
 def _choose_preset(draft: Draft, estimator: str, mode: str) -> None:
     of_loss = LOSSES[mode][1]
-    filtered = draft.flag(_FILTER) and estimator == "grpo" and of_loss is None
+    filtered = draft.get_flag(_FILTER) and estimator == "grpo" and of_loss is None
     name = "dapo" if filtered else of_loss or ADVANTAGES[estimator][0]
     causes = [_ESTIMATOR, *([_MODE] if of_loss else []), *([_FILTER] if filtered else [])]
-    draft.put("algorithm.preset", name, *causes)
+    draft.set_field("algorithm.preset", name, *causes)
 
 
 def _compose_advantage(draft: Draft, estimator: str) -> None:
@@ -137,22 +137,24 @@ def _compose_advantage(draft: Draft, estimator: str) -> None:
     options: dict[str, object] = {}
     causes = [_ESTIMATOR]
     if name == "grpo":
-        options["std"] = "group" if draft.flag("algorithm.norm_adv_by_std_in_grpo") else "none"
+        options["std"] = "group" if draft.get_flag("algorithm.norm_adv_by_std_in_grpo") else "none"
         causes.append("algorithm.norm_adv_by_std_in_grpo")
     if name in ("gae", "reinforce_pp"):
-        options["gamma"] = draft.number("algorithm.gamma")
+        options["gamma"] = draft.get_number("algorithm.gamma")
         causes.append("algorithm.gamma")
     if name == "gae":
-        options["lam"] = draft.number("algorithm.lam")
+        options["lam"] = draft.get_number("algorithm.lam")
         options["bootstrap"] = False  # verl's value after the last token is 0, even for a truncated answer
         causes.append("algorithm.lam")
-        draft.put("algorithm.critic.lr", draft.number("critic.optim.lr"), "critic.optim.lr")
-        draft.put("algorithm.critic.valueClip", draft.number("critic.cliprange_value"), "critic.cliprange_value")
+        draft.set_field("algorithm.critic.lr", draft.get_number("critic.optim.lr"), "critic.optim.lr")
+        draft.set_field(
+            "algorithm.critic.valueClip", draft.get_number("critic.cliprange_value"), "critic.cliprange_value"
+        )
     settings = PRESETS[draft.fields["algorithm.preset"].value]
     if settings.advantage != name or dict(settings.advantage_options) != options:
         value = {"name": name, "options": options} if options else {"name": name}
-        draft.put("algorithm.advantage", value, *causes)
-    elif draft.has("algorithm.norm_adv_by_std_in_grpo") and name == "grpo":
+        draft.set_field("algorithm.advantage", value, *causes)
+    elif draft.has_value("algorithm.norm_adv_by_std_in_grpo") and name == "grpo":
         draft.dropped["algorithm.norm_adv_by_std_in_grpo"] = (
             f"same as the preset {draft.fields['algorithm.preset'].value}"
         )
@@ -161,23 +163,23 @@ def _compose_advantage(draft: Draft, estimator: str) -> None:
 def _compose_loss(draft: Draft, mode: str) -> None:
     name = LOSSES[mode][0]
     low, high = _clip_bound(draft, "low"), _clip_bound(draft, "high")
-    causes = [*low[1], *high[1], *([_MODE] if draft.has(_MODE) else [])]
+    causes = [*low[1], *high[1], *([_MODE] if draft.has_value(_MODE) else [])]
     if name == "sapo":
         options: dict[str, object] = {
-            f"tau_{ours}": draft.number(_A + f"tau_{theirs}") or default for ours, theirs, default in _TAU
+            f"tau_{ours}": draft.get_number(_A + f"tau_{theirs}") or default for ours, theirs, default in _TAU
         }
-        causes = [_MODE, *(_A + f"tau_{theirs}" for _, theirs, _ in _TAU if draft.has(_A + f"tau_{theirs}"))]
+        causes = [_MODE, *(_A + f"tau_{theirs}" for _, theirs, _ in _TAU if draft.has_value(_A + f"tau_{theirs}"))]
     elif name == "dppo":
         options = {"mask_low": low[0], "mask_high": high[0], "kl_tau": 0.0}  # verl's loss has no such term
-        if (cap := draft.number(_A + "clip_ratio_c") or 0.0) < _NO_CAP:
+        if (cap := draft.get_number(_A + "clip_ratio_c") or 0.0) < _NO_CAP:
             draft.notices.append(f"{_A}clip_ratio_c={cap:g}: RLRun's loss dppo does not cap the ratio")
     else:
         options = {"eps_low": min(1.0, low[0]), "eps_high": high[0]}
     if name == "ppo":
-        dual = draft.number(_A + "clip_ratio_c")
+        dual = draft.get_number(_A + "clip_ratio_c")
         options["dual_clip"] = dual
         causes.append(_A + "clip_ratio_c")
-    draft.put("algorithm.loss", {"name": name, "options": options}, *dict.fromkeys(causes))
+    draft.set_field("algorithm.loss", {"name": name, "options": options}, *dict.fromkeys(causes))
 
 
 _TAU = (("positive", "pos", 1.0), ("negative", "neg", 1.05))
@@ -186,42 +188,44 @@ _TAU = (("positive", "pos", 1.0), ("negative", "neg", 1.05))
 def _clip_bound(draft: Draft, side: str) -> tuple[float, list[str]]:
     """Return the bound of one side and its keys: `clip_ratio_low|high`, otherwise `clip_ratio`."""
     own = _A + f"clip_ratio_{side}"
-    key = own if draft.has(own) else _A + "clip_ratio"
-    return draft.number(key) or 0.2, [key]
+    key = own if draft.has_value(own) else _A + "clip_ratio"
+    return draft.get_number(key) or 0.2, [key]
 
 
 def _compose_aggregation(draft: Draft, mode: str) -> None:
     key, old = _A + "loss_agg_mode", _A + "use_token_level_loss"
     wanted = str(draft.get(key))
-    if not draft.has(key) and draft.has(old):
-        draft.put("algorithm.aggregation", "token_mean" if draft.flag(old) else "seq_mean_token_mean", old)
+    if not draft.has_value(key) and draft.has_value(old):
+        draft.set_field("algorithm.aggregation", "token_mean" if draft.get_flag(old) else "seq_mean_token_mean", old)
         return
-    if not draft.has(key) and mode == "gspo":
-        draft.put("algorithm.aggregation", "seq_mean_token_mean", _MODE, note="like GSPO's loss in verl")
+    if not draft.has_value(key) and mode == "gspo":
+        draft.set_field("algorithm.aggregation", "seq_mean_token_mean", _MODE, note="like GSPO's loss in verl")
         return
     if wanted not in AGGREGATIONS:
         draft.refused[key] = f"known: {', '.join(AGGREGATIONS)}"
         return
-    draft.put("algorithm.aggregation", AGGREGATIONS[wanted], key)
+    draft.set_field("algorithm.aggregation", AGGREGATIONS[wanted], key)
     if AGGREGATIONS[wanted] == "constant_length":
         scale = _A + "loss_scale_factor"
-        length = draft.whole(scale) or draft.fields["sampling.maxTokens"].value
-        draft.put("algorithm.aggregationLength", length, scale if draft.has(scale) else "data.max_response_length")
+        length = draft.get_integer(scale) or draft.fields["sampling.maxTokens"].value
+        draft.set_field(
+            "algorithm.aggregationLength", length, scale if draft.has_value(scale) else "data.max_response_length"
+        )
 
 
 def _compose_kl(draft: Draft) -> None:
-    if (entropy := draft.number(_A + "entropy_coeff") or 0.0) > 0:
-        draft.put("algorithm.regularizers.entropy", entropy, _A + "entropy_coeff")
+    if (entropy := draft.get_number(_A + "entropy_coeff") or 0.0) > 0:
+        draft.set_field("algorithm.regularizers.entropy", entropy, _A + "entropy_coeff")
     use, weight, kind = _A + "use_kl_loss", _A + "kl_loss_coef", _A + "kl_loss_type"
     in_reward, coefficient = "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"
     penalty = "algorithm.kl_penalty"
-    has_loss = draft.flag(use) and (draft.number(weight) or 0.0) > 0
-    has_reward = draft.flag(in_reward) and (draft.number(coefficient) or 0.0) > 0
+    has_loss = draft.get_flag(use) and (draft.get_number(weight) or 0.0) > 0
+    has_reward = draft.get_flag(in_reward) and (draft.get_number(coefficient) or 0.0) > 0
     if has_loss:
-        draft.put("algorithm.regularizers.kl", draft.number(weight), use, weight)
+        draft.set_field("algorithm.regularizers.kl", draft.get_number(weight), use, weight)
         _kl_kind(draft, kind, "algorithm.regularizers.klKind", KL_KINDS)
     if has_reward:
-        draft.put("algorithm.regularizers.klReward", draft.number(coefficient), in_reward, coefficient)
+        draft.set_field("algorithm.regularizers.klReward", draft.get_number(coefficient), in_reward, coefficient)
         _kl_kind(draft, penalty, "algorithm.regularizers.klRewardKind", KL_REWARD_KINDS)
         if str(draft.get(_ESTIMATOR)) not in _PER_TOKEN:
             draft.notices.append(
@@ -229,7 +233,7 @@ def _compose_kl(draft: Draft) -> None:
                 "standard deviation; verl adds it to the answer's reward before them"
             )
     if has_loss or has_reward:
-        draft.put("algorithm.reference.model", "initial", note="verl's reference is the run's start")
+        draft.set_field("algorithm.reference.model", "initial", note="verl's reference is the run's start")
 
 
 _PER_TOKEN = ("gae", "reinforce_plus_plus")
@@ -239,14 +243,14 @@ _PER_TOKEN = ("gae", "reinforce_plus_plus")
 def _kl_kind(draft: Draft, key: str, field: str, kinds: Mapping[str, str]) -> None:
     theirs = str(draft.get(key))
     if theirs in kinds:
-        draft.put(field, kinds[theirs], key)
+        draft.set_field(field, kinds[theirs], key)
     else:
         draft.refused[key] = NO_KL_KIND.get(theirs, f"known: {', '.join(kinds)}")
 
 
 def _compose_filters(draft: Draft) -> None:
-    if draft.flag(_FILTER):
-        draft.put("algorithm.filters.zeroVariance", True, _FILTER)
+    if draft.get_flag(_FILTER):
+        draft.set_field("algorithm.filters.zeroVariance", True, _FILTER)
     put_overlong_penalty(draft)
     note_scores(draft)
 
@@ -255,14 +259,14 @@ def _compose_correction(draft: Draft, mode: str) -> None:
     proximal = LOSSES[mode][2]
     bypass = "algorithm.rollout_correction.bypass_mode"
     if proximal is not None:
-        passes = draft.flag(bypass)
-        draft.put(
+        passes = draft.get_flag(bypass)
+        draft.set_field(
             "algorithm.proximal",
             "inference" if passes else proximal,
-            *([bypass] if draft.has(bypass) else []),
+            *([bypass] if draft.has_value(bypass) else []),
             note="" if passes else "verl recomputes the log-probs at the start of a step",
         )
-    elif draft.flag(bypass):
+    elif draft.get_flag(bypass):
         draft.dropped[bypass] = "this loss always uses the ratio to the engine"
     else:
         draft.notices.append(
@@ -271,13 +275,13 @@ def _compose_correction(draft: Draft, mode: str) -> None:
         )
     cap = _A + "tis_imp_ratio_cap"
     corrects = draft.get(_IS) in ("token", "sequence") or draft.get(_RS) is not None
-    if (bound := draft.number(cap)) is not None and bound > 0:
-        draft.put("algorithm.correction", {"action": "clamp", "level": "token", "high": bound}, cap)
+    if (bound := draft.get_number(cap)) is not None and bound > 0:
+        draft.set_field("algorithm.correction", {"action": "clamp", "level": "token", "high": bound}, cap)
     elif corrects:
-        _rollout_correction(draft, bypasses=proximal is not None and draft.flag(bypass))
+        _rollout_correction(draft, bypasses=proximal is not None and draft.get_flag(bypass))
     elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
         note = "verl corrects only if rollout_correction is set"
-        draft.put("algorithm.correction", {"action": "none"}, note=note)
+        draft.set_field("algorithm.correction", {"action": "none"}, note=note)
 
 
 def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
@@ -313,14 +317,14 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
                 "a second rejection in addition to rollout_is_threshold; algorithm.correction supports one"
             )
             return
-        causes += [_RS, *(key for key in (_RS + "_threshold", _RS + "_threshold_lower") if draft.has(key))]
+        causes += [_RS, *(key for key in (_RS + "_threshold", _RS + "_threshold_lower") if draft.has_value(key))]
         weight = {"weight": draft.get(_IS), "cap": options["high"]} if options else {}
         options = {"action": "mask", **rejection, **weight}
         draft.notices.append(f"{_RS}: in RLRun rejected tokens still count in the divisor of the mean")
     if options:
-        draft.put("algorithm.correction", options, *causes)
+        draft.set_field("algorithm.correction", options, *causes)
     elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
-        draft.put("algorithm.correction", {"action": "none"})
+        draft.set_field("algorithm.correction", {"action": "none"})
 
 
 def _read_rejection(draft: Draft) -> dict[str, object] | None:
@@ -334,7 +338,7 @@ def _read_rejection(draft: Draft) -> dict[str, object] | None:
         draft.refused[_RS] = NO_REJECTION.get(name, f"known: {', '.join(REJECTIONS)}")
         return None
     threshold, lower = _RS + "_threshold", _RS + "_threshold_lower"
-    if not draft.has(threshold):
+    if not draft.has_value(threshold):
         draft.refused[_RS] = f"{threshold} is missing; add {threshold}=2.0"
         return None
     if (limits := _read_limits(draft, threshold)) is None:
@@ -342,7 +346,7 @@ def _read_rejection(draft: Draft) -> dict[str, object] | None:
     level, measure, reduction = REJECTIONS[name]
     low, high = limits
     if measure in ("ratio", "k1"):
-        low = draft.number(lower) if low is None and draft.has(lower) else low
+        low = draft.get_number(lower) if low is None and draft.has_value(lower) else low
         low = 1.0 / high if low is None else low
         if low > high:
             draft.refused[threshold] = (

@@ -42,7 +42,7 @@ _MINI, _N, _TP = (
 
 def is_apart(draft: Draft) -> bool:
     """Return whether trainer and engines use separate GPUs."""
-    return draft.has(_ENGINE_GPUS)
+    return draft.has_value(_ENGINE_GPUS)
 
 
 def put_apart(draft: Draft) -> None:
@@ -52,26 +52,26 @@ def put_apart(draft: Draft) -> None:
         draft.dropped[f"actor_rollout_ref.actor.fsdp_config.{key}"] = (
             "memory only; trainer.optimizer.offload keeps moments in host memory, trainer.cpuOffload also master weights"
         )
-    if not draft.has(_SYNC):
-        draft.put(
+    if not draft.has_value(_SYNC):
+        draft.set_field(
             "algorithm.maxAsyncLevel",
             1,
             _ENGINE_GPUS,
             note="one step off policy: the next batch is sampled during a training step",
         )
-        draft.put("algorithm.maxOffPolicySteps", 1, _ENGINE_GPUS, note="one step off policy")
+        draft.set_field("algorithm.maxOffPolicySteps", 1, _ENGINE_GPUS, note="one step off policy")
         return
-    lag = math.ceil(draft.number(_STALE) or 0.0)
-    draft.put("algorithm.maxAsyncLevel", lag, _STALE, note="share of stale samples, as whole versions")
-    draft.put("algorithm.maxOffPolicySteps", lag, _STALE)
-    updates = max(1, (draft.whole(_SYNC) or 1) * (draft.whole(_BATCHES) or 1))
-    mini, n = draft.whole(_MINI) or 1, draft.whole(_N) or 1
-    causes = [_MINI, _SYNC, *([_BATCHES] if draft.has(_BATCHES) else [])]
-    draft.put("orchestrator.batchSize", mini * updates * n, *causes, _N, note="answers between two versions")
-    draft.put("trainer.updatesPerStep", updates, *causes[1:], note="minibatches between two versions")
-    prompts = draft.whole("rollout.total_rollout_steps")
-    if prompts is not None and not draft.has("trainer.total_training_steps"):
-        draft.put(
+    lag = math.ceil(draft.get_number(_STALE) or 0.0)
+    draft.set_field("algorithm.maxAsyncLevel", lag, _STALE, note="share of stale samples, as whole versions")
+    draft.set_field("algorithm.maxOffPolicySteps", lag, _STALE)
+    updates = max(1, (draft.get_integer(_SYNC) or 1) * (draft.get_integer(_BATCHES) or 1))
+    mini, n = draft.get_integer(_MINI) or 1, draft.get_integer(_N) or 1
+    causes = [_MINI, _SYNC, *([_BATCHES] if draft.has_value(_BATCHES) else [])]
+    draft.set_field("orchestrator.batchSize", mini * updates * n, *causes, _N, note="answers between two versions")
+    draft.set_field("trainer.updatesPerStep", updates, *causes[1:], note="minibatches between two versions")
+    prompts = draft.get_integer("rollout.total_rollout_steps")
+    if prompts is not None and not draft.has_value("trainer.total_training_steps"):
+        draft.set_field(
             "maxSteps", max(1, prompts // (mini * updates)), "rollout.total_rollout_steps", *causes, note="versions"
         )
         draft.missing[:] = [line for line in draft.missing if not line.startswith("spec.maxSteps")]
@@ -80,11 +80,11 @@ def put_apart(draft: Draft) -> None:
 def _compose_engines(draft: Draft) -> None:
     for path in ("placement.colocate", "inference.dataParallel"):
         draft.fields.pop(path, None)
-    size = draft.whole(_TP) or 1
-    gpus = (draft.whole(_ENGINE_NODES) or 1) * (draft.whole(_ENGINE_GPUS) or 1)
-    draft.put("inference.tensorParallel", size, _TP)
-    draft.put("inference.gpusPerReplica", size, _TP)
-    draft.put("inference.replicas", max(1, gpus // size), _ENGINE_NODES, _ENGINE_GPUS, _TP)
+    size = draft.get_integer(_TP) or 1
+    gpus = (draft.get_integer(_ENGINE_NODES) or 1) * (draft.get_integer(_ENGINE_GPUS) or 1)
+    draft.set_field("inference.tensorParallel", size, _TP)
+    draft.set_field("inference.gpusPerReplica", size, _TP)
+    draft.set_field("inference.replicas", max(1, gpus // size), _ENGINE_NODES, _ENGINE_GPUS, _TP)
 
 
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
@@ -114,21 +114,25 @@ def compose_verl(draft: Draft, context: Context) -> None:
 
 
 def _compose_lengths(draft: Draft) -> None:
-    answer = _R + "response_length" if draft.has(_R + "response_length") and not draft.has(_RESPONSE) else _RESPONSE
-    prompt, response = draft.whole(_PROMPT) or 512, draft.whole(answer) or 512
-    draft.put("seqLen", prompt + response, _PROMPT, answer)
-    draft.put("sampling.maxTokens", response, answer)
-    longest = draft.whole(_R + "max_model_len")
+    answer = (
+        _R + "response_length"
+        if draft.has_value(_R + "response_length") and not draft.has_value(_RESPONSE)
+        else _RESPONSE
+    )
+    prompt, response = draft.get_integer(_PROMPT) or 512, draft.get_integer(answer) or 512
+    draft.set_field("seqLen", prompt + response, _PROMPT, answer)
+    draft.set_field("sampling.maxTokens", response, answer)
+    longest = draft.get_integer(_R + "max_model_len")
     if longest is not None and longest >= prompt + response:
-        draft.put("inference.maxModelLen", longest, _R + "max_model_len")
-    tokens = draft.whole(_R + "max_num_batched_tokens")
+        draft.set_field("inference.maxModelLen", longest, _R + "max_model_len")
+    tokens = draft.get_integer(_R + "max_num_batched_tokens")
     if tokens is not None:
-        draft.put("inference.extraArgs", [f"--max-num-batched-tokens={tokens}"], _R + "max_num_batched_tokens")
+        draft.set_field("inference.extraArgs", [f"--max-num-batched-tokens={tokens}"], _R + "max_num_batched_tokens")
 
 
 def _template_arguments(draft: Draft) -> None:
     """Set the arguments of the chat template, from single keys or a mapping."""
-    causes = [key for key in draft.settings if key.startswith(_TEMPLATE) and draft.has(key)]
+    causes = [key for key in draft.settings if key.startswith(_TEMPLATE) and draft.has_value(key)]
     arguments: dict[str, Any] = {}
     for key in causes:
         value = draft.get(key)
@@ -136,55 +140,57 @@ def _template_arguments(draft: Draft) -> None:
             value = {name: value}
         arguments |= value if isinstance(value, dict) else {}
     if arguments:
-        draft.put("sampling.chatTemplateArguments", arguments, *causes)
+        draft.set_field("sampling.chatTemplateArguments", arguments, *causes)
 
 
 def _compose_batch(draft: Draft) -> None:
-    prompts, n = draft.whole(_BATCH) or 1024, draft.whole(_R + "n") or 1
-    draft.put("orchestrator.batchSize", prompts * n, _BATCH, _R + "n", note="prompts x answers")
-    mini = draft.whole(_A + "ppo_mini_batch_size") or prompts
-    draft.put("trainer.updatesPerStep", max(1, math.ceil(prompts / mini)), _BATCH, _A + "ppo_mini_batch_size")
-    epochs = draft.whole(_A + "ppo_epochs") or 1
+    prompts, n = draft.get_integer(_BATCH) or 1024, draft.get_integer(_R + "n") or 1
+    draft.set_field("orchestrator.batchSize", prompts * n, _BATCH, _R + "n", note="prompts x answers")
+    mini = draft.get_integer(_A + "ppo_mini_batch_size") or prompts
+    draft.set_field("trainer.updatesPerStep", max(1, math.ceil(prompts / mini)), _BATCH, _A + "ppo_mini_batch_size")
+    epochs = draft.get_integer(_A + "ppo_epochs") or 1
     if epochs != 1:
         draft.notices.append(f"{_A}ppo_epochs={epochs}: RLRun trains each sample once per step")
 
 
 def _compose_steps(draft: Draft, context: Context) -> None:
-    total = draft.whole("trainer.total_training_steps")
+    total = draft.get_integer("trainer.total_training_steps")
     if total is not None and total > 0:
-        draft.put("maxSteps", total, "trainer.total_training_steps")
+        draft.set_field("maxSteps", total, "trainer.total_training_steps")
     else:
         files = file_list(draft.get("data.train_files"))
         put_steps(draft, context, epochs="trainer.total_epochs", batch=_BATCH, files=files)
-    steps = draft.whole(_A + "optim.lr_warmup_steps")
+    steps = draft.get_integer(_A + "optim.lr_warmup_steps")
     if steps is not None and steps > 0:
-        draft.put("trainer.scheduler.warmupSteps", steps, _A + "optim.lr_warmup_steps")
+        draft.set_field("trainer.scheduler.warmupSteps", steps, _A + "optim.lr_warmup_steps")
     else:
         compose_warmup(draft, _A + "optim.lr_warmup_steps_ratio")
     put_betas(draft, _A + "optim.betas")
-    lowest, rate = draft.number(_A + "optim.min_lr") or 0.0, draft.number(_A + "optim.lr") or 0.0
+    lowest, rate = draft.get_number(_A + "optim.min_lr") or 0.0, draft.get_number(_A + "optim.lr") or 0.0
     if lowest > 0 and rate > 0:
-        draft.put("trainer.scheduler.minLrRatio", lowest / rate, _A + "optim.min_lr", _A + "optim.lr")
+        draft.set_field("trainer.scheduler.minLrRatio", lowest / rate, _A + "optim.min_lr", _A + "optim.lr")
 
 
 def _compose_gpus(draft: Draft) -> None:
     """Set shared GPUs for trainer and engines, like verl's hybrid engine."""
-    nodes, gpus = draft.whole(_NODES) or 1, draft.whole(_GPUS) or 8
+    nodes, gpus = draft.get_integer(_NODES) or 1, draft.get_integer(_GPUS) or 8
     for key in (_NODES, _GPUS):
         setting = draft.settings.get(key)
         if setting is not None and setting.unset:
             draft.missing.append(f"{key}: {', '.join(setting.unset)} has no known value; add {key}=N")
     if (engine := draft.get(_R + "name")) not in (None, "vllm", "???"):
         draft.notices.append(f"{_R}name={engine}: replaced by vllm, the engine of RLRun")
-    draft.put("placement.colocate", True, note="verl's hybrid engine: trainer and engines use the GPUs alternately")
-    draft.put("trainer.replicas", nodes, _NODES)
-    draft.put("trainer.gpusPerReplica", gpus, _GPUS)
-    draft.put("inference.gpusPerReplica", gpus, _GPUS)
-    wanted = draft.whole(_R + "tensor_model_parallel_size") or 1
+    draft.set_field(
+        "placement.colocate", True, note="verl's hybrid engine: trainer and engines use the GPUs alternately"
+    )
+    draft.set_field("trainer.replicas", nodes, _NODES)
+    draft.set_field("trainer.gpusPerReplica", gpus, _GPUS)
+    draft.set_field("inference.gpusPerReplica", gpus, _GPUS)
+    wanted = draft.get_integer(_R + "tensor_model_parallel_size") or 1
     tp = wanted if gpus % wanted == 0 else math.gcd(gpus, wanted)
     note = "" if tp == wanted else f"{wanted} does not divide the {gpus} GPUs of a pod"
-    draft.put("inference.tensorParallel", tp, _R + "tensor_model_parallel_size", note=note)
-    draft.put("inference.dataParallel", gpus // tp, _GPUS, _R + "tensor_model_parallel_size")
+    draft.set_field("inference.tensorParallel", tp, _R + "tensor_model_parallel_size", note=note)
+    draft.set_field("inference.dataParallel", gpus // tp, _GPUS, _R + "tensor_model_parallel_size")
     _compose_parallelism(draft, nodes * gpus)
 
 
@@ -200,19 +206,19 @@ def _compose_parallelism(draft: Draft, ranks: int) -> None:
         }
     shared = 1
     for name, key in degrees.items():
-        degree = draft.whole(key) or 1
+        degree = draft.get_integer(key) or 1
         if name == "ep":
             _compose_experts(draft, degree, ranks // shared * _read_degree(draft, "cp"), key)
         elif degree > 1 and ranks % (shared * degree) == 0:
-            draft.put(f"trainer.parallelism.{name}", degree, key)
+            draft.set_field(f"trainer.parallelism.{name}", degree, key)
             shared *= degree
         elif degree > 1:
             draft.missing.append(f"{key}: {degree} does not divide the {ranks} ranks; change it or the number of GPUs")
-    size = draft.whole(_A + "fsdp_config.fsdp_size") or -1
+    size = draft.get_integer(_A + "fsdp_config.fsdp_size") or -1
     left = ranks // shared
     if not megatron and 0 < size < left and left % size == 0:
-        draft.put("trainer.parallelism.dpShard", size, _A + "fsdp_config.fsdp_size")
-        draft.put("trainer.parallelism.dpReplicate", left // size, _A + "fsdp_config.fsdp_size", _NODES, _GPUS)
+        draft.set_field("trainer.parallelism.dpShard", size, _A + "fsdp_config.fsdp_size")
+        draft.set_field("trainer.parallelism.dpReplicate", left // size, _A + "fsdp_config.fsdp_size", _NODES, _GPUS)
 
 
 def _compose_experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
@@ -220,7 +226,7 @@ def _compose_experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
     degree = math.gcd(wanted, ranks)
     if degree > 1:
         note = "" if degree == wanted else f"{wanted} does not divide the {ranks} ranks without tensor parallelism"
-        draft.put("trainer.parallelism.ep", degree, key, note=note)
+        draft.set_field("trainer.parallelism.ep", degree, key, note=note)
 
 
 def _read_degree(draft: Draft, name: str) -> int:
@@ -232,15 +238,17 @@ def _micro_batches(draft: Draft) -> None:
     longest = draft.fields["seqLen"].value
     cp = _read_degree(draft, "cp")
     dynamic, tokens = _A + "use_dynamic_bsz", _A + "ppo_max_token_len_per_gpu"
-    if draft.flag(dynamic):
-        size = (draft.whole(tokens) or longest) * cp
-        draft.put("trainer.microBatchTokens", max(size, longest), dynamic, tokens, note="of all ranks that share a row")
+    if draft.get_flag(dynamic):
+        size = (draft.get_integer(tokens) or longest) * cp
+        draft.set_field(
+            "trainer.microBatchTokens", max(size, longest), dynamic, tokens, note="of all ranks that share a row"
+        )
         return
     for key in (_A + "ppo_micro_batch_size_per_gpu", _A + "ppo_micro_batch_size"):
-        if (rows := draft.whole(key)) is not None and rows > 0:
+        if (rows := draft.get_integer(key)) is not None and rows > 0:
             ranks = draft.fields["trainer.replicas"].value * draft.fields["trainer.gpusPerReplica"].value
             rows = rows if key.endswith("per_gpu") else max(1, rows // ranks)
-            draft.put(
+            draft.set_field(
                 "trainer.microBatchTokens",
                 rows * longest,
                 key,
@@ -251,14 +259,14 @@ def _micro_batches(draft: Draft) -> None:
 
 def _compose_environments(draft: Draft) -> None:
     train, held_out = file_list(draft.get("data.train_files")), file_list(draft.get("data.val_files"))
-    size = draft.whole(_R + "n") or 1
+    size = draft.get_integer(_R + "n") or 1
     if not train:
         draft.missing.append("spec.environments: the data is missing; add data.train_files=FILE")
-        draft.put("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
+        draft.set_field("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
         return
     made, all_placed = dataset_environments(train, held_out)
     arguments, reward_causes, note = _reward_arguments(draft)
-    shuffles = not draft.has("data.shuffle") or draft.flag("data.shuffle")
+    shuffles = not draft.has_value("data.shuffle") or draft.get_flag("data.shuffle")
     for environment in made:
         environment["groupSize"] = size
         environment["args"] |= arguments
@@ -272,7 +280,7 @@ def _compose_environments(draft: Draft) -> None:
             "is held out: put both files into one folder, or write args.eval_split"
         )
     causes += [] if shuffles else ["data.shuffle"]
-    draft.put("environments", made, *causes, note=f"verl's columns prompt and reward_model.ground_truth{note}")
+    draft.set_field("environments", made, *causes, note=f"verl's columns prompt and reward_model.ground_truth{note}")
     if (column := draft.get("data.prompt_key")) != "prompt":
         draft.missing.append(
             f"spec.environments: data.prompt_key={column}: the dataset environment reads the column prompt; rename the column"
@@ -287,10 +295,10 @@ def _reward_arguments(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
         draft.missing.append(
             f"spec.environments: args.reward={reward}: make {path} importable (PYTHONPATH, or the image; docs/environments.md)"
         )
-        if draft.flag(_RM + "enable"):
+        if draft.get_flag(_RM + "enable"):
             draft.dropped[_RM + "enable"] = f"the reward is only {path}, which can call the model's server itself"
-        return {"reward": reward}, [key for key in keys if draft.has(key)], ""
-    if not draft.flag(_RM + "enable"):
+        return {"reward": reward}, [key for key in keys if draft.has_value(key)], ""
+    if not draft.get_flag(_RM + "enable"):
         return {"reward": "math"}, [], "; verl's own scores by data_source: math"
     model = at_home(str(draft.get(_RM + "model.path") or "ORG/REWARD-MODEL"))
     draft.missing.append(
@@ -300,40 +308,43 @@ def _reward_arguments(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
     arguments = {"reward": "reward-model", "reward_args": {"base_url": "http://reward-model:8000", "model": model}}
     return (
         arguments,
-        [key for key in (_RM + "enable", _RM + "model.path") if draft.has(key)],
+        [key for key in (_RM + "enable", _RM + "model.path") if draft.has_value(key)],
         "; scores of the reward model",
     )
 
 
 def _compose_evaluation(draft: Draft) -> None:
-    every = draft.whole("trainer.test_freq") or -1
+    every = draft.get_integer("trainer.test_freq") or -1
     if every <= 0:
         return
-    draft.put("evaluation.interval", every, "trainer.test_freq")
-    most = "data.val_max_samples" if draft.has("data.val_max_samples") else "trainer.val_max_samples"
-    tasks = draft.whole(most) or -1
-    draft.put(
+    draft.set_field("evaluation.interval", every, "trainer.test_freq")
+    most = "data.val_max_samples" if draft.has_value("data.val_max_samples") else "trainer.val_max_samples"
+    tasks = draft.get_integer(most) or -1
+    draft.set_field(
         "evaluation.numTasks",
         tasks if tasks > 0 else ALL_TASKS,
         most,
         note="" if tasks > 0 else "all",
     )
     v = _R + "val_kwargs."
-    draft.put("evaluation.samplesPerTask", draft.whole(v + "n") or 1, v + "n")
-    greedy = draft.has(v + "do_sample") and not draft.flag(v + "do_sample")
-    temperature = 0.0 if greedy else draft.number(v + "temperature") or 0.0
-    draft.put(
+    draft.set_field("evaluation.samplesPerTask", draft.get_integer(v + "n") or 1, v + "n")
+    greedy = draft.has_value(v + "do_sample") and not draft.get_flag(v + "do_sample")
+    temperature = 0.0 if greedy else draft.get_number(v + "temperature") or 0.0
+    draft.set_field(
         "evaluation.sampling.temperature",
         temperature,
         v + "temperature",
-        *([v + "do_sample"] if draft.has(v + "do_sample") else []),
+        *([v + "do_sample"] if draft.has_value(v + "do_sample") else []),
     )
     if temperature > 0:
         _whole_or_less(draft, v)
 
 
 def _whole_or_less(draft: Draft, v: str) -> None:
-    bounds: tuple[tuple[str, str, Any], ...] = (("top_p", "topP", draft.number), ("top_k", "topK", draft.whole))
+    bounds: tuple[tuple[str, str, Any], ...] = (
+        ("top_p", "topP", draft.get_number),
+        ("top_k", "topK", draft.get_integer),
+    )
     for theirs, ours, read in bounds:
-        if draft.has(v + theirs) and (bound := read(v + theirs)) is not None:
-            draft.put(f"evaluation.sampling.{ours}", max(0, bound), v + theirs)
+        if draft.has_value(v + theirs) and (bound := read(v + theirs)) is not None:
+            draft.set_field(f"evaluation.sampling.{ours}", max(0, bound), v + theirs)

@@ -157,14 +157,14 @@ class _Word:
         elif kind == "string_content":
             self.add(_IN_QUOTES.sub(lambda match: "" if match[1] == "\n" else match[1], source_of(node)))
         elif kind in ("simple_expansion", "expansion"):
-            self._put(self._parameter(node), quoted=quoted)
+            self._put_fields(self._expand_parameter(node), quoted=quoted)
         elif kind == "arithmetic_expansion":
             self._add_arithmetic(node)
         elif kind in _SUBSTITUTIONS and (number := _arithmetic_of(node)) is not None:
             self._add_arithmetic(number)
         elif kind in _SUBSTITUTIONS:
             self.current = self.current if not quoted else (self.current or "")
-            self._report(source_of(node), is_known=False)
+            self._report_unset(source_of(node), is_known=False)
         elif kind in ("concatenation", "command_name", "brace_expression") and node.child_count:
             self._add_parts(node, quoted=quoted)
         else:
@@ -180,7 +180,7 @@ class _Word:
     def _add_quoted(self, node: Node) -> None:
         inner = [part for part in list_pieces(node) if isinstance(part, str) or part.type not in ('"', "$")]
         if len(inner) == 1 and not isinstance(inner[0], str) and _is_all(inner[0]):
-            self._put_many(self._parameter(inner[0]))
+            self._put_many(self._expand_parameter(inner[0]))
             return
         self.add("")
         for part in inner:
@@ -195,28 +195,28 @@ class _Word:
         inner = [child for child in node.children if child.is_named]
         number, known = compute_arithmetic(inner[-1], self.scope) if inner else (None, True)
         if number is None:
-            self._report(source_of(node), is_known=known)
+            self._report_unset(source_of(node), is_known=known)
         else:
             self.add(str(number))
             self.result.is_known = self.result.is_known and known
 
-    def _report(self, name: str, *, is_known: bool) -> None:
+    def _report_unset(self, name: str, *, is_known: bool) -> None:
         self.result.unset.append(name)
         self.result.is_known = self.result.is_known and is_known
 
-    def _put(self, value: list[str], *, quoted: bool) -> None:
+    def _put_fields(self, value: list[str], *, quoted: bool) -> None:
         text = " ".join(value)
         if quoted or not self.splits:
             self.add(text)
             return
         parts = text.split()
         if text[:1].isspace() and self.current is not None:
-            self._close()
+            self._close_field()
         if parts:
             self.add(parts[0])
             self._add_fields(parts[1:])
         if parts and text[-1].isspace():
-            self._close()
+            self._close_field()
 
     def _put_many(self, values: list[str]) -> None:
         if values:
@@ -225,15 +225,15 @@ class _Word:
 
     def _add_fields(self, values: list[str]) -> None:
         for value in values:
-            self._close()
+            self._close_field()
             self.add(value)
 
-    def _close(self) -> None:
+    def _close_field(self) -> None:
         if self.current is not None:
             self.done.append(self.current)
         self.current = None
 
-    def _value(self, name: str) -> tuple[list[str], bool]:
+    def _variable_value(self, name: str) -> tuple[list[str], bool]:
         """Return the value of a name, and whether it is set."""
         arguments = self.scope.arguments
         if name in ("@", "*"):
@@ -246,48 +246,48 @@ class _Word:
             self.result.is_known = self.result.is_known and (arguments is not None or at < 0)
             return ([arguments[at]], True) if arguments is not None and 0 <= at < len(arguments) else ([], False)
         if name in self.scope.unsure:
-            self._report(f"{name} (line {self.scope.unsure[name]})", is_known=False)
+            self._report_unset(f"{name} (line {self.scope.unsure[name]})", is_known=False)
         value = self.scope.variables.get(name)
         if value is None:
             return [], name in self.scope.unsure
         return ([value] if isinstance(value, str) else list(value)), True
 
-    def _read(self, name: str) -> list[str]:
-        value, there = self._value(name)
+    def _read_variable(self, name: str) -> list[str]:
+        value, there = self._variable_value(name)
         if not there:
-            self._report(name, is_known=bool(_PLAIN.fullmatch(name)))
+            self._report_unset(name, is_known=bool(_PLAIN.fullmatch(name)))
         return value
 
-    def _parameter(self, node: Node) -> list[str]:
+    def _expand_parameter(self, node: Node) -> list[str]:
         """Return the value of `$name` or `${name...}`."""
         if node.type == "simple_expansion":
-            return self._read(source_of(node).removeprefix(_blanks_before(node))[1:])
+            return self._read_variable(source_of(node).removeprefix(_blanks_before(node))[1:])
         parts = [part for part in list_pieces(node) if isinstance(part, str) or part.type not in ("${", "}")]
         lead = ""
         if parts and not isinstance(parts[0], str) and parts[0].type in ("#", "!"):
             first = parts.pop(0)
             lead = first.type if not isinstance(first, str) else ""
-        name, index = self._name(parts[0]) if parts and not isinstance(parts[0], str) else ("", None)
+        name, index = self._variable_name(parts[0]) if parts and not isinstance(parts[0], str) else ("", None)
         if not name and lead == "#":
-            return self._read("#")
+            return self._read_variable("#")
         if not name or lead == "!":
-            self._report(source_of(node), is_known=False)
+            self._report_unset(source_of(node), is_known=False)
             return []
         rest = parts[1:]
         sign = "" if not rest or isinstance(rest[0], str) else rest[0].type
         if sign in _DEFAULTS:
             return self._with_default(name, sign, rest[1:])
-        value = self._read(name)
+        value = self._read_variable(name)
         if index is not None and index.lstrip("-").isdigit():
             at = int(index)
             value = value[at:][:1]
         if sign == ":" and index in ("@", "*"):
-            return _slice_items(value, self._inner(rest[1:]))
+            return _slice_items(value, self._expand_inner(rest[1:]))
         if lead == "#":
             return [str(len(value) if index is not None else len("".join(value)))]
-        return [self._edit(item, sign, rest[1:]) for item in value] if sign else value
+        return [self._edit_value(item, sign, rest[1:]) for item in value] if sign else value
 
-    def _name(self, node: Node) -> tuple[str, str | None]:
+    def _variable_name(self, node: Node) -> tuple[str, str | None]:
         if node.type != "subscript":
             return source_of(node), None
         index = node.child_by_field_name("index")
@@ -297,24 +297,24 @@ class _Word:
     def _with_default(self, name: str, sign: str, rest: Sequence[Node | str]) -> list[str]:
         known = self.result.is_known
         count = len(self.result.unset)
-        value, there = self._value(name)
+        value, there = self._variable_value(name)
         there = there and (bool("".join(value)) or not sign.startswith(":"))
         if name.isdigit():  # the script has no such argument, so the default is certain
             self.result.is_known = known
         if sign[-1] == "+":
-            return [self._inner(rest)] if there else []
+            return [self._expand_inner(rest)] if there else []
         if there or sign[-1] == "?":
             if not there:
-                self._report(name, is_known=True)
+                self._report_unset(name, is_known=True)
             return value
         if name not in self.scope.unsure:
             del self.result.unset[count:]
-        text = self._inner(rest)
+        text = self._expand_inner(rest)
         if sign[-1] == "=":
             self.scope.variables[name] = text
         return [text]
 
-    def _inner(self, parts: Sequence[Node | str]) -> str:
+    def _expand_inner(self, parts: Sequence[Node | str]) -> str:
         word = _Word(self.scope, splits=False)
         for part in parts:
             if isinstance(part, str):
@@ -326,17 +326,17 @@ class _Word:
         self.result.is_known = self.result.is_known and found.is_known
         return found.text
 
-    def _edit(self, text: str, sign: str, rest: Sequence[Node | str]) -> str:
+    def _edit_value(self, text: str, sign: str, rest: Sequence[Node | str]) -> str:
         """Apply `${name<sign>...}` to a value: replacement, removal at an end, substring, case."""
         if sign in _REPLACING:
             at = next((i for i, part in enumerate(rest) if not isinstance(part, str) and part.type == "/"), len(rest))
-            old, new = self._inner(rest[:at]), self._inner(rest[at + 1 :])
+            old, new = self._expand_inner(rest[:at]), self._expand_inner(rest[at + 1 :])
             return text.replace(old, new, -1 if sign == "//" else 1) if old else text
-        pattern = self._inner(rest)
+        pattern = self._expand_inner(rest)
         if sign in _REMOVING:
             return _without_end(text, sign, pattern)
         if sign == ":":
-            return _substring(text, pattern)
+            return _slice_text(text, pattern)
         cases = {",,": str.lower, "^^": str.upper, ",": lambda t: t[:1].lower() + t[1:], "^": str.capitalize}
         return cases[sign](text) if sign in cases else text
 
@@ -371,7 +371,7 @@ def _without_end(text: str, sign: str, pattern: str) -> str:
     return next((text[:cut] for cut in shortest_first if fnmatch.fnmatchcase(text[cut:], pattern)), text)
 
 
-def _substring(text: str, numbers: str) -> str:
+def _slice_text(text: str, numbers: str) -> str:
     """Return `${name:start:length}`."""
     return "".join(_slice_items(list(text), numbers))
 

@@ -449,7 +449,7 @@ def _run_words(script: _Script, words: list[Word]) -> bool | None:
     elif (quoted := _quoted_script(texts)) is not None:
         return _run_text(script, quoted, words[0].line)
     elif program not in _OTHER_PROGRAMS:
-        script.commands.append(_command(words, is_certain=script.is_certain))
+        script.commands.append(_make_command(words, is_certain=script.is_certain))
     return {"true": True, "false": False, ":": True}.get(program)
 
 
@@ -473,7 +473,7 @@ def _run_text(script: _Script, text: str, line: int) -> bool | None:
         script.line = outer
 
 
-def _command(words: list[Word], *, is_certain: bool) -> Command:
+def _make_command(words: list[Word], *, is_certain: bool) -> Command:
     texts = [word.text for word in words]
     module, start = texts[0], 1
     if "-m" in texts[:-1]:

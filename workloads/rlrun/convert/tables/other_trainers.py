@@ -31,7 +31,7 @@ class OtherTrainer:
     """Prefixes of words in its commands; for files without their folder."""
     keys: tuple[Counterpart, ...]
 
-    def refusal(self, source: str, line: int | None = None) -> ConfigError:
+    def unsupported_error(self, source: str, line: int | None = None) -> ConfigError:
         """Return an error with the trainer's name and its table."""
         said = f"files of {self.name} are not supported; write a manifest (rlrun init) with these fields:"
         rows = [

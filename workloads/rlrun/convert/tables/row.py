@@ -37,7 +37,7 @@ class Row:
     fine: tuple[object, ...] = ()
     """Values with which `dropped_row` and `refused_row` change nothing, because they match RLRun's behavior."""
 
-    def fits(self, key: str) -> bool:
+    def matches_key(self, key: str) -> bool:
         """Return whether this row matches `key`."""
         return _key_pattern(self.key).fullmatch(key) is not None
 
@@ -87,7 +87,7 @@ def refused_row(key: str, note: str, *, fine: tuple[object, ...] = (None, False)
 
 def row_of(key: str, rows: Iterable[Row]) -> Row | None:
     """Return the first row that matches a key, or None."""
-    return next((row for row in rows if row.fits(key)), None)
+    return next((row for row in rows if row.matches_key(key)), None)
 
 
 _GROUP = re.compile(r"\[(drop|refuse)\] (.+)")

@@ -121,10 +121,10 @@ class VerifiersEnvironment:
         traces: list[Trace] = []
         harnesses: list[ChatHarness] = []
 
-        def make(name: str, spec: AgentConfig) -> Agent:
+        def make_agent(name: str, spec: AgentConfig) -> Agent:
             return _InProcessAgent(self._agent_config(spec), model, self._shared_tools, traces, harnesses)
 
-        agents: Agents[Agent] = Agents(self._env.config, make)
+        agents: Agents[Agent] = Agents(self._env.config, make_agent)
         try:
             async with asyncio.timeout(self._env.config.timeout.episode):
                 await self._env.setup(agents)

@@ -191,13 +191,13 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         return ProgramResult(exit_code=0, stdout="", stderr="")
 
     @property
-    def _tools(self) -> list[Tool]:
+    def _all_tools(self) -> list[Tool]:
         return [tool for box in self._toolboxes for tool in box.tools]
 
     @property
     def _tools_argument(self) -> dict[str, Any]:
         """Keyword argument `tools` for the model client; empty for a conversation without tools."""
-        functions = [tool.model_dump(include={"name", "description", "parameters"}) for tool in self._tools]
+        functions = [tool.model_dump(include={"name", "description", "parameters"}) for tool in self._all_tools]
         return {"tools": [{"type": "function", "function": function} for function in functions]} if functions else {}
 
     def _append_messages(self, messages: Sequence[VerifiersMessage]) -> None:
@@ -210,7 +210,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         if await session.refused() is not None:
             return None
         request, rewrites, stopped = await session.rewrite_request(
-            Request(messages=self._transcript, tools=self._tools or None)
+            Request(messages=self._transcript, tools=self._all_tools or None)
         )
         trace.request_rewrites.extend(rewrites)
         self._apply_rewrites(request.messages)
@@ -254,20 +254,20 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
                 self.conversation[index] = message_to_wire(after)
 
     async def _call_tool(self, session: RolloutSession, call: ToolCall) -> ToolMessage:
-        def answer(content: str) -> ToolMessage:
+        def tool_answer(content: str) -> ToolMessage:
             return ToolMessage(tool_call_id=call.id, name=call.name, content=content)
 
         box = next((box for box in self._toolboxes if call.name in box), None)
         if box is None:
-            known = ", ".join(tool.name for tool in self._tools) or "none"
-            return answer(f"error: no function {call.name!r}; available functions: {known}")
+            known = ", ".join(tool.name for tool in self._all_tools) or "none"
+            return tool_answer(f"error: no function {call.name!r}; available functions: {known}")
         try:
             arguments = json.loads(call.arguments or "{}")
         except ValueError as error:
-            return answer(f"error: the arguments of {call.name!r} are not JSON: {error}")
+            return tool_answer(f"error: the arguments of {call.name!r} are not JSON: {error}")
         if not isinstance(arguments, dict):
-            return answer(f"error: the arguments of {call.name!r} must be a JSON object of names and values")
-        return answer(await box.call(call.name, arguments, session.trace))
+            return tool_answer(f"error: the arguments of {call.name!r} must be a JSON object of names and values")
+        return tool_answer(await box.call(call.name, arguments, session.trace))
 
     async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
         await self._toolboxes[-1].close()

@@ -184,13 +184,13 @@ class _Silent:
         self._begun = begun
 
     async def run(self, task: vf.Task, **_: object) -> Trace:
-        return self._trace(task)
+        return self._make_trace(task)
 
     @asynccontextmanager
     async def interaction(self, task: vf.Task, **_: object) -> AsyncIterator[_SilentInteraction]:
-        yield _SilentInteraction(self._trace(task))
+        yield _SilentInteraction(self._make_trace(task))
 
-    def _trace(self, task: vf.Task) -> Trace:
+    def _make_trace(self, task: vf.Task) -> Trace:
         known = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         trace = Trace(task=known, state=state_cls(type(task))(), agent=AgentInfo(config=self.config))
         self._begun.append(trace)

@@ -27,7 +27,7 @@ from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvir
 from rlrun.environments.rewards.reward_functions import ANY_SOURCE, RewardEntries, RewardEntry
 from rlrun.environments.rewards.scorers import find_scorer
 from rlrun.environments.rewards.weighted_rewards import Rewards, RowTask
-from rlrun.environments.splits import CHECKED, EmptySplitError, split_of
+from rlrun.environments.splits import MAX_CHECKED_TASKS, EmptySplitError, split_of
 
 
 class RowTasks(Sequence[Task]):
@@ -43,7 +43,7 @@ class RowTasks(Sequence[Task]):
     identified_by_content = True
     """Rows with equal contents are the same task, even if their ids differ (`splits.check_distinct`)."""
 
-    def __init__(self, rows: Rows, positions: Sequence[int], make: Make, split: Split) -> None:
+    def __init__(self, rows: Rows, positions: Sequence[int], make: MakeTask, split: Split) -> None:
         self._rows, self._positions, self._make, self._split = rows, positions, make, split
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class RowTasks(Sequence[Task]):
 
 
 def _row_problem(error: Exception) -> str:
-    """Return the fault of a malformed row. In all other names of this module, a problem is the question of a row."""
+    """Return the fault of a malformed row as text."""
     return f"the column {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
@@ -76,11 +76,11 @@ def _row_places(places: Sequence[str]) -> str:
     return shown if len(places) <= 3 else f"{shown} and {len(places) - 3} more"
 
 
-Make = Callable[[str, Mapping[str, object]], Task]
+MakeTask = Callable[[str, Mapping[str, object]], Task]
 """Function that creates a task from a default id and a row of the files."""
-Problem = Callable[[Mapping[str, object]], str]
+ReadQuestion = Callable[[Mapping[str, object]], str]
 """Function that returns the problem (the question) of a row as text. Equal texts are equal problems."""
-MAX_NAMED = 5
+MAX_NAMED_REASONS = 5
 """Largest number of reasons in one message about malformed rows."""
 
 
@@ -163,7 +163,7 @@ class Dataset(SingleTurnEnvironment):
         """Columns that are not empty and that no part of the environment reads, in the order of the rows. `_make_task` adds them: for the
         rows that `split_rows` checks in this constructor, and for other rows when their tasks are read."""
         self._notices: list[str] = []
-        self._tasks = split_rows(args, self._make_task, problem=self._problem_text, notices=self._notices)
+        self._tasks = split_rows(args, self._make_task, read_question=self._read_question, notices=self._notices)
 
     @property
     def notices(self) -> Sequence[str]:
@@ -184,7 +184,7 @@ class Dataset(SingleTurnEnvironment):
         """Return a row of the files as a row of this environment."""
         return row if self.args.layout is None else convert_row(self.args.layout, row)
 
-    def _problem_text(self, row: Mapping[str, object]) -> str:
+    def _read_question(self, row: Mapping[str, object]) -> str:
         own = self._convert_row(row)  # row in the format of this environment
         if "prompt" not in own:
             raise ValueError(no_prompt(own))
@@ -260,14 +260,14 @@ def messages_of(prompt: object) -> list[Message]:
 
 
 def split_rows(
-    args: DatasetArgs, make: Make, *, problem: Problem, notices: list[str] | None = None
+    args: DatasetArgs, make: MakeTask, *, read_question: ReadQuestion, notices: list[str] | None = None
 ) -> dict[Split, RowTasks]:
     """Return the tasks of both splits.
 
     Args:
         args: location and division of the data.
         make: function that creates a task from an id and a row.
-        problem: function that returns the question of a row as text. Without given splits, its hash selects the row's split, so rows
+        read_question: function that returns the question of a row as text. Without given splits, its hash selects the row's split, so rows
             with equal questions are in the same split.
         notices: list to which one sentence is appended for each kind of rows that are left out. Default: the sentences are only printed.
 
@@ -288,17 +288,19 @@ def split_rows(
         left = _usable_rows(args, train, make, notices, "train split: ")
         asked = _usable_rows(args, held_out, make, notices, "eval split: ")
         if args.leave_out_shared:
-            left = _not_in(held_out, asked, train, left, problem, notices)
+            left = _not_in(held_out, asked, train, left, read_question, notices)
         return {
-            "train": RowTasks(train, _distinct_positions(args, train, left, problem, notices), make, "train"),
-            "eval": RowTasks(held_out, _distinct_positions(args, held_out, asked, problem, notices), make, "eval"),
+            "train": RowTasks(train, _distinct_positions(args, train, left, read_question, notices), make, "train"),
+            "eval": RowTasks(
+                held_out, _distinct_positions(args, held_out, asked, read_question, notices), make, "eval"
+            ),
         }
     everything = rows(None)
     positions: dict[Split, list[int]] = {"train": [], "eval": []}
     for position in _distinct_positions(
-        args, everything, _usable_rows(args, everything, make, notices), problem, notices
+        args, everything, _usable_rows(args, everything, make, notices), read_question, notices
     ):
-        positions[split_of(_dataset_problem(everything, position, problem))].append(position)
+        positions[split_of(_question_at(everything, position, read_question))].append(position)
     for split, found in positions.items():
         if not found:
             raise EmptySplitError(f"there are too few rows: the {split} split is empty; set train_split and eval_split")
@@ -306,7 +308,7 @@ def split_rows(
 
 
 @dataclass
-class _Refused:
+class _MalformedRows:
     """Malformed rows with the same fault."""
 
     reason: str
@@ -315,7 +317,7 @@ class _Refused:
     """File and line of each row."""
 
 
-def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what: str = "") -> Sequence[int]:
+def _usable_rows(args: DatasetArgs, rows: Rows, make: MakeTask, notices: list[str], what: str = "") -> Sequence[int]:
     """Return the positions of rows that can be used as tasks.
 
     With `args.malformed: Skip`, all rows are checked, and the positions of malformed rows are left out. With `Fail`, malformed rows are an
@@ -333,31 +335,31 @@ def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], 
         ValueError: rows are malformed, or no row can be used. The message contains the first rows, their number and each reason.
     """
     is_error = args.malformed == "Fail"
-    left: list[int] = []
-    refused: dict[str, _Refused] = {}
-    for position in range(min(len(rows), CHECKED) if is_error else len(rows)):
+    usable: list[int] = []
+    malformed: dict[str, _MalformedRows] = {}
+    for position in range(min(len(rows), MAX_CHECKED_TASKS) if is_error else len(rows)):
         try:
             make("", rows.row(position))
-            left.append(position)
+            usable.append(position)
         except (KeyError, TypeError, ValueError) as error:
             # Rows with the same fault are listed together, even if their values differ: `fix` is the constant part of a `TruthError`.
             reason = _row_problem(error)
-            refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(
+            malformed.setdefault(getattr(error, "fix", reason), _MalformedRows(reason)).places.append(
                 rows.describe_place(position)
             )
-    if refused and (is_error or not left):
+    if malformed and (is_error or not usable):
         advice = "correct or remove the rows" + (", or set args.malformed to Skip" if is_error else "")
-        raise ValueError(f"{what}{_describe_refused(refused)}; {advice}")
-    if refused:
-        left_out = f"{len(rows) - len(left)} of {len(rows)} rows of {rows.label} are left out as malformed"
-        _report_notice(notices, f"{left_out}: {_describe_refused(refused)}")
-    return range(len(rows)) if is_error else left
+        raise ValueError(f"{what}{_describe_malformed(malformed)}; {advice}")
+    if malformed:
+        left_out = f"{len(rows) - len(usable)} of {len(rows)} rows of {rows.label} are left out as malformed"
+        _report_notice(notices, f"{left_out}: {_describe_malformed(malformed)}")
+    return range(len(rows)) if is_error else usable
 
 
-def _describe_refused(refused: Mapping[str, _Refused]) -> str:
-    """Return a text with up to `MAX_NAMED` reasons, the rows of each, and the number of the other rows."""
-    named = list(refused.values())[:MAX_NAMED]
-    others = sum(len(rows.places) for rows in refused.values()) - sum(len(rows.places) for rows in named)
+def _describe_malformed(malformed: Mapping[str, _MalformedRows]) -> str:
+    """Return a text with up to `MAX_NAMED_REASONS` reasons, the rows of each, and the number of the other rows."""
+    named = list(malformed.values())[:MAX_NAMED_REASONS]
+    others = sum(len(rows.places) for rows in malformed.values()) - sum(len(rows.places) for rows in named)
     text = "; ".join(f"{_row_places(rows.places)}: {rows.reason}" for rows in named)
     return text + (f"; and {others} more rows" if others else "")
 
@@ -368,10 +370,10 @@ def _report_notice(notices: list[str], text: str) -> None:
     notices.append(text)
 
 
-def _dataset_problem(rows: Rows, position: int, problem: Problem) -> str:
+def _question_at(rows: Rows, position: int, read_question: ReadQuestion) -> str:
     row = rows.row(position)
     try:
-        return problem(row)
+        return read_question(row)
     except KeyError as error:
         raise ValueError(f"{rows.describe_place(position)}: the column {error} is missing") from None
     except ValueError as error:
@@ -379,56 +381,63 @@ def _dataset_problem(rows: Rows, position: int, problem: Problem) -> str:
 
 
 def _distinct_positions(
-    args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
+    args: DatasetArgs, rows: Rows, positions: Sequence[int], read_question: ReadQuestion, notices: list[str]
 ) -> Sequence[int]:
     """Return the positions without rows whose question occurs in an earlier row, if rows have to be unique; otherwise all positions."""
     repeated = args.layout is not None and LAYOUTS[args.layout].repeats
     if not (repeated if args.unique is None else args.unique):
         return positions
-    asked: set[bytes] = set()
-    left = []
+    digests: set[bytes] = set()
+    distinct = []
     for position in positions:
-        text = _dataset_problem(rows, position, problem)
+        text = _question_at(rows, position, read_question)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if digest not in asked:
-            asked.add(digest)
-            left.append(position)
-    if len(left) < len(positions):
+        if digest not in digests:
+            digests.add(digest)
+            distinct.append(position)
+    if len(distinct) < len(positions):
         _report_notice(
             notices,
-            f"{len(positions) - len(left)} rows of {rows.label} are left out: an earlier row has the same prompt",
+            f"{len(positions) - len(distinct)} rows of {rows.label} are left out: an earlier row has the same prompt",
         )
-    return left
+    return distinct
 
 
 def _not_in(
-    held_out: Rows, asked_at: Sequence[int], train: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
+    held_out: Rows,
+    eval_positions: Sequence[int],
+    train: Rows,
+    positions: Sequence[int],
+    read_question: ReadQuestion,
+    notices: list[str],
 ) -> list[int]:
     """Return the positions of train rows whose question does not occur in the eval split.
 
     Args:
         held_out: rows of the eval split's files.
-        asked_at: positions of the usable rows in `held_out`.
+        eval_positions: positions of the usable rows in `held_out`.
         train: rows of the train split's files.
         positions: positions of the usable rows in `train`.
-        problem: function that returns the question of a row as text.
+        read_question: function that returns the question of a row as text.
         notices: list to which one sentence about left-out rows is appended.
 
     Raises:
         EmptySplitError: no row remains.
     """
-    asked = {_dataset_problem(held_out, position, problem) for position in asked_at}
-    left = [position for position in positions if _dataset_problem(train, position, problem) not in asked]
-    if not left:
+    eval_questions = {_question_at(held_out, position, read_question) for position in eval_positions}
+    remaining = [
+        position for position in positions if _question_at(train, position, read_question) not in eval_questions
+    ]
+    if not remaining:
         raise EmptySplitError(
             "the eval split contains all prompts of the train split; set train_split and eval_split to other files"
         )
-    if len(left) < len(positions):
+    if len(remaining) < len(positions):
         _report_notice(
             notices,
-            f"{len(positions) - len(left)} rows of the train split are left out: the eval split has the same prompts",
+            f"{len(positions) - len(remaining)} rows of the train split are left out: the eval split has the same prompts",
         )
-    return left
+    return remaining
 
 
 class Gsm8kArgs(BaseModel):
@@ -476,7 +485,7 @@ class Gsm8k(SingleTurnEnvironment):
         )
         files = {"train_split": "train", "eval_split": "test", "leave_out_shared": True}
         self._tasks = split_rows(
-            DatasetArgs.model_validate(where | files), self._make_task, problem=lambda row: str(row["question"])
+            DatasetArgs.model_validate(where | files), self._make_task, read_question=lambda row: str(row["question"])
         )
 
     def tasks(self, split: Split) -> Sequence[Task]:

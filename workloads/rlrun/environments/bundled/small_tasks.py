@@ -167,10 +167,10 @@ class Arithmetic(SingleTurnEnvironment):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return GeneratedTasks(
-            split, count=self.args.num_tasks, seed=self.args.seed, draw=self._draw, make=self._make_task
+            split, count=self.args.num_tasks, seed=self.args.seed, draw=self._draw_problem, make=self._make_task
         )
 
-    def _draw(self, rng: random.Random) -> str:
+    def _draw_problem(self, rng: random.Random) -> str:
         args = self.args
         return draw_expression(rng, terms=args.terms, operations=args.operations, max_operand=args.max_operand)
 
@@ -256,10 +256,10 @@ class Calculator:
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return GeneratedTasks(
-            split, count=self.args.num_tasks, seed=self.args.seed, draw=self._draw, make=self._make_task
+            split, count=self.args.num_tasks, seed=self.args.seed, draw=self._draw_problem, make=self._make_task
         )
 
-    def _draw(self, rng: random.Random) -> str:
+    def _draw_problem(self, rng: random.Random) -> str:
         args = self.args
         return draw_expression(rng, terms=args.terms, operations=args.operations, max_operand=args.max_operand)
 
@@ -347,10 +347,10 @@ class ReverseText(SingleTurnEnvironment):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return GeneratedTasks(
-            split, count=self.args.num_tasks, seed=self.args.seed, draw=self._draw, make=self._make_task
+            split, count=self.args.num_tasks, seed=self.args.seed, draw=self._draw_problem, make=self._make_task
         )
 
-    def _draw(self, rng: random.Random) -> str:
+    def _draw_problem(self, rng: random.Random) -> str:
         return "".join(rng.choice(self.args.letters) for _ in range(self.args.length))
 
     @staticmethod

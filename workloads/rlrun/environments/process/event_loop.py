@@ -83,7 +83,7 @@ _Task = asyncio.Task
 _unregister = asyncio.tasks._unregister_task
 
 
-class Stepped(Coroutine[object, object, T]):
+class StepHooks(Coroutine[object, object, T]):
     """Coroutine that makes a call before and after each step of another coroutine, if a task runs it (`EpisodeLoop.start_task`).
 
     `await` delegates the steps directly to the other coroutine, without these calls.

@@ -51,17 +51,17 @@ class _SentLog(Log):
         """Bytes that wait for the event loop, and bytes that were dropped."""
         self._counting = threading.Lock()
 
-    def _take(self, chunk: bytes) -> None:
-        super()._take(chunk)
+    def _store_output(self, chunk: bytes) -> None:
+        super()._store_output(chunk)
         with self._counting:
             if self._pending + self._wire.unsent_bytes > LOG_BYTES:
                 self._dropped += len(chunk)
                 return
             self._pending += len(chunk)
         with suppress(RuntimeError):  # the event loop has ended already
-            self._loop.call_soon_threadsafe(self._send, chunk)
+            self._loop.call_soon_threadsafe(self._send_chunk, chunk)
 
-    def _send(self, chunk: bytes) -> None:
+    def _send_chunk(self, chunk: bytes) -> None:
         with self._counting:
             self._pending -= len(chunk)
             dropped, self._dropped = self._dropped, 0
@@ -76,11 +76,11 @@ class _OutsideOnly(asyncio.Protocol):
     Otherwise an environment in the shared container could make this process start another environment with limits of its choice.
 
     Args:
-        accept: function that returns the protocol of an accepted connection. It is not called for rejected connections.
+        accept_connection: function that returns the protocol of an accepted connection. It is not called for rejected connections.
     """
 
-    def __init__(self, accept: Callable[[], asyncio.Protocol]) -> None:
-        self._accept = accept
+    def __init__(self, accept_connection: Callable[[], asyncio.Protocol]) -> None:
+        self._accept = accept_connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
@@ -174,7 +174,7 @@ class _Guest(Worker):
         if self._life is not None:
             self._life.end()
 
-    async def _compare(
+    async def _compare_group(
         self, stage: Stage, number: int, task: TaskRef, group: Sequence[Played], deadlines: Mapping[str, float]
     ) -> list[Score]:
         assert isinstance(stage, _LifeStage)
@@ -227,12 +227,12 @@ async def serve_connections(socket: Path, stopped: asyncio.Event, *, is_shared: 
     guests: set[_Guest] = set()
     """Guests with an open connection. Closed ones are removed, because a run of weeks restarts its environments many times."""
 
-    def accept() -> asyncio.Protocol:
+    def accept_connection() -> asyncio.Protocol:
         guest = _Guest(is_shared=is_shared, on_lost=guests.discard)
         guests.add(guest)
         return guest.wire
 
-    connected = partial(_OutsideOnly, accept) if is_shared else accept
+    connected = partial(_OutsideOnly, accept_connection) if is_shared else accept_connection
     server = await asyncio.get_running_loop().create_unix_server(connected, str(socket))
     await asyncio.to_thread(socket.chmod, SOCKET_MODE)
     await stopped.wait()

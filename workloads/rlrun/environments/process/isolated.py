@@ -137,21 +137,21 @@ class Remote(Talk):
             os.close(self._log_pipe)
             self._log_pipe = -1
 
-    def _print(self, text: str) -> None:
+    def _write_output(self, text: str) -> None:
         """Write output of the environment, one byte per character, to its log."""
         if self._log_pipe >= 0:
             with suppress(BlockingIOError):
                 os.write(self._log_pipe, text.encode("latin-1"))
 
-    def _handle(self, document: Document) -> None:
+    def _handle_message(self, document: Document) -> None:
         if document["op"] == "log":
-            self._print(str(document["text"]))
+            self._write_output(str(document["text"]))
             return
         if document["op"] == "died":
             self._report_end(Death(document["kind"], str(document["message"]), int(document.get("rollout", 0))))
             self.end()
             return
-        super()._handle(document)
+        super()._handle_message(document)
 
     def _on_connection_lost(self, error: WireError | None) -> None:
         if self._pinging is not None:
@@ -263,14 +263,16 @@ class IsolatedEnvironment:
         deadline = time.monotonic() + timeout_seconds
         if task not in self._record.accused:
             with self._record.count_innocent():
-                return await self._play(task, model, deadline, reward_seconds)
+                return await self._play_on_worker(task, model, deadline, reward_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds / 2):
                 while not self._record.clear.is_set():  # the event may have been cleared again before this task runs
                     await self._record.clear.wait()
-        return await self._play(task, model, deadline, reward_seconds)
+        return await self._play_on_worker(task, model, deadline, reward_seconds)
 
-    async def _play(self, task: TaskRef, model: ModelClient, deadline: float, reward_seconds: float) -> Played:
+    async def _play_on_worker(
+        self, task: TaskRef, model: ModelClient, deadline: float, reward_seconds: float
+    ) -> Played:
         worker, left = await self._wait_for_worker(task, deadline)
         return await worker.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
 

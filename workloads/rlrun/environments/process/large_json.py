@@ -60,12 +60,12 @@ class _Decoder:
         text = self._data[start : min(end, start + 1)]
         if end - start > PIECE_BYTES and level < MAX_LEVELS:
             if text == b'"':
-                return self._string(start, end)
-            if text in (b"[", b"{") and (commas := self._commas(start, end)) is not None:
-                return self._container(start, end, commas, level)
+                return self._decode_string(start, end)
+            if text in (b"[", b"{") and (commas := self._find_commas(start, end)) is not None:
+                return self._decode_container(start, end, commas, level)
         return _from_json(self._data[start:end].decode())
 
-    def _commas(self, start: int, end: int) -> npt.NDArray[np.int64] | None:
+    def _find_commas(self, start: int, end: int) -> npt.NDArray[np.int64] | None:
         """Return the indices (into the structure) of the commas between the members of the container in `[start, end)`.
 
         Returns None if the range does not start and end with the container's own brackets.
@@ -81,7 +81,7 @@ class _Decoder:
         own = (inner == depth + 1) & (s.kinds[first + 1 : last] == _COMMA)
         return np.flatnonzero(own) + first + 1
 
-    def _container(self, start: int, end: int, commas: npt.NDArray[np.int64], level: int) -> Any:
+    def _decode_container(self, start: int, end: int, commas: npt.NDArray[np.int64], level: int) -> Any:
         is_list = self._data[start : start + 1] == b"["
         ends = np.append(self._structure.positions[commas], end - 1)
         array: list[Any] = []
@@ -104,7 +104,7 @@ class _Decoder:
             elif is_list:
                 array.append(self._decode_trimmed(start, stop, level))
             else:
-                colon = self._colon(start, stop)
+                colon = self._find_colon(start, stop)
                 name = _from_json(self._data[start:colon].decode())
                 if not isinstance(name, str):
                     raise ValueError("a name of an object is not a string")
@@ -120,7 +120,7 @@ class _Decoder:
             end -= 1
         return self.value(start, end, level + 1)
 
-    def _colon(self, start: int, end: int) -> int:
+    def _find_colon(self, start: int, end: int) -> int:
         """Return the position of the first colon outside of strings in `[start, end)`."""
         s = self._structure
         place = int(np.searchsorted(s.positions, start))
@@ -128,7 +128,7 @@ class _Decoder:
             raise ValueError("a member of an object has no name")
         return int(s.positions[place])
 
-    def _string(self, start: int, end: int) -> str:
+    def _decode_string(self, start: int, end: int) -> str:
         if self._data[end - 1] != _QUOTE:
             raise ValueError("a string does not end")
         parts: list[str] = []

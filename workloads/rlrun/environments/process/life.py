@@ -143,7 +143,7 @@ class Life(Talk):
         ours.setblocking(False)
         try:
             with theirs:
-                self._process = self._spawn(theirs.fileno())
+                self._process = self._spawn_process(theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -170,7 +170,7 @@ class Life(Talk):
         except BaseException:
             self.end()
             raise
-        self._watching = loop.create_task(self._watch())
+        self._watching = loop.create_task(self._watch_process())
         return ready
 
     def _make_folder(self, environment: dict[str, str]) -> tuple[dict[str, str], list[Path]]:
@@ -188,7 +188,7 @@ class Life(Talk):
         environment = enclosure.use_private_folder(environment, self._folder)
         return environment, [self._folder, *enclosure.make_hub_caches(environment)]
 
-    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+    def _spawn_process(self, descriptor: int) -> subprocess.Popen[bytes]:
         numbers = (descriptor, self._page.descriptor, os.getpid(), self.limits.memory_bytes)
         environment = self.command.passed({**os.environ, **(self.command.given or {})})
         self._withheld = (os.environ.keys() | self.command.withheld) - environment.keys()
@@ -219,9 +219,9 @@ class Life(Talk):
     def metrics(self) -> dict[str, float]:
         return {"memory_gib": self.peak_memory_bytes / 1024**3, "stall_seconds": self._page.read().worst_seconds}
 
-    def _receive(self, document: Document) -> None:
+    def _receive_message(self, document: Document) -> None:
         self._received_at = time.monotonic()
-        super()._receive(document)
+        super()._receive_message(document)
 
     def _handle_pong(self, document: Document) -> None:
         self._answered_ping = int(document["number"])
@@ -233,17 +233,19 @@ class Life(Talk):
     def _on_connection_lost(self, error: WireError | None) -> None:
         if (
             self._pidfd < 0
-        ):  # `_close` closed the connection: there is nothing to kill, and the pid may belong to another process
+        ):  # `_release_resources` closed the connection: there is nothing to kill, and the pid may belong to another process
             return
         if error is not None:
-            self._kill("crash", f"broke the protocol ({error}), perhaps by writing to a descriptor that is not its own")
+            self._end_process(
+                "crash", f"broke the protocol ({error}), perhaps by writing to a descriptor that is not its own"
+            )
             return
         # Either the process is about to exit, and its exit code gives a better reason, or it closed a connection that it cannot reopen.
-        self._closing = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._kill, "crash", _HUNG_UP)
+        self._closing = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._end_process, "crash", _HUNG_UP)
 
     # ---- its end
 
-    async def _watch(self) -> None:
+    async def _watch_process(self) -> None:
         while True:
             await asyncio.sleep(self.limits.look_seconds)
             # Reading /proc takes milliseconds, so it runs in a thread.
@@ -253,18 +255,18 @@ class Life(Talk):
             # A limit of the whole process is checked first, because a process over it may also be slow to answer.
             if taken.memory_bytes > self.limits.memory_bytes:
                 limit = f"more than memoryGib allows ({_show_gib(self.limits.memory_bytes)})"
-                self._kill(
+                self._end_process(
                     "memory", f"used {_show_gib(taken.memory_bytes)}, {limit}", rollout=0
                 )  # rollout 0, because all rollouts may have used memory
             elif (count := len(taken.members)) > MAX_PROCESSES:
-                self._kill("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
+                self._end_process("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
             elif message := self._find_hang() or self._check_ping():
                 rollout = self._page.read().rollout
                 # The cause is recorded before the request for the stack: its signal may end the process, which must not look like a crash.
                 self._verdict = self._verdict or Death("hang", message, rollout)
                 at = await asyncio.to_thread(self._request_stack)
                 self._verdict = Death(self._verdict.kind, self._verdict.message + at, self._verdict.rollout)
-                self._kill("hang", message)
+                self._end_process("hang", message)
 
     def _find_hang(self) -> str | None:
         """Return the reason why the process counts as hanging, or None."""
@@ -299,7 +301,7 @@ class Life(Talk):
         """Request the stack of the process, which writes it to its log, and return the innermost line as text; "" without an answer."""
         if is_stopped(self._page.read().pid):
             return ""
-        self._signal(STACKS)
+        self._send_signal(STACKS)
         deadline = time.monotonic() + STACK_SECONDS
         while time.monotonic() < deadline and self._burying is None:  # the signal may have ended the process
             time.sleep(0.05)
@@ -313,13 +315,13 @@ class Life(Talk):
         stacks = [i for i, line in enumerate(lines) if line.startswith(_STACK)]
         return lines[stacks[-1] + 1] if stacks and len(lines) > stacks[-1] + 1 else None
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         # `Popen.send_signal` is not used because it may collect the process, see `kill_all`.
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def _kill(self, kind: DeathKind, message: str, *, rollout: int | None = None) -> None:
+    def _end_process(self, kind: DeathKind, message: str, *, rollout: int | None = None) -> None:
         """End the process. The first cause is kept. With `rollout` None, the rollout whose code runs counts as the cause."""
         if self._verdict is None:
             self._verdict = Death(kind, message, self._page.read().rollout if rollout is None else rollout)
@@ -329,15 +331,15 @@ class Life(Talk):
     async def _kill_now(self) -> None:
         """Kill the descendants, then the process itself: no process can leave its keeper while the keeper lives."""
         await asyncio.to_thread(kill_descendants, self.pid, reap=lambda: None, known=self._seen)
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
     def _on_exit(self) -> None:
         """Kill the remaining processes while this one is a zombie, then collect it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
-        self._burying = loop.create_task(self._collect())
+        self._burying = loop.create_task(self._collect_process())
 
-    async def _collect(self) -> None:
+    async def _collect_process(self) -> None:
         assert self._process is not None
         # Kill the other processes before `wait` collects the leader: afterwards its pid could belong to another process.
         await asyncio.to_thread(kill_all, self.pid, self._mark, self._seen)
@@ -347,7 +349,7 @@ class Life(Talk):
         await asyncio.to_thread(self._remove_folder)
         await self._wire.settled()  # receive the results that the process sent before its end
         rollout = self._page.read().rollout
-        self._close()
+        self._release_resources()
         self._report_end(
             self._verdict or Death("crash", self._add_advice(_describe_end(code) + self._last_words()), rollout)
         )
@@ -368,9 +370,9 @@ class Life(Talk):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(5.0)
         self._remove_folder()
-        self._close()
+        self._release_resources()
 
-    def _close(self) -> None:
+    def _release_resources(self) -> None:
         for waiting in (self._watching, self._closing, self._killing):
             if waiting is not None:
                 waiting.cancel()

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlrun.config.environment_variables import KEY_ARGUMENT, is_passed, matches, names_in_arguments
+from rlrun.config.environment_variables import KEY_ARGUMENT, is_passed, matches_pattern, names_in_arguments
 from rlrun.config.formats import RESERVED_VARIABLES
 from rlrun.diagnostics.stacks import FILE_VARIABLE
 from rlrun.environments.rewards.scorers import SERVED
 from rlrun.environments.rewards.scoring_servers import ServedArgs
 from rlrun.hub.repository import VARIABLE as REVISIONS_VARIABLE
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.process_logs import BoundedLog
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
@@ -52,7 +52,7 @@ class Log:
         def run() -> None:
             with os.fdopen(source, "rb", buffering=0) as pipe:
                 while chunk := pipe.read(_CHUNK_BYTES):
-                    self._take(chunk)
+                    self._store_output(chunk)
 
         with self._lock:
             self._end = b""
@@ -71,10 +71,10 @@ class Log:
             text = self._end.decode(errors="replace")
         if whole:
             text = text[: text.rfind("\n") + 1]
-        lines = (printable(line[:300].strip()) for line in text.splitlines())
+        lines = (escape_controls(line[:300].strip()) for line in text.splitlines())
         return [line for line in lines if line][-count:]
 
-    def _take(self, chunk: bytes) -> None:
+    def _store_output(self, chunk: bytes) -> None:
         with self._lock:
             self._end = (self._end + chunk)[-KEPT_BYTES:]
         if self._file is not None:
@@ -94,7 +94,7 @@ def for_another_container(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if not any(matches(name, pattern) for pattern in _OF_THIS_CONTAINER)
+        if not any(matches_pattern(name, pattern) for pattern in _OF_THIS_CONTAINER)
     }
 
 

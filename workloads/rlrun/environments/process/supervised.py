@@ -167,7 +167,7 @@ class Supervised:
             if self.life.ended.done():
                 await self._start_again(self.life.ended.result(), check)
             elif self._failed_in_row >= MAX_FAILURES and not self._replaced_in_vain:
-                await self._replace(check)
+                await self._replace_process(check)
 
     async def _start_again(self, death: Death, check: Callable[[Ready], None]) -> None:
         self._set_up(False)
@@ -196,7 +196,7 @@ class Supervised:
         self._watch_end(life)
         self._set_up(True)
 
-    async def _replace(self, check: Callable[[Ready], None]) -> None:
+    async def _replace_process(self, check: Callable[[Ready], None]) -> None:
         """Start another process for new rollouts. The current one finishes its running rollouts."""
         logger.warning(
             f"environment {self._record.label!r}: the last {self._failed_in_row} rollouts of its process failed, so it is replaced"
@@ -212,11 +212,11 @@ class Supervised:
         self._record.restarts += 1
         self._leaving.add(before)
         self._use_life(life)
-        draining = asyncio.create_task(self._drain(before))
+        draining = asyncio.create_task(self._drain_process(before))
         self._draining.add(draining)
         draining.add_done_callback(self._draining.discard)
 
-    async def _drain(self, before: Talk) -> None:
+    async def _drain_process(self, before: Talk) -> None:
         """End a replaced process after its running rollouts have finished."""
         await before.until_idle()
         before.end()

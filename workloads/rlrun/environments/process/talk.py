@@ -92,7 +92,7 @@ class Talk(ABC):
         self.ended: asyncio.Future[Death] = loop.create_future()
         """Cause of the end, set when all processes have ended."""
         self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._wire = Lines(self._receive, self._on_connection_lost)
+        self._wire = Lines(self._receive_message, self._on_connection_lost)
         self._rollouts: dict[int, _Rollout] = {}
         self._given_up: dict[int, TaskRef] = {}
         """Rollouts without a waiter that the process has not answered, oldest first."""
@@ -146,7 +146,7 @@ class Talk(ABC):
             if not rollout.result.done():
                 bystander = death.task is not None and death.rollout != number
                 message = f"its process {death.message}"
-                error = self._error(death.kind, rollout.task, message, death=self.number, bystander=bystander)
+                error = self._episode_error(death.kind, rollout.task, message, death=self.number, bystander=bystander)
                 rollout.result.set_exception(error)
         if not self.ended.done():
             self.ended.set_result(death)
@@ -208,7 +208,7 @@ class Talk(ABC):
                 message = (
                     f"the group's episodes have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); make them shorter"
                 )
-                raise self._error("reward", task, message)
+                raise self._episode_error("reward", task, message)
         except BaseException:
             del self._rollouts[number]
             self._changed.set()
@@ -220,7 +220,7 @@ class Talk(ABC):
             async with asyncio.timeout(timeout_seconds + GRACE_SECONDS):
                 return await rollout.result
         except TimeoutError as error:
-            raise self._error(
+            raise self._episode_error(
                 "timeout", task, f"the episode did not finish within {round(timeout_seconds, 3):g} seconds"
             ) from error
         finally:
@@ -237,7 +237,7 @@ class Talk(ABC):
         if len(self._given_up) > MAX_GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
 
-    def _error(
+    def _episode_error(
         self, kind: ErrorKind, task: TaskRef, message: str, *, death: int = 0, bystander: bool = False
     ) -> EpisodeError:
         return EpisodeError(kind, self.id, str(task), message, death=death, bystander=bystander)
@@ -259,9 +259,9 @@ class Talk(ABC):
 
     # ---- messages of the process
 
-    def _receive(self, document: Document) -> None:
+    def _receive_message(self, document: Document) -> None:
         try:
-            self._handle(document)
+            self._handle_message(document)
         except WireError:
             raise
         except Exception as error:
@@ -269,7 +269,7 @@ class Talk(ABC):
                 f"its message {clip_text(str(document['op']), 40)!r} is malformed ({describe_exception(error)})"
             ) from error
 
-    def _handle(self, document: Document) -> None:
+    def _handle_message(self, document: Document) -> None:
         if document["op"] == "pong":
             self._handle_pong(document)
             return
@@ -316,7 +316,7 @@ class Talk(ABC):
             )
             self.played += 1
         except BoundsError as refused:
-            rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
+            rollout.result.set_exception(self._episode_error("reward", rollout.task, str(refused)))
 
     def _set_ready(self, document: Document) -> None:
         if document["op"] == "unusable":

@@ -142,7 +142,7 @@ class Lines(asyncio.Protocol):
                 if self._waiting > MAX_LINE_BYTES:
                     raise WireError(f"a message has more than {MAX_LINE_BYTES} bytes")
         except WireError as error:
-            self._fail(error)
+            self._fail_connection(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -217,12 +217,12 @@ class Lines(asyncio.Protocol):
             self._receive(decoding.result())
             self._decode_waiting()
         except WireError as broken:
-            self._fail(broken)
+            self._fail_connection(broken)
         # Reading resumes only after the waiting documents fit into the limit again.
         if self._queued <= MAX_LINE_BYTES and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _fail(self, error: WireError) -> None:
+    def _fail_connection(self, error: WireError) -> None:
         self._broken = error
         self.close()
         self._report_loss()

@@ -32,12 +32,12 @@ from rlrun.environments.bounds import (
 )
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.containment import enclosure, keeper
-from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, print_exception
+from rlrun.environments.process.event_loop import EpisodeLoop, StepHooks, print_exception
 from rlrun.environments.process.heartbeat import Page
 from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode_document
 from rlrun.environments.protocol import Episode, Message, Reply, Score, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load_environment
-from rlrun.environments.splits import PromptError, SharedTaskError
+from rlrun.environments.splits import DuplicateTaskError, PromptError
 from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
 from rlrun.protocol.files.failures import RoleError
 
@@ -150,7 +150,7 @@ class Worker:
 
     def __init__(self, page: Page | None = None) -> None:
         # No threads: user code may fork this process, and may replace the functions that decode.
-        self.wire = Lines(self._receive, self._on_connection_lost, apart=False)
+        self.wire = Lines(self._receive_message, self._on_connection_lost, apart=False)
         self._stage: Stage | None = None
         self._page = page
         self._playing: dict[int, _Playing] = {}
@@ -158,13 +158,13 @@ class Worker:
     def _on_connection_lost(self, error: WireError | None) -> None:
         os._exit(LOST)  # the keeper ends the other processes
 
-    def _receive(self, document: Document) -> None:
+    def _receive_message(self, document: Document) -> None:
         match document["op"]:
             case "reply" | "refused":
                 if playing := self._playing.get(document["rollout"]):
                     playing.model.set_reply(document)
             case "play" | "compare":
-                self._start(document)
+                self._start_rollout(document)
             case "cancel":
                 if (playing := self._playing.get(document["rollout"])) and playing.task is not None:
                     playing.cancelled = True
@@ -175,12 +175,12 @@ class Worker:
                 self._handle_load(document)
 
     def _handle_load(self, document: Document) -> None:
-        self.wire.send(self._load(document))
+        self.wire.send(self._load_code(document))
 
     def _make_pong(self, document: Document) -> Document:
         return {"op": "pong", "number": document["number"]}
 
-    def _load(self, document: Document) -> Document:
+    def _load_code(self, document: Document) -> Document:
         if (kind := document.get("kind", "environment")) != "environment":
             return _call_checked(document) if kind == "check" else _bind_function(kind, document)
         try:
@@ -199,7 +199,7 @@ class Worker:
         except EnvironmentLoadError as error:
             missing = isinstance(error.__cause__, ImportError | RoleError)  # a missing package, or missing data
             return _unusable_answer(str(error), error) | {"missing": missing}
-        except (SharedTaskError, PromptError) as error:
+        except (DuplicateTaskError, PromptError) as error:
             return _unusable_answer(f"environment {document['id']!r}: {error}", error)
         except BaseException as error:
             return _unusable_answer(
@@ -208,22 +208,22 @@ class Worker:
         heap.freeze_loaded()
         return ready
 
-    def _start(self, document: Document) -> None:
+    def _start_rollout(self, document: Document) -> None:
         number = document["rollout"]
         playing = self._playing[number] = _Playing(RemoteModel(self.wire, number))
-        loop, page, work = get_running_loop(), self._page, self._answer(document, playing)
+        loop, page, work = get_running_loop(), self._page, self._send_result(document, playing)
         if not isinstance(loop, EpisodeLoop) or page is None:
             playing.task = loop.create_task(work)
             return
 
         # Each step of the episode's coroutine is bracketed, so that the page always shows whose code runs.
-        def after() -> None:
+        def end_step() -> None:
             loop.end_if_forked()
             page.enter(0)
 
-        playing.task = loop.start_task(Stepped(work, lambda: page.enter(number), after))
+        playing.task = loop.start_task(StepHooks(work, lambda: page.enter(number), end_step))
 
-    async def _answer(self, document: Document, playing: _Playing) -> None:
+    async def _send_result(self, document: Document, playing: _Playing) -> None:
         """Play an episode or compare a group, and send the result."""
         assert self._stage is not None
         stage, number, task = self._stage, document["rollout"], TaskRef(document["split"], document["index"])
@@ -231,7 +231,7 @@ class Worker:
         try:
             if document["op"] == "compare":
                 group = [_read_member(member) for member in document["members"]]
-                scores = await self._compare(stage, number, task, group, deadlines)
+                scores = await self._compare_group(stage, number, task, group, deadlines)
                 line = encode_document({"op": "compared", "rollout": number, **_read_columns(scores)})
             else:
                 line = _answer_line(number, await stage.play(task, playing.model, **deadlines), stage.id)
@@ -248,7 +248,7 @@ class Worker:
             self._playing.pop(number, None)
         self.wire.send_line(line)
 
-    async def _compare(
+    async def _compare_group(
         self, stage: Stage, number: int, task: TaskRef, group: Sequence[Played], deadlines: Mapping[str, float]
     ) -> list[Score]:
         return await stage.compare(task, group, **deadlines)

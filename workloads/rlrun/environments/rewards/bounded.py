@@ -127,11 +127,11 @@ class _Caller:
         loop = asyncio.get_running_loop()
         data = pickle.dumps(call)
         await loop.sock_sendall(self._socket, _LENGTH.pack(len(data)) + data)
-        (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
-        answer: tuple[bool, Any] = pickle.loads(await self._receive(length))
+        (length,) = _LENGTH.unpack(await self._receive_bytes(_LENGTH.size))
+        answer: tuple[bool, Any] = pickle.loads(await self._receive_bytes(length))
         return answer
 
-    async def _receive(self, count: int) -> bytes:
+    async def _receive_bytes(self, count: int) -> bytes:
         loop, parts = asyncio.get_running_loop(), bytearray()
         while len(parts) < count:
             part = await loop.sock_recv(self._socket, count - len(parts))

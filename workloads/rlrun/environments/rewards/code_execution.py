@@ -90,7 +90,7 @@ class CodeRunner:
                 for file, text in ((program, code), (given, stdin)):
                     file.write(text.encode(errors="surrogatepass"))
                     file.seek(0)
-                return await self._run(program.fileno(), given.fileno())
+                return await self._run_program(program.fileno(), given.fileno())
 
     async def score_cases(self, code: str, cases: Sequence[Case]) -> float:
         """Return the share of passed cases, in [0, 1]. A case passes with exit code 0 and the expected output (stripped of white space)."""
@@ -102,7 +102,7 @@ class CodeRunner:
         ]
         return sum(passed) / len(cases)
 
-    async def _run(self, program: int, given: int) -> Result:
+    async def _run_program(self, program: int, given: int) -> Result:
         limits = self.limits
         bounds = [str(program), str(int(limits.timeout_seconds) + 1), str(limits.memory_bytes)]
         process = await asyncio.create_subprocess_exec(

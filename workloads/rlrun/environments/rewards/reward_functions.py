@@ -207,16 +207,16 @@ class RewardFunction:
             RewardFunctionError: the function raised or did not return a reward.
         """
         name = next(name for name in _REPLY if name in self.signature.takes)
-        scores = await self._call({name: reply}, given, row, None)
+        scores = await self._call_function({name: reply}, given, row, None)
         return scores[0]
 
     async def score_group(
         self, given: Mapping[str, object], row: Mapping[str, object], replies: Sequence[str]
     ) -> list[Score]:
         """Return the function's scores of all replies of a group; see `score_reply`."""
-        return await self._call({COMPLETIONS: list(replies)}, given, row, len(replies))
+        return await self._call_function({COMPLETIONS: list(replies)}, given, row, len(replies))
 
-    async def _call(
+    async def _call_function(
         self,
         reply_arguments: Mapping[str, object],
         given: Mapping[str, object],

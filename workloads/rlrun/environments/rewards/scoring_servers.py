@@ -107,7 +107,7 @@ class Server:
             async with asyncio.timeout(seconds):
                 for attempt in range(1_000_000):
                     try:
-                        return parse(await self._post(path, body))
+                        return parse(await self._post_json(path, body))
                     except _RefusedError as error:
                         last = f"status {error.status}: {error.text}"
                         if error.status not in _RETRIED:
@@ -129,7 +129,7 @@ class Server:
         if self._session is not None:
             await self._session.close()
 
-    async def _post(self, path: str, body: Mapping[str, object]) -> object:
+    async def _post_json(self, path: str, body: Mapping[str, object]) -> object:
         import aiohttp
 
         if self._session is None:

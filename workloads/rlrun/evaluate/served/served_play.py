@@ -208,7 +208,7 @@ class ServerAnswers:
 
         async def collect(_policy: Policy, number: int, parts: Sequence[Part]) -> None:
             store = answer_writer(session.kept, parts, lambda _: session.watcher.answered())
-            await runner.collect_answers([one for part in parts for one in part.left], number, taken=store)
+            await runner.collect_answers([one for part in parts for one in part.left], number, store_answer=store)
 
         return collect
 
@@ -237,15 +237,15 @@ class ServedRunner(QuestionRunner):
         self._model, self._servers = job.model, servers
         self._slots = asyncio.Semaphore(job.orchestrator.max_concurrency)
 
-    async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
+    async def _answer_question(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         failures = lost = 0
         reason = ""
         while failures < MAX_TRIES:
-            model = ServedModel(self._servers, self._model, self._sampling(arena), sample)
+            model = ServedModel(self._servers, self._model, self._sampling_of(arena), sample)
             try:
                 async with self._slots:
                     await self._servers.ready()
-                    return await self._play(arena, task, sample, model)
+                    return await self._play_episode(arena, task, sample, model)
             except EpisodeError as error:
                 logger.debug(f"task {task}: {error}")
                 reason = str(error)
@@ -264,7 +264,7 @@ class ServedRunner(QuestionRunner):
                     failures += 1
         return Answer(arena.config.label, str(task), sample, None, reason)
 
-    async def _play(self, arena: Arena, task: TaskRef, sample: int, model: ServedModel) -> Answer:
+    async def _play_episode(self, arena: Arena, task: TaskRef, sample: int, model: ServedModel) -> Answer:
         """Play one episode.
 
         Raises:

@@ -57,12 +57,12 @@ class ClientConfig(Config):
 
     @field_validator("base_url", mode="before")
     @classmethod
-    def _one(cls, given: object) -> object:
+    def _accept_single_url(cls, given: object) -> object:
         """Accept a single URL like PRIME-RL's files."""
         return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")
-    def _urls(self) -> Self:
+    def _check_urls(self) -> Self:
         for url in self.base_url:
             if problem := _url_problem(url):
                 raise ValueError(f"base_url: got {url!r}; {problem}")
@@ -71,7 +71,7 @@ class ClientConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _headers(self) -> Self:
+    def _check_headers(self) -> Self:
         for name, value in self.headers.items():
             if not name or not name.isascii() or any(c in name for c in " :\r\n\t") or not name.isprintable():
                 raise ValueError(f"headers: got {name!r}; expected the name of a header such as X-Organization")
@@ -82,7 +82,7 @@ class ClientConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _variable(self) -> Self:
+    def _check_variable(self) -> Self:
         if self.api_key_var is not None and self.api_key_var.endswith("*"):
             raise ValueError(f"api_key_var: got {self.api_key_var!r}; expected the name of one variable")
         return self
@@ -172,18 +172,18 @@ class Servers:
         away: list[RoleError] = []
         for kept in self._known:
             try:
-                names = await self._models(kept.server)
+                names = await self._list_models(kept.server)
             except RoleError as error:
                 if error.code != exit_codes.UNAVAILABLE or len(away) + 1 == len(self._known):
                     raise
                 away.append(error)
                 logger.warning(f"{error}; continuing with the other servers")
                 continue
-            wanted = self._checked(kept.server, wanted, names)
+            wanted = self._check_model_name(kept.server, wanted, names)
         assert wanted is not None
         return wanted
 
-    def _checked(self, server: ChatServer, wanted: str | None, names: Sequence[str] | None) -> str:
+    def _check_model_name(self, server: ChatServer, wanted: str | None, names: Sequence[str] | None) -> str:
         """Return the name of the model to use, which this server has."""
         if wanted is None:
             if names is None:
@@ -209,7 +209,7 @@ class Servers:
             RoleError: the servers would not answer any question.
         """
         try:
-            reply = await self._ask(body)
+            reply = await self._request_with_retry(body)
         except RefusedError as error:
             self.failed(str(error))
             raise
@@ -231,25 +231,25 @@ class Servers:
 
     async def ready(self) -> None:
         """Wait until a server accepts a request, so that the wait does not count for an episode's timeout."""
-        await self._next(())
+        await self._wait_for_server(())
 
-    async def _ask(self, body: Mapping[str, object]) -> Reply:
+    async def _request_with_retry(self, body: Mapping[str, object]) -> Reply:
         avoided: list[_Kept] = []
         tries = self._client.max_retries + 1
         for attempt in range(1, tries + 1):
-            kept = await self._next(avoided)
+            kept = await self._wait_for_server(avoided)
             kept.asked += 1
             try:
-                reply = await kept.server.chat(self._spelled(body))
+                reply = await kept.server.chat(self._with_newer_limit(body))
             except ServerError as error:
                 if self._takes_newer_limit(error):
                     logger.info(f"{kept.server.base_url} expects {_NEWER_LIMIT} instead of max_tokens")
                     continue
-                await self._judge(kept.server, error, str(body["model"]))
+                await self._raise_if_permanent(kept.server, error, str(body["model"]))
                 if attempt == tries:
                     raise RefusedError(f"{tries} tries failed, the last one with: {error}") from error
                 avoided = [*avoided, kept] if len(avoided) + 1 < len(self._known) else []
-                self._wait(kept, error)
+                self._delay_server(kept, error)
             else:
                 kept.failures = 0
                 return reply
@@ -257,7 +257,7 @@ class Servers:
                 kept.asked -= 1
         raise RefusedError(f"{tries} tries failed: the server refuses max_tokens and {_NEWER_LIMIT}")
 
-    async def _next(self, avoided: Sequence[_Kept]) -> _Kept:
+    async def _wait_for_server(self, avoided: Sequence[_Kept]) -> _Kept:
         """Wait until a server accepts a request, and return it."""
         while True:
             others = [kept for kept in self._known if kept not in avoided]
@@ -267,12 +267,12 @@ class Servers:
                 return min(free, key=lambda kept: (kept.asked, kept.failures))
             await asyncio.sleep(max(0.01, min(kept.again for kept in others) - now))
 
-    async def _judge(self, server: ChatServer, error: ServerError, model: str) -> None:
+    async def _raise_if_permanent(self, server: ChatServer, error: ServerError, model: str) -> None:
         """Raise an error if a retry cannot help; return if the request should be retried."""
         if error.status in _OF_KEY:
             raise self._no_key(error) from error
         if error.status in _OF_ALL:
-            names = await self._models(server) if error.status == 404 else None
+            names = await self._list_models(server) if error.status == 404 else None
             if names is not None and model not in names:
                 raise self._no_such_model(server, model, names) from error
             fix = _address_hint(server.base_url) if error.status == 404 else ""
@@ -285,7 +285,7 @@ class Servers:
                 exit_codes.UNAVAILABLE,
             ) from error
 
-    def _wait(self, kept: _Kept, error: ServerError) -> None:
+    def _delay_server(self, kept: _Kept, error: ServerError) -> None:
         kept.failures += 1
         seconds = backoff(kept.failures, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
         # Jitter spreads requests that failed together. A delay requested by the server is a lower bound.
@@ -293,7 +293,7 @@ class Servers:
         kept.again = max(kept.again, time.monotonic() + seconds)
         logger.warning(f"{error}; retry in {seconds:.1f} s")
 
-    def _spelled(self, body: Mapping[str, object]) -> dict[str, object]:
+    def _with_newer_limit(self, body: Mapping[str, object]) -> dict[str, object]:
         spelled = dict(body)
         if self._newer_limit and "max_tokens" in spelled:
             spelled[_NEWER_LIMIT] = spelled.pop("max_tokens")
@@ -308,7 +308,7 @@ class Servers:
         self._newer_limit = True
         return True
 
-    async def _models(self, server: ChatServer) -> list[str] | None:
+    async def _list_models(self, server: ChatServer) -> list[str] | None:
         try:
             return await server.models()
         except ServerError as error:

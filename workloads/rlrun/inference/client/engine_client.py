@@ -44,7 +44,7 @@ from rlrun.protocol.messages.endpoints import (
     OWN,
 )
 from rlrun.protocol.messages.packed_columns import MEDIA_TYPE, integer_column, pack_document
-from rlrun.runtime.background_compute import compute
+from rlrun.runtime.background_compute import compute_without_blocking
 from rlrun.runtime.json_types import Json
 
 __all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]
@@ -184,11 +184,13 @@ class EngineClient:
     async def _in_parts(self, prompt: array[int], head: _Head, n: int, most: int, *, packed: bool) -> list[Completion]:
         """Request `n` continuations, at most `most` of them per request."""
         if n <= most:
-            return await self._generate(prompt, _request_part(head, 0, n), packed=packed)
+            return await self._request_completions(prompt, _request_part(head, 0, n), packed=packed)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._generate(prompt, _request_part(head, at, min(most, n - at)), packed=packed))
+                    group.create_task(
+                        self._request_completions(prompt, _request_part(head, at, min(most, n - at)), packed=packed)
+                    )
                     for at in range(0, n, most)
                 ]
         except* (EngineError, _NoRouteError) as errors:
@@ -199,7 +201,7 @@ class EngineClient:
             error = error.exceptions[0]
         raise error
 
-    async def _generate(self, prompt: array[int], head: _Head, *, packed: bool) -> list[Completion]:
+    async def _request_completions(self, prompt: array[int], head: _Head, *, packed: bool) -> list[Completion]:
         """Send one request, packed or in the format of vLLM's own route.
 
         Raises:
@@ -214,19 +216,19 @@ class EngineClient:
         if packed:
             body = pack_document(head | {"tokens": len(prompt)}, [prompt])
         else:
-            body = await compute(8 * len(prompt), partial(_stock_body, prompt, head))
-        status, data = await self._request("POST", path, self._generate_timeout, body, limit)
+            body = await compute_without_blocking(8 * len(prompt), partial(_stock_body, prompt, head))
+        status, data = await self._send_request("POST", path, self._generate_timeout, body, limit)
         if packed and status in _NO_ROUTE:
             raise _NoRouteError
         if adapter is not None and status in _GONE:
             # Not an error of the request: the server has restarted and gets the adapter with the next hand-over.
             raise EngineError(f"{self.base_url} no longer holds {name}")
         if status != OK:
-            raise self._refused(path, status, data)
+            raise self._refusal_error(path, status, data)
         if packed:
-            found = await compute(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
+            found = await compute_without_blocking(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
         else:
-            found = await compute(len(data), partial(parse_stock, data, n, adapter))
+            found = await compute_without_blocking(len(data), partial(parse_stock, data, n, adapter))
         if (most := max(len(completion.token_ids) for completion in found)) > longest:
             raise EngineError(f"{self.base_url}{path} returned {most} tokens, but the request allows {longest}")
         return found
@@ -249,7 +251,7 @@ class EngineClient:
             "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools), **arguments},
         }
         limit = ANSWER_BYTES + len(token_ids) * REPLY_TOKEN_BYTES
-        answer = await self._json("POST", ENGINE_PARSE, self._control_timeout, body, limit=limit)
+        answer = await self._request_json("POST", ENGINE_PARSE, self._control_timeout, body, limit=limit)
         try:
             message = answer["choices"][0]["message"]
             functions = [call["function"] for call in message.get("tool_calls") or ()]
@@ -262,44 +264,46 @@ class EngineClient:
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
         """Load a published folder as `version`. Returns seconds per phase, empty if the server already had the version."""
-        return await self._change(ENGINE_UPDATE_WEIGHTS, version, {"path": path, "version": version, "force": force})
+        return await self._request_update(
+            ENGINE_UPDATE_WEIGHTS, version, {"path": path, "version": version, "force": force}
+        )
 
     async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]:
         """Load the model that the server was started with as `version`. Returns seconds per phase."""
-        return await self._change(ENGINE_RELOAD_WEIGHTS, version, {"version": version, "force": force})
+        return await self._request_update(ENGINE_RELOAD_WEIGHTS, version, {"version": version, "force": force})
 
     async def receive_weights(self, trainer_url: str, version: int, *, force: bool = False) -> dict[str, float]:
         """Receive `version` from the memory of the trainer at `trainer_url`. Returns seconds per phase."""
         body = {"trainer_url": trainer_url, "version": version, "force": force}
-        return await self._change(ENGINE_RECEIVE_WEIGHTS, version, body)
+        return await self._request_update(ENGINE_RECEIVE_WEIGHTS, version, body)
 
     async def sleep(self) -> None:
         """Free the engine's GPU memory until the next hand-over; a sleeping engine stays asleep."""
-        answer = await self._json("POST", ENGINE_SLEEP, self._update_timeout, {})
+        answer = await self._request_json("POST", ENGINE_SLEEP, self._update_timeout, {})
         if not isinstance(answer, dict) or answer.get("asleep") is not True:
             raise EngineError(f"{self.base_url}{ENGINE_SLEEP} returned an unexpected body; expected the state of sleep")
 
     async def ready(self) -> Readiness:
         """Return the readiness for requests. Raises `EngineUnavailableError` if the server does not respond."""
-        answer = await self._json("GET", ENGINE_READY, self._control_timeout, accept=(200, 503))
+        answer = await self._request_json("GET", ENGINE_READY, self._control_timeout, accept=(200, 503))
         if not isinstance(answer, dict) or not isinstance(answer.get("ready"), bool):
             raise EngineError(f"{self.base_url}{ENGINE_READY} returned an unexpected body; expected the readiness", 503)
         return Readiness(answer["ready"], answer.get("reason"), answer.get("weight_version"))
 
     async def status(self) -> dict[str, object]:
         """Return weight version, path, liveness and fault, as the server reports them."""
-        answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
+        answer = await self._request_json("GET", ENGINE_STATUS, self._control_timeout)
         if not isinstance(answer, dict):
             raise EngineError(f"{self.base_url}{ENGINE_STATUS} returned an unexpected body; expected the status")
         return dict(answer)
 
     async def metrics(self) -> EngineMetrics:
         """Return the numbers of running and waiting requests, and the use of the KV cache."""
-        _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout, limit=METRICS_BYTES)
+        _, data = await self._send_request("GET", ENGINE_METRICS, self._control_timeout, limit=METRICS_BYTES)
         return parse_metrics(data.decode(errors="replace"))
 
-    async def _change(self, path: str, version: int, body: Mapping[str, object]) -> dict[str, float]:
-        answer = await self._json("POST", path, self._update_timeout, body)
+    async def _request_update(self, path: str, version: int, body: Mapping[str, object]) -> dict[str, float]:
+        answer = await self._request_json("POST", path, self._update_timeout, body)
         if not isinstance(answer, dict) or not isinstance(answer.get("seconds"), dict):
             raise EngineError(f"{self.base_url}{path} returned an unexpected body; expected the result of an update")
         self._packs = True
@@ -310,7 +314,7 @@ class EngineClient:
                 del self._adapters[old]
         return dict(answer["seconds"])
 
-    async def _whole(self, path: str, response: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def _read_body(self, path: str, response: aiohttp.ClientResponse, limit: int) -> bytes:
         """Read the body; a large body is joined outside of the event loop.
 
         Raises:
@@ -323,9 +327,9 @@ class EngineClient:
             if size > limit:
                 response.close()
                 raise EngineError(f"{self.base_url}{path} returned more than the {limit} bytes that the request allows")
-        return await compute(size // _COPIED, partial(b"".join, blocks))
+        return await compute_without_blocking(size // _COPIED, partial(b"".join, blocks))
 
-    async def _json(
+    async def _request_json(
         self,
         method: str,
         path: str,
@@ -335,18 +339,18 @@ class EngineClient:
         limit: int = ANSWER_BYTES,
     ) -> Any:
         sent = None if body is None else json.dumps(body).encode()
-        status, data = await self._request(method, path, timeout, sent, limit)
+        status, data = await self._send_request(method, path, timeout, sent, limit)
         if status not in accept:
-            raise self._refused(path, status, data)
+            raise self._refusal_error(path, status, data)
         try:
             return json.loads(data)
         except ValueError:
             raise EngineError(f"{self.base_url}{path} returned {status} without JSON", status) from None
 
-    def _refused(self, path: str, status: int, data: bytes) -> EngineError:
+    def _refusal_error(self, path: str, status: int, data: bytes) -> EngineError:
         return EngineError(f"{self.base_url}{path} returned {status}: {_error_message(data)}", status)
 
-    async def _request(
+    async def _send_request(
         self, method: str, path: str, timeout: float, body: bytes | None = None, limit: int = ANSWER_BYTES
     ) -> tuple[int, bytes]:
         if self._closed:
@@ -368,7 +372,7 @@ class EngineClient:
                 _HEADERS[path == ENGINE_GENERATE_PACKED] if body is not None else None,
             )
             async with self._session.request(method, url, data=body, headers=headers, timeout=deadline) as response:
-                return response.status, await self._whole(path, response, limit)
+                return response.status, await self._read_body(path, response, limit)
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:

@@ -28,34 +28,34 @@ class Connection(HttpToolsProtocol):
         """Start the timer of a new connection."""
         # asyncio's interface has the base class, but a stream's protocol gets a `Transport`; uvicorn's method declares only this one.
         super().connection_made(cast(asyncio.Transport, transport))
-        self._wait()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer of a closed connection."""
-        self._done()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes; the first bytes of another request restart the timer for its headers."""
         if self not in self.silent and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
+            self._start_timer()
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
         """Stop the timer when the headers are complete."""
-        self._done()
+        self._stop_timer()
         super().on_headers_complete()
 
-    def _wait(self) -> None:
+    def _start_timer(self) -> None:
         if len(self.silent) >= self.most_silent:
             next(iter(self.silent))._give_up()
         self.silent[self] = self.loop.call_later(self.silent_seconds, self._give_up)
 
-    def _done(self) -> None:
+    def _stop_timer(self) -> None:
         timer = self.silent.pop(self, None)
         if timer is not None:
             timer.cancel()
 
     def _give_up(self) -> None:
-        self._done()
+        self._stop_timer()
         self.transport.abort()

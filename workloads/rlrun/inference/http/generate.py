@@ -91,7 +91,7 @@ class GenerateError(Exception):
 class TokenEngine(Protocol):
     """Engine that samples tokens."""
 
-    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+    async def sample_tokens(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
         """Return the name of the model, and `n` continuations in order. Cancelled if the client disconnects.
 
         Raises:
@@ -109,7 +109,7 @@ def generate_router(engine: TokenEngine) -> APIRouter:
         try:
             head, prompt = _read_request(await request.body())
             _check_owner(request, head.model)
-            answer = await unless_gone(request, lambda: engine.sample(head, prompt))
+            answer = await unless_gone(request, lambda: engine.sample_tokens(head, prompt))
         except GenerateError as error:
             body = {"error": {"code": error.status, "message": str(error)}}
             return JSONResponse(body, status_code=error.status)

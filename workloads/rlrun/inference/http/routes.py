@@ -27,15 +27,15 @@ class Control:
     @property
     def engine_alive(self) -> bool:
         """Whether the engine responded recently or is in an update, which has its own deadline."""
-        return self.heartbeat.alive or self.handover.busy
+        return self.heartbeat.is_alive or self.handover.is_updating
 
-    def reason(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Return why this replica is not ready, or None. A replica with weights stays ready during an update."""
         if not self.engine_alive:
             return f"the engine does not respond{': ' + self.heartbeat.error if self.heartbeat.error else ''}"
         if self.handover.served is None:
             return self.handover.fault or "no weights were loaded since the start"
-        return None if self.handover.busy else self.handover.fault
+        return None if self.handover.is_updating else self.handover.fault
 
 
 class UpdateRequest(BaseModel):
@@ -67,12 +67,12 @@ class ReceiveRequest(BaseModel):
 router = APIRouter(prefix="/rlrun")
 
 
-def _control(request: Request) -> Control:
+def _get_control(request: Request) -> Control:
     control: Control = request.app.state.rlrun
     return control
 
 
-def _handover(request: Request) -> Handover:
+def _get_handover(request: Request) -> Handover:
     """Return the hand-over for a compatible orchestrator.
 
     Raises:
@@ -81,45 +81,45 @@ def _handover(request: Request) -> Handover:
     problem = explain_mismatch(OWN, of_header(request.headers.get(HEADER)))
     if problem is not None:
         raise HandoverError(REFUSED, problem)
-    return _control(request).handover
+    return _get_control(request).handover
 
 
-def _version(handover: Handover) -> int | None:
+def _served_version(handover: Handover) -> int | None:
     """Return the version of the engine's weights, or None if it is unknown."""
     return handover.served.version if handover.served is not None and handover.fault is None else None
 
 
-def _done(outcome: Outcome) -> JSONResponse:
+def _outcome_response(outcome: Outcome) -> JSONResponse:
     body = {"version": outcome.version, "changed": outcome.changed, "seconds": outcome.seconds, "model": outcome.model}
     return JSONResponse(body)
 
 
-def _failed(error: HandoverError) -> JSONResponse:
+def _error_response(error: HandoverError) -> JSONResponse:
     return JSONResponse({"error": {"code": error.status, "message": error.message}}, status_code=error.status)
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> JSONResponse:
     """Return 200 if this replica can receive requests, otherwise 503 with the reason."""
-    control = _control(request)
-    reason = control.reason()
-    body = {"ready": reason is None, "reason": reason, "weight_version": _version(control.handover)}
+    control = _get_control(request)
+    reason = control.unready_reason()
+    body = {"ready": reason is None, "reason": reason, "weight_version": _served_version(control.handover)}
     return JSONResponse(body, status_code=200 if reason is None else 503)
 
 
 @router.api_route("/status", methods=["GET", "HEAD"])
 async def status(request: Request) -> JSONResponse:
     """Return the state of the engine without calling it, so the route works even if the engine hangs."""
-    control = _control(request)
+    control = _get_control(request)
     served = control.handover.served
     body: dict[str, object] = {
         "protocol": OWN.protocol,
         "release": OWN.release,
-        "weight_version": _version(control.handover),
+        "weight_version": _served_version(control.handover),
         "weights_path": None if served is None else served.path,
         "model": None if served is None else served.model,
         "engine_alive": control.engine_alive,
-        "updating": control.handover.busy,
+        "updating": control.handover.is_updating,
         "fault": control.handover.fault,
         "asleep": control.handover.asleep,
     }
@@ -131,39 +131,41 @@ async def update_weights(request: Request, body: UpdateRequest) -> JSONResponse:
     """Load a published folder; requests in flight continue with the new weights. A guest can load only from its own folder."""
     guest = request.scope.get(GUEST)
     try:
-        handover = _handover(request)
+        handover = _get_handover(request)
         if guest is not None and not handover.is_of(body.path, guest):
             raise HandoverError(
                 403, f"path ({body.path}) is outside of the folder of run {guest}, to which this key belongs"
             )
-        return _done(await handover.update(body.path, body.version, force=body.force))
+        return _outcome_response(await handover.update(body.path, body.version, force=body.force))
     except HandoverError as error:
-        return _failed(error)
+        return _error_response(error)
 
 
 @router.post("/reload_weights")
 async def reload_weights(request: Request, body: ReloadRequest) -> JSONResponse:
     """Load the model that the server was started with."""
     try:
-        return _done(await _handover(request).reload_base(body.version, force=body.force))
+        return _outcome_response(await _get_handover(request).reload_base(body.version, force=body.force))
     except HandoverError as error:
-        return _failed(error)
+        return _error_response(error)
 
 
 @router.post("/receive_weights")
 async def receive_weights(request: Request, body: ReceiveRequest) -> JSONResponse:
     """Receive a version from the trainer's memory; requests in flight continue with the new weights."""
     try:
-        return _done(await _handover(request).receive(body.trainer_url, body.version, force=body.force))
+        return _outcome_response(
+            await _get_handover(request).receive_version(body.trainer_url, body.version, force=body.force)
+        )
     except HandoverError as error:
-        return _failed(error)
+        return _error_response(error)
 
 
 @router.post("/sleep")
 async def sleep(request: Request) -> JSONResponse:
     """Free the GPU memory until the next hand-over."""
     try:
-        seconds = await _handover(request).sleep()
+        seconds = await _get_handover(request).sleep()
     except HandoverError as error:
-        return _failed(error)
+        return _error_response(error)
     return JSONResponse({"asleep": True, "seconds": seconds})

@@ -27,7 +27,7 @@ class VLLMTokens:
     def __init__(self, engine: EngineClient, *, served_model: str, adapters: Mapping[str, LoRARequest]) -> None:
         self._engine, self._served_model, self._adapters = engine, served_model, adapters
 
-    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+    async def sample_tokens(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
         """See `TokenEngine`."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input

@@ -180,7 +180,7 @@ class _Link:
     folder: Path
     files: DeltaFiles
 
-    def content(self, bucket: Bucket, place: tuple[str, int]) -> Bytes:
+    def read_bucket(self, bucket: Bucket, place: tuple[str, int]) -> Bytes:
         """Return the bytes of one bucket."""
         size = self.files.sizes[bucket.index]
         if not size:
@@ -216,7 +216,7 @@ class Rebuilder:
         """
         with self._lock:  # a call that timed out may still be running
             try:
-                return self._make(folder)
+                return self._build_version(folder)
             except (DamagedError, NoRoomError, FolderError, OSError, ValueError) as error:
                 self._staging.drop_all()
                 raise RefusedError(f"the version in {folder} cannot be built: {error}") from None
@@ -225,7 +225,7 @@ class Rebuilder:
         """Delete everything in shared memory."""
         self._staging.close()
 
-    def _make(self, folder: Path) -> Path:
+    def _build_version(self, folder: Path) -> Path:
         held = self._staging.whole
         chain = _delta_chain(folder, None if held is None else held.checksum)
         target = chain[0].files
@@ -246,12 +246,12 @@ class Rebuilder:
 
     def _from_memory(self, links: Sequence[_Link]) -> Path:
         target = links[0].files
-        base, folder = self._staging.follow(target.version, target.buckets())
+        base, folder = self._staging.open_next_version(target.version, target.buckets())
 
         def one(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
             replace_bucket(base / path.name, path, bucket, sent, expected)
 
-        return self._all(links, folder, one)
+        return self._build_files(links, folder, one)
 
     def _from_volume(self, chain: Sequence[_Link]) -> Path:
         """Read the newest whole version and apply all later differences."""
@@ -273,9 +273,9 @@ class Rebuilder:
 
         self._staging.drop_all()
         folder = self._staging.open(target.version, target.buckets())
-        return self._all(links, folder, one, target=target)
+        return self._build_files(links, folder, one, target=target)
 
-    def _all(
+    def _build_files(
         self,
         links: Sequence[_Link],
         folder: Path,
@@ -288,12 +288,12 @@ class Rebuilder:
         buckets, oldest_first = files.buckets(), [(link, link.files.places()) for link in reversed(links)]
 
         def one(bucket: Bucket) -> None:
-            sent = [link.content(bucket, places[bucket.index]) for link, places in oldest_first]
+            sent = [link.read_bucket(bucket, places[bucket.index]) for link, places in oldest_first]
             act(bucket, folder / file_name(bucket, len(buckets)), sent, files.checksums[bucket.index])
 
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(one, buckets))
-        self._staging.settle(folder, files.checksum)
+        self._staging.record_complete(folder, files.checksum)
         return folder
 
 

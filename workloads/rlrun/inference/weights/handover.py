@@ -158,7 +158,7 @@ class Handover:
         """Reason why the engine's weights are unknown; None if they match `served`."""
 
     @property
-    def busy(self) -> bool:
+    def is_updating(self) -> bool:
         """Whether an update is running; the engine then responds late without being faulty."""
         return self._lock.locked()
 
@@ -183,11 +183,13 @@ class Handover:
                     reach("turn.engine_falls_asleep")
                     await sleeper.sleep()
             except Exception as error:
-                self._break(f"the engine could not be put to sleep, so the server stops: {self._reason(error)}")
+                self._stop_server(
+                    f"the engine could not be put to sleep, so the server stops: {self._failure_reason(error)}"
+                )
             reach("turn.engine_asleep")
             return round(time.monotonic() - began, 4)
 
-    def _reason(self, error: Exception) -> str:
+    def _failure_reason(self, error: Exception) -> str:
         return (
             f"no response within {self._options.timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
         )
@@ -197,22 +199,22 @@ class Handover:
 
         async def resolve() -> Source:
             try:
-                folder = await asyncio.to_thread(self._check, path)
+                folder = await asyncio.to_thread(self._check_folder, path)
             except FolderError as error:
                 raise HandoverError(400, str(error)) from None
-            return self._rebuilt(folder) if is_delta(folder) else self._folder(str(folder))
+            return self._rebuilt_source(folder) if is_delta(folder) else self._folder_source(str(folder))
 
-        return await self._exclusive(resolve, version, force)
+        return await self._run_update(resolve, version, force)
 
     async def reload_base(self, version: int, *, force: bool = False) -> Outcome:
         """Load the model that the server was started with as `version`. Raises `HandoverError`."""
 
         async def resolve() -> Source:
-            return self._folder(self._options.base_model)
+            return self._folder_source(self._options.base_model)
 
-        return await self._exclusive(resolve, version, force)
+        return await self._run_update(resolve, version, force)
 
-    async def receive(self, trainer_url: str, version: int, *, force: bool = False) -> Outcome:
+    async def receive_version(self, trainer_url: str, version: int, *, force: bool = False) -> Outcome:
         """Receive `version` from the memory of the trainer at `trainer_url`. Raises `HandoverError`: 400, 404 (the trainer no longer
         has it) and 409 leave the engine unchanged."""
         receiver = self._receiver
@@ -222,11 +224,11 @@ class Handover:
             )
 
         async def resolve() -> Source:
-            return self._prepared(
-                trainer_url, lambda: receiver.fetch(trainer_url, version), "transfer", after=receiver.drop
+            return self._prepared_source(
+                trainer_url, lambda: receiver.fetch(trainer_url, version), "transfer", after=receiver.free_version
             )
 
-        return await self._exclusive(resolve, version, force)
+        return await self._run_update(resolve, version, force)
 
     def close(self) -> None:
         """Delete all data of transfers; called at the end of the server."""
@@ -235,7 +237,7 @@ class Handover:
         if self._rebuilder is not None:
             self._rebuilder.close()
 
-    def _rebuilt(self, folder: Path) -> Source:
+    def _rebuilt_source(self, folder: Path) -> Source:
         """Return a version that is built in shared memory from differences."""
         rebuilder = self._rebuilder
         if rebuilder is None:
@@ -243,9 +245,9 @@ class Handover:
                 400,
                 f"{folder} contains only differences from another version; also set weightSync.deltas: Auto for the engines",
             )
-        return self._prepared(str(folder), lambda: asyncio.to_thread(rebuilder.make, folder), "whole version")
+        return self._prepared_source(str(folder), lambda: asyncio.to_thread(rebuilder.make, folder), "whole version")
 
-    def _prepared(
+    def _prepared_source(
         self, name: str, get: Callable[[], Awaitable[Path]], what: str, after: Callable[[], None] = lambda: None
     ) -> Source:
         """Return a source whose folder `get` creates before the engine is paused; `after` is called after loading."""
@@ -262,16 +264,16 @@ class Handover:
 
         async def load() -> None:
             try:
-                await self._folder(str(made[-1])).load()
+                await self._folder_source(str(made[-1])).load()
             finally:
                 after()
 
         return Source(name, load, prepare)
 
-    def _folder(self, path: str) -> Source:
+    def _folder_source(self, path: str) -> Source:
         return Source(path, lambda: self._engine.collective_rpc(LOAD, kwargs={"weights_path": path}))
 
-    def _check(self, path: str) -> Path:
+    def _check_folder(self, path: str) -> Path:
         """Return the resolved folder; raises `FolderError` if it cannot be loaded."""
         return check_weights(path, self._options.weights_dir, self._options.expected)
 
@@ -283,13 +285,13 @@ class Handover:
         """Return whether guest `run` can send requests to `model`."""
         return False
 
-    def _held(self, source: str) -> Served | None:
+    def _replaced_weights(self, source: str) -> Served | None:
         """Return the served weights that weights from `source` would replace."""
         return self.served
 
-    async def _exclusive(self, resolve: Callable[[], Awaitable[Source]], version: int, force: bool) -> Outcome:
+    async def _run_update(self, resolve: Callable[[], Awaitable[Source]], version: int, force: bool) -> Outcome:
         """Run one update at a time."""
-        return await self._to_its_end(self._locked(resolve, version, force))
+        return await self._to_its_end(self._update_under_lock(resolve, version, force))
 
     async def _to_its_end(self, work: Coroutine[object, object, ResultT]) -> ResultT:
         """Run `work` to completion, even if the caller is cancelled."""
@@ -298,10 +300,10 @@ class Handover:
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    async def _locked(self, resolve: Callable[[], Awaitable[Source]], version: int, force: bool) -> Outcome:
+    async def _update_under_lock(self, resolve: Callable[[], Awaitable[Source]], version: int, force: bool) -> Outcome:
         async with self._lock:
             source = await resolve()
-            held = self._held(source.name) if self.fault is None else None
+            held = self._replaced_weights(source.name) if self.fault is None else None
             same = held is not None and (held.version, held.path) == (version, source.name)
             if held is not None and same and not force and not self.asleep:
                 return Outcome(version, changed=False, model=held.model)
@@ -312,9 +314,9 @@ class Handover:
                 )
             # The salt of a new version has no cached prefixes yet, so the cache can stay.
             fresh = held is not None and version > held.version
-            return await self._load(source, version, keep_cache=fresh)
+            return await self._load_weights(source, version, keep_cache=fresh)
 
-    async def _load(self, source: Source, version: int, *, keep_cache: bool) -> Outcome:
+    async def _load_weights(self, source: Source, version: int, *, keep_cache: bool) -> Outcome:
         if source.prepare is not None:
             await source.prepare()
         marks = [time.monotonic()]
@@ -345,12 +347,12 @@ class Handover:
                 reach("engine.version_set")
                 marks.append(time.monotonic())
         except Exception as error:
-            message = f"update to version {version} failed while {phase}: {self._reason(error)}"
+            message = f"update to version {version} failed while {phase}: {self._failure_reason(error)}"
             if loading:
-                self._break(f"{message}; the engine's weights are unknown, so the server stops")
-            await self._resume()
+                self._stop_server(f"{message}; the engine's weights are unknown, so the server stops")
+            await self._resume_engine()
             raise HandoverError(500, f"{message}; the weights are unchanged") from None
-        await self._resume()
+        await self._resume_engine()
         reach("engine.resumed")
         marks.append(time.monotonic())
         # `zip` stops at the marks that exist.
@@ -359,13 +361,13 @@ class Handover:
         seconds["total"] = round(marks[-1] - marks[0], 4)
         return Outcome(version, changed=True, seconds=seconds)
 
-    def _break(self, fault: str) -> NoReturn:
+    def _stop_server(self, fault: str) -> NoReturn:
         self.fault = fault
         logger.error(fault)
         self._options.on_broken()
         raise HandoverError(500, fault) from None
 
-    async def _resume(self) -> None:
+    async def _resume_engine(self) -> None:
         """Resume the engine. Retries while the engine still processes an earlier call, such as a reload that exceeded its deadline."""
         deadline = time.monotonic() + RESUME_TIMEOUT_SECONDS
         while True:
@@ -375,7 +377,7 @@ class Handover:
                 return
             except Exception as error:
                 if self._engine.errored or time.monotonic() >= deadline:
-                    self._break(f"the engine could not be resumed, so the server stops: {last_line(error)}")
+                    self._stop_server(f"the engine could not be resumed, so the server stops: {last_line(error)}")
                 await asyncio.sleep(RESUME_RETRY_SECONDS)
 
 

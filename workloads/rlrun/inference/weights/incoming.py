@@ -42,7 +42,7 @@ class Incoming:
         store = links.connect_store(host, joining.store_port)
         try:
             for root in range(self._roots):  # same order on all engines: a different order would deadlock
-                self._links[root] = links.join(
+                self._links[root] = links.join_group(
                     joining.backend,
                     store,
                     group_name(offer.session, root),
@@ -57,13 +57,13 @@ class Incoming:
             f"this engine and {len(joining.members) - 1} others receive weights from {self._roots} ranks of {host} over {joining.backend}"
         )
 
-    def receive(self, offer: TransferOffer, folder: Path, base: Path | None = None) -> None:
+    def receive_buckets(self, offer: TransferOffer, folder: Path, base: Path | None = None) -> None:
         """Receive all buckets into files and compare them with the trainer's checksums.
 
         Args:
             offer: offer of this session.
-            folder: target folder in shared memory, from `Staging.open` or `Staging.follow`.
-            base: folder of the base version from `Staging.follow`, if the trainer sends differences.
+            folder: target folder in shared memory, from `Staging.open` or `Staging.open_next_version`.
+            base: folder of the base version from `Staging.open_next_version`, if the trainer sends differences.
 
         Raises:
             DamagedError: a bucket differs from the trainer's.
@@ -80,7 +80,7 @@ class Incoming:
                 for bucket in (one for one in buckets if one.root == root):
                     if self._stopped.is_set():
                         raise RuntimeError("the transfer was aborted")
-                    check = self._take(offer, bucket, folder / file_name(bucket, len(buckets)), base)
+                    check = self._receive_bucket(offer, bucket, folder / file_name(bucket, len(buckets)), base)
                     if check is not None:
                         pending.append(checks.submit(check))
                     # Differences live outside of the mapped files, so the number of unapplied ones is limited.
@@ -91,7 +91,9 @@ class Incoming:
 
             self._each_root(take)
 
-    def _take(self, offer: TransferOffer, bucket: Bucket, target: Path, base: Path | None) -> Callable[[], None] | None:
+    def _receive_bucket(
+        self, offer: TransferOffer, bucket: Bucket, target: Path, base: Path | None
+    ) -> Callable[[], None] | None:
         """Receive one bucket; returns the remaining work (checksum, difference), which does not need the group."""
         link, expected = self._links[bucket.root], offer.checksums[bucket.index]
         size = bucket.size if offer.difference is None else offer.difference.sizes[bucket.index]
@@ -160,21 +162,21 @@ class Fetching:
         """Return the folder of the version, and the groups if they can be used again."""
         offer = self._offer
         try:
-            base, folder = self._folders()
+            base, folder = self._version_folders()
             if offer.joining is not None:
                 self.abort()
                 self._incoming = Incoming(self._engine, self._host, offer, offer.joining)
             if self._incoming is None or self._incoming.session != offer.session:
                 raise RuntimeError("the trainer's session is not the session of this engine")
-            self._incoming.receive(offer, folder, base)
-            self._staging.settle(folder, version_checksum(offer.checksums))
+            self._incoming.receive_buckets(offer, folder, base)
+            self._staging.record_complete(folder, version_checksum(offer.checksums))
             logger.info(f"received version {offer.version}: {offer.about()}")
         except BaseException:
             self._staging.drop_all()
             raise
         return folder, self._incoming if self._incoming.meet() else None
 
-    def _folders(self) -> tuple[Path | None, Path]:
+    def _version_folders(self) -> tuple[Path | None, Path]:
         """Return the folder of the base version for differences (or None), and the folder of the new version."""
         offer, buckets = self._offer, self._offer.buckets()
         if offer.difference is None:
@@ -182,7 +184,7 @@ class Fetching:
         whole = self._staging.whole
         if whole is None or whole.checksum != offer.difference.base or len(offer.difference.sizes) != len(buckets):
             raise RuntimeError("the trainer sends differences to a version that this engine does not have")
-        return self._staging.follow(offer.version, buckets)
+        return self._staging.open_next_version(offer.version, buckets)
 
     def abort(self) -> None:
         """Leave the groups."""

@@ -99,7 +99,7 @@ class AdapterHandover(Handover):
             400, "this server loads only adapters of its base model; send the folder of an adapter to update_weights"
         )
 
-    def _check(self, path: str) -> Path:
+    def _check_folder(self, path: str) -> Path:
         return check_adapter(path, self._options.weights_dir, self._options.expected, self._server.max_rank)
 
     def is_of(self, path: str, run: str) -> bool:
@@ -123,17 +123,17 @@ class AdapterHandover(Handover):
             return self._server.served_name
         return Path(source).relative_to(Path(self._options.weights_dir).resolve()).parts[0]
 
-    def _held(self, source: str) -> Served | None:
+    def _replaced_weights(self, source: str) -> Served | None:
         return self._newest.get(self._run_of(source))
 
-    async def _load(self, source: Source, version: int, *, keep_cache: bool) -> Outcome:
+    async def _load_weights(self, source: Source, version: int, *, keep_cache: bool) -> Outcome:
         began, run, folder = time.monotonic(), self._run_of(source.name), source.name
-        await self._wake()
+        await self._wake_engine()
         await self._unload_unused(run)
         if len(self._loaded) >= MAX_LOADED_LORAS * self._server.runs:
             # The order of `_newest` puts the run with the oldest hand-over first.
             for left in [other for other in self._newest if other != run]:
-                self._forget(left)
+                self._forget_run(left)
                 await self._unload_unused(left)
                 if len(self._loaded) < MAX_LOADED_LORAS * self._server.runs:
                     break
@@ -154,7 +154,7 @@ class AdapterHandover(Handover):
             async with asyncio.timeout(self._options.timeout):
                 await self._loras.add_lora(request)
         except Exception as error:  # if the engine still loads it, the next hand-over unloads it
-            reason = self._reason(error)
+            reason = self._failure_reason(error)
             raise HandoverError(500, f"update to version {version} failed while loading {folder}: {reason}") from None
         self._server.registry[name] = request
         before = self._newest.pop(run, None)  # inserted again below, as the last entry
@@ -163,7 +163,7 @@ class AdapterHandover(Handover):
         seconds = round(time.monotonic() - began, 4)
         return Outcome(version, changed=True, seconds={"load": seconds, "total": seconds}, model=name)
 
-    async def _wake(self) -> None:
+    async def _wake_engine(self) -> None:
         """Wake a sleeping engine with its kept base model, before the adapter is loaded; no request uses it until then."""
         if self._sleeper is None or not self._sleeper.asleep:
             return
@@ -173,9 +173,9 @@ class AdapterHandover(Handover):
                 reach("turn.engine_half_awake")
                 await self._sleeper.wake_cache()
         except Exception as error:
-            self._break(f"the engine could not wake up, so the server stops: {self._reason(error)}")
+            self._stop_server(f"the engine could not wake up, so the server stops: {self._failure_reason(error)}")
 
-    def _forget(self, run: str) -> None:
+    def _forget_run(self, run: str) -> None:
         self._newest.pop(run)
         self._previous.pop(run)
 

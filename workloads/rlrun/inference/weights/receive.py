@@ -68,7 +68,7 @@ class Staging:
         Raises:
             NoRoomError: the version does not fit.
         """
-        root = self._own()
+        root = self._process_folder()
         self.drop_all()
         size = sum(bucket.size + len(bucket.header()) for bucket in buckets)
         free = shutil.disk_usage(root).free
@@ -81,7 +81,7 @@ class Staging:
             )
         return self._new_folder(version, buckets)
 
-    def follow(self, version: int, buckets: Sequence[Bucket]) -> tuple[Path, Path]:
+    def open_next_version(self, version: int, buckets: Sequence[Bucket]) -> tuple[Path, Path]:
         """Return the folder of the current version and a new folder for the next version.
 
         Files are moved or replaced one by one, so memory contains at most one version plus a few buckets. The current version is no longer
@@ -92,19 +92,19 @@ class Staging:
         """
         if self.whole is None:
             raise NoRoomError(f"the base of version {version} is no longer in {self._memory}")
-        before = self.whole.folder.rename(self._own() / f"v{version}.base")
+        before = self.whole.folder.rename(self._process_folder() / f"v{version}.base")
         self.whole = None
         return before, self._new_folder(version, buckets)
 
-    def settle(self, folder: Path, checksum: int) -> None:
+    def record_complete(self, folder: Path, checksum: int) -> None:
         """Record the version in the folder as complete and verified; delete all other versions."""
         self.whole = Whole(folder, checksum)
-        for path in self._own().glob("v*"):
+        for path in self._process_folder().glob("v*"):
             if path != folder:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _new_folder(self, version: int, buckets: Sequence[Bucket]) -> Path:
-        folder = self._own() / f"v{version}"
+        folder = self._process_folder() / f"v{version}"
         folder.mkdir()
         size = sum(bucket.size + len(bucket.header()) for bucket in buckets)
         names = {slot.tensor.name: file_name(bucket, len(buckets)) for bucket in buckets for slot in bucket.slots}
@@ -126,7 +126,7 @@ class Staging:
             os.close(self._lock)
         self._folder = self._lock = self.whole = None
 
-    def _own(self) -> Path:
+    def _process_folder(self) -> Path:
         """Return the folder of this process; on first use, delete folders of processes that have ended."""
         if self._folder is None:
             for path in self._memory.glob(f"{_PREFIX}*"):
@@ -269,7 +269,7 @@ class Receiver:
             alone=self._alone,
             base=None if self._staging.whole is None else self._staging.whole.checksum,
         )
-        offer = await self._post(trainer_url, request)
+        offer = await self._request_offer(trainer_url, request)
         self._alone, self._incoming = True, None  # until the transfer succeeds
         problem = problem_of_tensors(offer.tensors, self._expected)
         if problem is not None:
@@ -292,7 +292,7 @@ class Receiver:
         self._alone = False
         return folder
 
-    def drop(self) -> None:
+    def free_version(self) -> None:
         """Free the memory of a loaded version, unless it is kept as the base for the next one."""
         if not self._keeps:
             self._staging.drop_all()
@@ -303,7 +303,7 @@ class Receiver:
             self._incoming.abort()
         self._staging.close()
 
-    async def _post(self, trainer_url: str, request: TransferRequest) -> TransferOffer:
+    async def _request_offer(self, trainer_url: str, request: TransferRequest) -> TransferOffer:
         limit = aiohttp.ClientTimeout(total=ASK_SECONDS)
         try:
             async with (

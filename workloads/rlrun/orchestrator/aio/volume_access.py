@@ -39,7 +39,7 @@ class BestEffortWriter:
         """Time (monotonic seconds) after which only kept files are written."""
         self._done = 0
         """Number of files written or dropped."""
-        self._thread = threading.Thread(target=self._run, name="best-effort-writer", daemon=True)
+        self._thread = threading.Thread(target=self._write_queued, name="best-effort-writer", daemon=True)
         self._thread.start()
 
     def write(self, what: str, act: Callable[[], None], *, keep: bool = False) -> None:
@@ -54,7 +54,7 @@ class BestEffortWriter:
         if keep or self._jobs.qsize() < _WAITING:
             self._jobs.put((what, act, keep))
         else:
-            self._refuse(f"{what} is not written: {_WAITING} files already wait for the volume")
+            self._warn_once(f"{what} is not written: {_WAITING} files already wait for the volume")
 
     def close(self) -> None:
         """Write the queued files. Kept files may take as long as the volume makes progress; a volume that refuses or
@@ -68,30 +68,30 @@ class BestEffortWriter:
             done = self._done
             self._thread.join(CLOSE_SECONDS)
 
-    def _run(self) -> None:
+    def _write_queued(self) -> None:
         while (job := self._jobs.get()) is not None:
             what, act, keep = job
             is_last = self._closing.is_set()
             if keep or time.monotonic() <= self._ends:
-                while not self._try(what, act) and keep and not is_last:
+                while not self._try_write(what, act) and keep and not is_last:
                     is_last = self._closing.wait(RETRY_SECONDS)  # one last retry after the pause
             else:
-                self._refuse(f"{what} is not written: the run ends and the volume is slow")
+                self._warn_once(f"{what} is not written: the run ends and the volume is slow")
             self._done += 1
 
-    def _try(self, what: str, act: Callable[[], None]) -> bool:
+    def _try_write(self, what: str, act: Callable[[], None]) -> bool:
         began = time.monotonic()
         try:
             act()
         except Exception as error:
-            self._refuse(f"cannot write {what}; the run continues without it: {error}")
+            self._warn_once(f"cannot write {what}; the run continues without it: {error}")
             return False
         if self._refused:
             self._refused = False
             logger.info(f"{what} is written; the volume accepts files again, after {time.monotonic() - began:.1f} s")
         return True
 
-    def _refuse(self, message: str) -> None:
+    def _warn_once(self, message: str) -> None:
         if not self._refused:  # once per outage
             logger.warning(message)
         self._refused = True

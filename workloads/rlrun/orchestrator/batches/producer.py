@@ -35,7 +35,7 @@ from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, BatchError, write_batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.background_compute import stepwise
+from rlrun.runtime.background_compute import run_stepwise
 
 
 class BatchProducer:
@@ -76,7 +76,7 @@ class BatchProducer:
             await self._signal.until(lambda: self._next_groups() is not None)
             groups = self._next_groups()
             assert groups is not None
-            await self._make(groups)
+            await self._make_batch(groups)
 
     def _write_trace(self, batch: Batch, groups: Sequence[FinishedGroup]) -> None:
         write_trace(self._paths.trace(batch.step), batch, groups)
@@ -100,21 +100,21 @@ class BatchProducer:
         newest = self._sync.newest
         return not self.config.surplus or (newest is not None and self._groups.feeds(newest))
 
-    async def _make(self, groups: list[FinishedGroup]) -> None:
+    async def _make_batch(self, groups: list[FinishedGroup]) -> None:
         began = time.monotonic()
         # Before the first `await`: ledger, sampler and the step's snapshot change together, so that
         # a checkpoint never contains half of the change.
         batched = self._groups.batch(groups)
-        batch = await in_thread(partial(self._assemble, groups, batched))
+        batch = await in_thread(partial(self._assemble_batch, groups, batched))
         # Durable before the trainer is notified. After a kill the next attempt trains the same
         # batch, and its rollouts are not sampled again.
-        await self._write(batch)
+        await self._write_batch(batch)
         trace = self._paths.trace(batch.step)
         self._writer.write(f"traces/{trace.name}", partial(self._write_trace, batch, groups))
         # Copied before the next `await`: rollouts that finish during it belong to the metrics of
         # the next step.
         counters = dict(self._groups.ledger.counters)
-        metrics = await in_thread(lambda: self._measured(batch, groups))
+        metrics = await in_thread(lambda: self._token_metrics(batch, groups))
         metrics |= counter_metrics(counters, self._counted)
         for arena in self._context.arenas:
             own = arena.environment.metrics()
@@ -125,9 +125,9 @@ class BatchProducer:
         metrics |= self._context.pool.metrics()
         metrics |= self._groups.sampler.metrics()
         self._counted = counters
-        await self._announce(batch, metrics)
+        await self._announce_batch(batch, metrics)
 
-    def _measured(self, batch: Batch, groups: Sequence[FinishedGroup]) -> dict[str, float]:
+    def _token_metrics(self, batch: Batch, groups: Sequence[FinishedGroup]) -> dict[str, float]:
         """Compute the metrics that need all tokens."""
         own = group_metrics(groups, self._own_metrics)
         return self._batch_metrics(batch) | own | filter_metrics(groups, self._groups.rules)
@@ -135,21 +135,21 @@ class BatchProducer:
     def _batch_metrics(self, batch: Batch) -> dict[str, float]:
         return batch_metrics(batch, solved_rewards(self.config.environments))
 
-    def _assemble(self, groups: Sequence[FinishedGroup], batched: Batched) -> Batch:
+    def _assemble_batch(self, groups: Sequence[FinishedGroup], batched: Batched) -> Batch:
         try:
             batch = assemble_batch(groups, step=batched.step, attempt=self.attempt.attempt, rules=self._groups.rules)
         except ValueError as error:
             raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
         return replace(batch, dropped=batched.dropped, tasks=batched.tasks)
 
-    async def _write(self, batch: Batch) -> None:
+    async def _write_batch(self, batch: Batch) -> None:
         path, volume = self._paths.batch(batch.step, self.attempt.attempt), self._context.volume
         try:
             await retry_until_done(volume, f"write the batch of step {batch.step}", partial(write_batch, path, batch))
         except BatchError as error:
             raise RoleError(str(error), exit_codes.DATA) from error
 
-    async def _announce(self, batch: Batch, metrics: dict[str, float]) -> None:
+    async def _announce_batch(self, batch: Batch, metrics: dict[str, float]) -> None:
         if self._turns is not None:
             # The trainer moves its model to the GPU when it takes the batch, so the engines have to
             # sleep before.
@@ -186,9 +186,9 @@ class BatchProducer:
             self._groups.advance(batch.step)
             # Written again under this attempt's number, because the trainer refuses batches of
             # other attempts.
-            await self._write(batch)
+            await self._write_batch(batch)
             metrics |= {"batch/readmitted": 1.0, "rollouts/readmitted": float(rollouts), "rollouts/discarded": 0.0}
-            await self._announce(batch, metrics)
+            await self._announce_batch(batch, metrics)
 
     async def replay(self, recording: Recording) -> None:
         """Train on the recorded batches, each as soon as the pipeline's depth allows."""
@@ -197,8 +197,8 @@ class BatchProducer:
             await self._until_published(step - 1 - depth)
             batch = await in_thread(partial(recording.batch, step, attempt=self.attempt.attempt))
             self._groups.advance(step)
-            await self._write(batch)
-            await self._announce(batch, await in_thread(partial(self._batch_metrics, batch)))
+            await self._write_batch(batch)
+            await self._announce_batch(batch, await in_thread(partial(self._batch_metrics, batch)))
 
     async def _until_published(self, version: int) -> None:
         await self._signal.until(lambda: self._sync.newest is not None and self._sync.newest >= version)
@@ -236,7 +236,7 @@ async def readmit_rollouts(context: RunContext, groups: Groups, changed: Collect
         drop=groups.drop,
         changed=changed,
     )
-    back = await stepwise(steps)
+    back = await run_stepwise(steps)
     groups.resume(back)
     ledger.counters["readmitted"] += back.rollouts
     ledger.counters.update({f"discarded/{reason}": count for reason, count in back.refused.items()})

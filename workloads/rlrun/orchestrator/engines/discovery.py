@@ -88,13 +88,13 @@ class Discovery:
             self._pool.nobody = f"{self._host} has no address yet ({reason})"
             return
         if addresses:
-            await self._settle([self._url(address) for address in addresses])
+            await self._update_members([self._engine_url(address) for address in addresses])
 
-    def _url(self, address: str) -> str:
+    def _engine_url(self, address: str) -> str:
         host = f"[{address}]" if ":" in address else address
         return f"{self._scheme}://{host}:{self._port}"
 
-    async def _settle(self, urls: list[str]) -> None:
+    async def _update_members(self, urls: list[str]) -> None:
         known = {replica.url: replica for replica in self._pool.replicas}
         for url in dict.fromkeys(urls):
             if url not in known:
@@ -150,10 +150,10 @@ class Monitor:
                 for gone in watching.keys() - members:
                     watching.pop(gone).cancel()
                 for new in members - watching.keys():
-                    watching[new] = tasks.create_task(self._watch(new))
+                    watching[new] = tasks.create_task(self._watch_replica(new))
                 await self._pool.members.until(lambda: set(self._pool.replicas) != watching.keys())
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _watch_replica(self, replica: Replica) -> None:
         misses = 0
         while True:
             await asyncio.sleep(self._pace.interval)
@@ -185,10 +185,10 @@ class Monitor:
             replica.trusted = False
             self._pool.abandon(replica, problem)
             return 0
-        await self._steer(replica)
+        await self._update_limit(replica)
         return 0
 
-    async def _steer(self, replica: Replica) -> None:
+    async def _update_limit(self, replica: Replica) -> None:
         """Set the concurrency limit from the engine's metrics. Without metrics the limit is the ceiling."""
         before = replica.concurrency.limit
         try:

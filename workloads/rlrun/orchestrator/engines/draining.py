@@ -26,7 +26,7 @@ from rlrun.protocol.messages.lease_annotations import SpotWish, plain_host
 
 
 @dataclass
-class Wishes:
+class EngineRequests:
     """Current requests of the operator to a run. The requests of an engine (`Replica.load`) are HTTP requests."""
 
     engines: int | None = None
@@ -36,7 +36,7 @@ class Wishes:
     window_seconds: float | None = None
     """Seconds that a load report must cover."""
 
-    def take(self, lease: str) -> None:
+    def read_lease(self, lease: str) -> None:
         """Read the requests from a Lease. An unreadable Lease changes nothing; a missing annotation deletes the request."""
         try:
             found = json.loads(lease)["metadata"].get("annotations") or {}
@@ -90,10 +90,10 @@ class Drain:
     async def run(self) -> None:
         """Check until canceled."""
         while True:
-            self.look()
+            self.adjust_drains()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> None:
+    def adjust_drains(self) -> None:
         """Start or undo drains, and move the requests of drains that timed out.
 
         A timed-out drain is moved again in each check until no request is left.
@@ -101,16 +101,16 @@ class Drain:
         known = self._pool.replicas
         # Engines that are gone need no drain.
         self._since = {replica: since for replica, since in self._since.items() if replica in known}
-        for members, surplus in self._surplus(known):
+        for members, surplus in self._surplus_by_kind(known):
             kind = set(members)
             # Draining engines of this kind, with and without running requests; the latest is resumed first.
             drained = [replica for replica in self._since if replica in kind]
             # Resumed in the reverse order: the engine that drained last has had the least time to
             # finish its requests.
             while len(drained) > surplus:
-                self._resume(drained.pop())
-            while len(drained) < surplus and (replica := self._next(members)) is not None:
-                self._begin(replica)
+                self._undo_drain(drained.pop())
+            while len(drained) < surplus and (replica := self._choose_engine(members)) is not None:
+                self._start_drain(replica)
                 drained.append(replica)
         for replica, since in self._since.items():
             # Long requests must not keep the operator from removing the pod. Other engines take
@@ -122,10 +122,10 @@ class Drain:
         """Return the hosts of the draining engines without a request."""
         return tuple(_replica_host(replica) for replica in self._since if not replica.load)
 
-    def _surplus(self, known: Sequence[Replica]) -> list[tuple[list[Replica], int]]:
+    def _surplus_by_kind(self, known: Sequence[Replica]) -> list[tuple[list[Replica], int]]:
         """Return the engines of each kind of node (all nodes, or regular and interruptible ones) with the number of engines to drain.
 
-        A kind may lose all of its engines. `_next` keeps the last useful engine of the run.
+        A kind may lose all of its engines. `_choose_engine` keeps the last useful engine of the run.
         """
         wanted, spot = self._wanted(), self._spot()
         if wanted is None or spot is None:
@@ -136,7 +136,7 @@ class Drain:
         numbers = (max(0, wanted - spot.engines), spot.engines)
         return [(some, max(0, len(some) - number)) for some, number in zip(kinds, numbers, strict=True)]
 
-    def _next(self, members: Sequence[Replica]) -> Replica | None:
+    def _choose_engine(self, members: Sequence[Replica]) -> Replica | None:
         """Return the next engine of `members` to drain, or None if all of them drain or only the last useful engine is left.
 
         An engine without a version is out of rotation: it gets no requests until the next hand-over of weights. The others are useful.
@@ -152,14 +152,14 @@ class Drain:
         # or delays the least work.
         return min(some, key=lambda r: (r.version is not None, r.load, newest[r]), default=None)
 
-    def _begin(self, replica: Replica) -> None:
+    def _start_drain(self, replica: Replica) -> None:
         logger.info(
             f"engine {replica.url} is draining: it gets no more requests and finishes its {replica.load} running ones"
         )
         replica.draining, self._since[replica] = True, self._clock()
         self._signal.notify()
 
-    def _resume(self, replica: Replica) -> None:
+    def _undo_drain(self, replica: Replica) -> None:
         logger.info(f"engine {replica.url} is no longer draining: the operator keeps it")
         del self._since[replica]
         replica.draining = False

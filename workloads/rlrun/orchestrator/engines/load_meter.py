@@ -71,10 +71,10 @@ class LoadMeter:
     async def run(self) -> None:
         """Sample until canceled."""
         while True:
-            self.look()
+            self.sample_load()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> None:
+    def sample_load(self) -> None:
         """Add the current state of the engines for the time since the last sample."""
         now, engines = self._clock(), frozenset(self._pool.in_use)
         passed, self._looked = now - self._looked, now
@@ -96,7 +96,7 @@ class LoadMeter:
 
     def trained(self, metrics: Mapping[str, float]) -> None:
         """End a step with the trainer's metrics."""
-        self.look()
+        self.sample_load()
         now = self._clock()
         step, began = self._step, self._began
         self._step, self._began = _Step(), now
@@ -112,10 +112,10 @@ class LoadMeter:
         """
         if not self._steps or not self._engines:
             return None
-        chosen = self._chosen(self._window() or WINDOW_SECONDS)
+        chosen = self._recent_steps(self._window() or WINDOW_SECONDS)
         looked, n = sum(step.looked for step in chosen), len(self._engines)
 
-        def share(of: Callable[[_Step], float], whole: float) -> float:
+        def capped_share(of: Callable[[_Step], float], whole: float) -> float:
             return min(1.0, sum(of(step) for step in chosen) / whole)
 
         seconds = sum(step.seconds for step in chosen)
@@ -123,16 +123,16 @@ class LoadMeter:
             engines=n,
             seconds=seconds,
             steps=len(chosen),
-            waited=share(lambda step: step.waited, seconds),
-            ahead=share(lambda step: step.ahead, looked),
-            idle=share(lambda step: step.idle, looked),
-            busy=share(lambda step: step.busy, looked),
+            waited=capped_share(lambda step: step.waited, seconds),
+            ahead=capped_share(lambda step: step.ahead, looked),
+            idle=capped_share(lambda step: step.idle, looked),
+            busy=capped_share(lambda step: step.busy, looked),
             requests=sum(step.requests for step in chosen) / looked / n,
             waiting=sum(step.waiting for step in chosen) / looked / n,
-            kv=share(lambda step: step.kv, looked),
+            kv=capped_share(lambda step: step.kv, looked),
         )
 
-    def _chosen(self, seconds: float) -> Sequence[_Step]:
+    def _recent_steps(self, seconds: float) -> Sequence[_Step]:
         chosen: list[_Step] = []
         for step in reversed(self._steps):
             if len(chosen) >= LEAST_STEPS and sum(one.seconds for one in chosen) >= seconds:

@@ -131,7 +131,7 @@ class VersionLoads:
         old = self._places.get(replica)
         load, limit, is_open = replica.load, replica.concurrency.limit, replica.open
         room = UNLIMITED if not load else limit - load if replica.failures < 2 else 0
-        slowness = self._slowness(replica)
+        slowness = self._measure_slowness(replica)
         self.first_due = min(self.first_due, replica.due)
         if old is not None:
             before = (old.load, old.limit, old.room, old.slowness, old.is_open)
@@ -145,7 +145,7 @@ class VersionLoads:
             self.free += max(0, limit - load)
             self.limited += limit < self._ceiling
             if room > 0:
-                self._enter(place)
+                self._add_to_heaps(place)
 
     def remove(self, replica: Replica) -> None:
         """Forget a replica that no longer holds the version, or is no longer in use."""
@@ -153,7 +153,7 @@ class VersionLoads:
 
     def choose(self, prefer: Replica | None, count: int, avoid: Sequence[Replica]) -> Replica | None:
         """Return the replica that would answer `count` continuations first, or None if no replica has room; see `EnginePool.acquire`."""
-        self._refresh()
+        self._refresh_slowness()
         avoided = {replica for replica in avoid if (place := self._places.get(replica)) is not None and place.is_open}
         excluded = () if len(avoided) == self.open else tuple(avoided)
         # The replica with the most room comes first: if it has too little, each has, and the heaps by load need no look.
@@ -169,7 +169,7 @@ class VersionLoads:
         # slower or fuller.
         return preferred.replica if preferred.cost(count - STICKY_SLACK) <= best.cost(count) else best.replica
 
-    def _enter(self, place: _Place) -> None:
+    def _add_to_heaps(self, place: _Place) -> None:
         lane = round(math.log(place.slowness, SLOWNESS_STEP))
         heap = self._lanes.setdefault(lane, _Heap())
         place.heaps = (heap, self._by_room)
@@ -185,14 +185,14 @@ class VersionLoads:
         for heap in heaps:
             heap.discard()
 
-    def _slowness(self, replica: Replica) -> float:
+    def _measure_slowness(self, replica: Replica) -> float:
         pace = replica.seconds_per_token
         if pace and replica.open and (self._fastest is None or pace < FASTER * self._fastest):
             self._fastest = pace
             self._refreshed = -math.inf  # the next choice computes the slowness of the others again
         return replica.slowness(self._fastest)
 
-    def _refresh(self) -> None:
+    def _refresh_slowness(self) -> None:
         now = time.monotonic()
         if now - self._refreshed < REFRESH_SECONDS:
             return
@@ -238,7 +238,7 @@ class LoadOrder:
         del self._numbers[replica]
         self._updating.discard(replica)
         self.in_flight -= self._loads.pop(replica)
-        self._leave(replica, self._held.pop(replica))
+        self._leave_version(replica, self._held.pop(replica))
 
     def update(self, replica: Replica) -> None:
         """Take in a change of a replica; one that was removed is ignored."""
@@ -255,7 +255,7 @@ class LoadOrder:
         else:
             self._updating.discard(replica)
         if held != version:
-            self._leave(replica, held)
+            self._leave_version(replica, held)
         self._held[replica] = version
         if version is not None:
             if version not in self._versions:
@@ -273,7 +273,7 @@ class LoadOrder:
         """Return the replicas that hold this version, or None if there are none."""
         return None if version is None else self._versions.get(version)
 
-    def _leave(self, replica: Replica, version: int | None) -> None:
+    def _leave_version(self, replica: Replica, version: int | None) -> None:
         if version is None:
             return
         loads = self._versions[version]

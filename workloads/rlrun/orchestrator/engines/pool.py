@@ -174,7 +174,7 @@ class EnginePool:
         # While others wait for this version, a new request joins their queue; otherwise it could
         # take the room for which they wait.
         turns = self._turns.get(version)
-        chosen = None if turns is not None else self._choose(prefer, version, count, avoid)
+        chosen = None if turns is not None else self._choose_replica(prefer, version, count, avoid)
         if chosen is None:
             turns = turns or self._turns.setdefault(version, Turns())
             reserved = 0 if version is None else count
@@ -182,8 +182,8 @@ class EnginePool:
             self.waiting_for_version += reserved
             try:
                 async with turns.mine(first=first):
-                    await self._freed.until(lambda: self._choose(prefer, version, count, avoid) is not None)
-                    chosen = self._choose(prefer, version, count, avoid)
+                    await self._freed.until(lambda: self._choose_replica(prefer, version, count, avoid) is not None)
+                    chosen = self._choose_replica(prefer, version, count, avoid)
                     assert chosen is not None
                     chosen.load += count
             finally:
@@ -255,7 +255,7 @@ class EnginePool:
             "engines/lost_seconds_longest": self.lost.longest,
         }
 
-    def _choose(
+    def _choose_replica(
         self, prefer: Replica | None, version: int | None, count: int, avoid: Sequence[Replica]
     ) -> Replica | None:
         loads = self._order.loads_of(self.version if version is None else version)

@@ -92,18 +92,18 @@ class Concurrency:
             in_flight: continuations requested from it.
         """
         binds = in_flight >= BINDING * self.limit
-        preempted = self._preempted(metrics.preemptions)
+        preempted = self._count_preemptions(metrics.preemptions)
         full = metrics.kv_usage >= KV_FULL
         queue = max(1, int(max(QUEUE_SHARE * metrics.running, metrics.running**0.5)))
         # At most one rule applies per report, in order of urgency: pause after a decrease, queue, preemptions, increase.
         if self._rest:
             self._rest -= 1
         elif metrics.waiting > queue and in_flight > metrics.running + queue:
-            self._lower(metrics.running + (0 if full else queue))
+            self._lower_limit(metrics.running + (0 if full else queue))
             self._too_high, self._rest = self._most, REST_LOOKS
         elif preempted:
             ours = min(self._most, in_flight * self._lengths / self._longest)
-            self._lower(max(DECREASE * ours, min(SLIGHT_DECREASE * ours, ours - preempted / PREEMPTED)))
+            self._lower_limit(max(DECREASE * ours, min(SLIGHT_DECREASE * ours, ours - preempted / PREEMPTED)))
             self._too_high, self._rest = ours, REST_LOOKS
         # An increase needs a limit that binds: otherwise a short idle time would raise it without
         # any evidence.
@@ -128,10 +128,10 @@ class Concurrency:
         if self.on_change is not None:
             self.on_change()
 
-    def _lower(self, most: float) -> None:
+    def _lower_limit(self, most: float) -> None:
         self._most = max(1.0, min(self._most, most))
 
-    def _preempted(self, counter: int | None) -> int:
+    def _count_preemptions(self, counter: int | None) -> int:
         before, self._preemptions = self._preemptions, counter
         # The counter starts again at 0 if the engine was restarted.
         return 0 if before is None or counter is None else max(0, counter - before)

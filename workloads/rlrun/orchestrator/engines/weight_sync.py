@@ -86,7 +86,7 @@ class WeightSync:
         self.newest, self.resting = version, False
         if hold:
             self._held.append(version)
-        self._wake()
+        self._wake_replicas()
 
     def rest(self) -> None:
         """Pause the engines: no requests, and no weights before the next published version."""
@@ -97,7 +97,7 @@ class WeightSync:
         """End the hold of a version."""
         if version in self._held:
             self._held.remove(version)
-            self._wake()
+            self._wake_replicas()
 
     def held(self, version: int) -> bool:
         """Return whether the version is held."""
@@ -122,7 +122,7 @@ class WeightSync:
         """
         keeping: dict[Replica, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch())
+            tasks.create_task(self._watch_outage())
             while True:
                 members = set(self._pool.replicas)
                 for gone in keeping.keys() - members:
@@ -133,7 +133,7 @@ class WeightSync:
                     keeping[new] = tasks.create_task(self._keep_up(new))
                 await self._pool.members.until(lambda: set(self._pool.replicas) != keeping.keys())
 
-    def _wake(self) -> None:
+    def _wake_replicas(self) -> None:
         for replica in self._pool.replicas:
             replica.needs_weights.notify()
         self._signal.notify()
@@ -207,7 +207,7 @@ class WeightSync:
         self._signal.notify()
         return True
 
-    async def _watch(self) -> None:
+    async def _watch_outage(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             self._judge_releases()

@@ -60,14 +60,14 @@ class Evaluations:
         while True:
             version = await self._wanted.get()
             try:
-                metrics = await self._evaluate(version)
+                metrics = await self._evaluate_version(version)
             finally:
                 self._sync.release(version)
             self._metrics.add(version, "evaluation", metrics)
             self.pending -= 1
             self._signal.notify()
 
-    async def _evaluate(self, version: int) -> dict[str, float]:
+    async def _evaluate_version(self, version: int) -> dict[str, float]:
         began = time.monotonic()
         await self._signal.until(lambda: self._pool.version == version or not self._sync.held(version))
         if not self._sync.held(version):

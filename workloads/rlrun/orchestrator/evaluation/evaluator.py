@@ -211,7 +211,7 @@ class QuestionRunner(ABC):
         wanted: Iterable[Question],
         version: int,
         *,
-        taken: Callable[[Question, Answer], Awaitable[None]] | None = None,
+        store_answer: Callable[[Question, Answer], Awaitable[None]] | None = None,
         seconds: float | None = None,
     ) -> list[Answer]:
         """Return the answers of a version, in the order of the questions.
@@ -219,7 +219,7 @@ class QuestionRunner(ABC):
         Args:
             wanted: questions, all started at once within the player's limit.
             version: policy version, which the engines hold until this returns.
-            taken: callback with each answer as it arrives, and awaited.
+            store_answer: callback with each answer as it arrives, and awaited.
             seconds: deadline for all answers, without the time during which questions wait for capacity held by
                 training. A missing answer is then `late`. None: no deadline.
         """
@@ -227,11 +227,11 @@ class QuestionRunner(ABC):
         found: dict[int, Answer] = {}
 
         async def answer(numbers: Sequence[int]) -> None:
-            given = await self._answers([asked[number] for number in numbers], version)
+            given = await self._answer_questions([asked[number] for number in numbers], version)
             for number, one in zip(numbers, given, strict=True):
                 self.answered += 1
-                if taken is not None:
-                    await taken(asked[number], one)
+                if store_answer is not None:
+                    await store_answer(asked[number], one)
                 found[number] = one
 
         try:
@@ -251,13 +251,13 @@ class QuestionRunner(ABC):
         """Return whether questions wait for capacity held by other work, which pauses the deadline."""
         return False
 
-    async def _answers(self, questions: Sequence[Question], version: int) -> list[Answer]:
+    async def _answer_questions(self, questions: Sequence[Question], version: int) -> list[Answer]:
         """Answer one question, or all questions about one task whose answers are compared as a group."""
         first = questions[0]
         if not first.arena.environment.compares:
-            return [await self._answer(q.arena, q.task, q.sample, version) for q in questions]
+            return [await self._answer_question(q.arena, q.task, q.sample, version) for q in questions]
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._answer(q.arena, q.task, q.sample, version)) for q in questions]
+            asked = [group.create_task(self._answer_question(q.arena, q.task, q.sample, version)) for q in questions]
         given = [one.result() for one in asked]
         played = [answer.rollout for answer in given if answer.rollout is not None]
         if not played:
@@ -270,10 +270,10 @@ class QuestionRunner(ABC):
         return [answer if answer.rollout is None else replace(answer, rollout=next(compared)) for answer in given]
 
     @abstractmethod
-    async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
+    async def _answer_question(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         """Answer one question."""
 
-    def _sampling(self, arena: Arena) -> CompleteSampling:
+    def _sampling_of(self, arena: Arena) -> CompleteSampling:
         assert self._config.evaluation is not None
         return self._config.evaluation.sampling_over(arena.config.sampling or self._config.sampling)
 
@@ -315,8 +315,8 @@ class Evaluator(QuestionRunner):
         slots = self._player.slots
         return slots.training > 0 and (slots.questions > 0 or self._pool.waiting_for_version > 0)
 
-    async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
-        sampling, reason = self._sampling(arena), ""
+    async def _answer_question(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
+        sampling, reason = self._sampling_of(arena), ""
         stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
         failures = lost = 0
         while failures < MAX_TRIES:

@@ -41,7 +41,7 @@ def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]
     run = config.algorithm
     return {
         environment.label: Rules(
-            advantage=environment.algorithm.over(run).batch_advantage,
+            advantage=environment.algorithm.merged_over(run).batch_advantage,
             filters=environment.algorithm.filters or run.effective_filters,
             max_tokens=(environment.sampling or config.sampling).max_tokens,
             vocabulary=vocabulary,

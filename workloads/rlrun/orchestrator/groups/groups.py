@@ -333,7 +333,7 @@ class Groups:
         # The next two lines compare the groups with the step after this one (`feeds`).
         self.advance(step)
         self.cancel_surplus()
-        self._expire(step + 1)
+        self._expire_groups(step + 1)
         dropped, self._dropped = tuple(self._dropped), []
         return Batched(step, tasks, dropped)
 
@@ -343,7 +343,7 @@ class Groups:
         self.snapshots[step] = Snapshot(step, self.ledger.state(), sampler=self.sampler.state())
         self._signal.notify()
 
-    def _expire(self, step: int) -> None:
+    def _expire_groups(self, step: int) -> None:
         """Return groups that are too old for all batches from `step` on to the waiting state."""
         limit = self._config.algorithm.max_off_policy_steps
         self.finished, expired = split_by_age(self.finished, step=step, max_off_policy_steps=limit)
@@ -357,7 +357,7 @@ class Groups:
         for flight in self.in_flight.values():
             if not (flight.expired or flight.surplus) and self._is_old(flight.version, step):
                 flight.expired = True
-                self._withdraw(flight)
+                self._withdraw_flight(flight)
 
     def cancel_surplus(self) -> None:
         """Withdraw the groups started for a batch that is made without them, if the run starts more groups than a step
@@ -368,8 +368,8 @@ class Groups:
         for flight in self.in_flight.values() if self._config.surplus else ():
             if flight.number not in self._aged and not (flight.surplus or flight.expired or self.feeds(flight.version)):
                 flight.surplus = True
-                self._withdraw(flight)
+                self._withdraw_flight(flight)
 
-    def _withdraw(self, flight: Flight) -> None:
+    def _withdraw_flight(self, flight: Flight) -> None:
         self.withdrawn.append(flight)
         self._signal.notify()

@@ -85,7 +85,7 @@ class GroupCommit(Generic[_T]):
         # One flush at a time. Entries that arrive during it share the next one, so the number of
         # fsyncs does not grow with the number of rollouts.
         if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
+            self._flushing = asyncio.create_task(self._flush_pending())
 
     @asynccontextmanager
     async def pausing(self) -> AsyncIterator[None]:
@@ -111,7 +111,7 @@ class GroupCommit(Generic[_T]):
                 f"cannot {self._doing} at the end of the attempt: the volume {self._volume.root} does not answer"
             )
 
-    async def _flush(self) -> None:
+    async def _flush_pending(self) -> None:
         try:
             while self._pending:
                 async with self._work:
@@ -119,7 +119,7 @@ class GroupCommit(Generic[_T]):
                     # queue and the file.
                     entries, self._pending = self._pending, []
                     waiting, self._waiting = self._waiting, []
-                    failure = await self._write(entries)
+                    failure = await self._write_entries(entries)
                 for number, durable in enumerate(waiting, 1):
                     # Waking thousands of rollouts in one go would block the event loop.
                     if number % _WOKEN == 0:
@@ -134,7 +134,7 @@ class GroupCommit(Generic[_T]):
         finally:
             self._flushing = None
 
-    async def _write(self, entries: Sequence[_T]) -> Exception | None:
+    async def _write_entries(self, entries: Sequence[_T]) -> Exception | None:
         for pause in retry_pauses():
             if self._failure is not None:
                 break
@@ -205,8 +205,8 @@ class SegmentWriter:
         """
         try:
             if self._descriptor is None or self._size >= self._limit:
-                self._open()
-                self._append([self._head])
+                self._open_segment()
+                self._append_frames([self._head])
             # A failed write or fsync is cut off here, so that the file ends with a complete record.
             durable = self._size
             try:
@@ -229,18 +229,18 @@ class SegmentWriter:
         for entry in entries:
             frames.append(encode_entry(entry))
             if sum(map(len, frames)) >= _CHUNK_BYTES or len(frames) == _CHUNK_FRAMES:
-                self._append(frames)
+                self._append_frames(frames)
                 frames = []
-        self._append(frames)
+        self._append_frames(frames)
 
-    def _append(self, frames: Sequence[bytes]) -> None:
+    def _append_frames(self, frames: Sequence[bytes]) -> None:
         assert self._descriptor is not None
         rest = memoryview(b"".join(frames))
         self._size += len(rest)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
 
-    def _open(self) -> None:
+    def _open_segment(self) -> None:
         self.close()
         folder = self._paths.journal
         make_folder(folder)

@@ -208,7 +208,7 @@ def metrics_text(progress: Reported, measures: Measures, trouble: str | None = N
         measures: other values of the same moment.
         trouble: problem of the volume, a reason of `Trouble`.
     """
-    families = {spec.name: ORCHESTRATOR.family(spec.name) for spec in ORCHESTRATOR}
+    families = {spec.name: ORCHESTRATOR.make_family(spec.name) for spec in ORCHESTRATOR}
     for found in (
         _of_progress(progress),
         _of_steps(measures),

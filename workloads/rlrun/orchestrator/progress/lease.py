@@ -21,7 +21,7 @@ import aiohttp
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.progress.progress_server import Progress
 from rlrun.protocol.messages import lease_annotations as names
 from rlrun.protocol.messages.lease_annotations import (
@@ -80,15 +80,15 @@ class ApiServer:
             LeaseError: the request failed; the message contains the reason.
         """
         try:
-            token, authority = await asyncio.to_thread(self._read)
+            token, authority = await asyncio.to_thread(self._read_credentials)
             kept = self._session is not None and authority == self._authority
             try:
-                return await self._request(name, patch, token, authority)
+                return await self._send_patch(name, patch, token, authority)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 if not kept:
                     raise
                 await self.close()  # the server has closed it since the last renewal
-                return await self._request(name, patch, token, authority)
+                return await self._send_patch(name, patch, token, authority)
         except TimeoutError:
             await self.close()  # the connection may be dead
             raise LeaseError(f"{self._url} did not answer within {REQUEST_SECONDS:g} s") from None
@@ -96,7 +96,7 @@ class ApiServer:
             await self.close()
             raise LeaseError(str(error) or type(error).__name__) from error
 
-    async def _request(self, name: str, patch: Mapping[str, object], token: str, authority: bytes) -> str:
+    async def _send_patch(self, name: str, patch: Mapping[str, object], token: str, authority: bytes) -> str:
         # The certificates have rotated, and the open session trusts the old ones.
         if self._session is not None and authority != self._authority:
             await self.close()
@@ -118,7 +118,7 @@ class ApiServer:
         if session is not None:
             await session.close()
 
-    def _read(self) -> tuple[str, bytes]:
+    def _read_credentials(self) -> tuple[str, bytes]:
         return (self._credentials / "token").read_text().strip(), (self._credentials / "ca.crt").read_bytes()
 
 
@@ -175,7 +175,7 @@ class ProgressLease:
         attempt: number of the attempt.
         server: API server.
         look: reader of the current progress.
-        wishes: receiver of the operator's requests in the answers.
+        engine_requests: receiver of the operator's requests in the answers.
         clock: monotonic clock in seconds.
     """
 
@@ -187,10 +187,10 @@ class ProgressLease:
         attempt: int,
         server: ApiServer,
         look: Callable[[], Progress],
-        wishes: Wishes | None = None,
+        engine_requests: EngineRequests | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._wishes = wishes or Wishes()
+        self._engine_requests = engine_requests or EngineRequests()
         self._name, self._holder, self._attempt = name, holder, attempt
         self._server, self._look, self._clock = server, look, clock
         self._began = clock()
@@ -205,22 +205,24 @@ class ProgressLease:
         try:
             while True:
                 idle = self._clock() - self._renewed
-                if idle >= RENEW_SECONDS or (idle >= self._least() and self._key(self._look()) != self._told):
+                if idle >= RENEW_SECONDS or (
+                    idle >= self._least_pause() and self._renewal_key(self._look()) != self._told
+                ):
                     await self.renew()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._server.close()
 
-    def _least(self) -> float:
+    def _least_pause(self) -> float:
         """Return the shortest time between two renewals, in seconds."""
         return YOUNG_CHANGE_SECONDS if self._clock() - self._began < YOUNG_SECONDS else CHANGE_SECONDS
 
     async def renew(self) -> None:
         """Renew once. A failure is logged once per outage and retried at the pace of renewals after a change."""
         progress = self._look()
-        self._note(progress)
+        self._record_progress(progress)
         try:
-            self._wishes.take(await self._server.patch_lease(self._name, self._patch(progress)))
+            self._engine_requests.read_lease(await self._server.patch_lease(self._name, self._build_patch(progress)))
         except LeaseError as error:
             if self._outage is None:
                 self._outage = self._clock()
@@ -234,11 +236,11 @@ class ProgressLease:
                     f"the progress Lease is renewed again after an outage of {self._clock() - self._outage:.0f} s"
                 )
                 self._outage = None
-            self._told = self._key(progress)
+            self._told = self._renewal_key(progress)
             reach("lease.renewed")
         self._renewed = self._clock()
 
-    def _note(self, progress: Progress) -> None:
+    def _record_progress(self, progress: Progress) -> None:
         """Record the time of the latest progress. A run that waits for its volume continues by itself, so it does not
         count as stalled.
         """
@@ -266,7 +268,7 @@ class ProgressLease:
                 f"cannot write the last step into the progress Lease {self._name}: no answer within {FAREWELL_SECONDS:g} s"
             )
 
-    def _patch(self, progress: Progress) -> dict[str, object]:
+    def _build_patch(self, progress: Progress) -> dict[str, object]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "metadata": {"annotations": progress_annotations(progress, self._attempt)},
@@ -274,7 +276,7 @@ class ProgressLease:
         }
 
     @staticmethod
-    def _key(progress: Progress) -> object:
+    def _renewal_key(progress: Progress) -> object:
         """Return the fields whose change causes a renewal: steps, role and phase of the wait, volume trouble, drained
         engines. Numbers in texts change all the time and are ignored.
         """
@@ -294,7 +296,7 @@ def lease_from_environment(
     *,
     attempt: int,
     look: Callable[[], Progress],
-    wishes: Wishes | None = None,
+    engine_requests: EngineRequests | None = None,
     credentials: Path = CREDENTIALS,
 ) -> ProgressLease | None:
     """Create the Lease named in the pod's environment, or return None outside a cluster.
@@ -304,7 +306,7 @@ def lease_from_environment(
             `KUBERNETES_SERVICE_PORT`.
         attempt: number of the attempt.
         look: reader of the current progress.
-        wishes: receiver of the operator's requests.
+        engine_requests: receiver of the operator's requests.
         credentials: folder of `token` and `ca.crt`.
     """
     name, host = env.get("RLRUN_PROGRESS_LEASE"), env.get("KUBERNETES_SERVICE_HOST")
@@ -322,4 +324,6 @@ def lease_from_environment(
         credentials,
     )
     holder = env.get("RLRUN_POD_NAME", "")
-    return ProgressLease(name, holder=holder, attempt=attempt, server=server, look=look, wishes=wishes)
+    return ProgressLease(
+        name, holder=holder, attempt=attempt, server=server, look=look, engine_requests=engine_requests
+    )

@@ -92,7 +92,7 @@ class MetricsFile:
             # ended before it.
             self._lines.setdefault(base_step, {})
             self._parts.setdefault(base_step, {"batch", "trained"})
-        self._flush()
+        self._flush_lines()
 
     def _take_over(self, base_step: int, matters: Collection[int]) -> tuple[set[int], int | None]:
         """Read the lines of earlier attempts, one at a time.
@@ -124,14 +124,14 @@ class MetricsFile:
             # Lines that a fork has copied belong to the other run, and so do their tokens and
             # samples.
             if forked is None or line.get("attempt", 0) > forked.attempt:
-                self._count(line)
+                self._count_line(line)
         if damaged:
             self._keep_damaged(damaged)
         # Blank lines and a torn last line are in no sum; the file is then parsed again.
         whole = prefix if prefix == kept_bytes and path.is_file() and path.stat().st_size == size else None
         return written, whole
 
-    def _count(self, line: MetricsLine) -> None:
+    def _count_line(self, line: MetricsLine) -> None:
         self.tokens += _read_count(line.get("batch/tokens", 0))
         self.samples += _read_count(line.get("batch/samples", 0))
 
@@ -151,7 +151,7 @@ class MetricsFile:
         # A late part of a written step makes another line at once.
         before = set() if step > self._flushed else {"batch", "trained", "evaluation"}
         self._parts.setdefault(step, before).add(part)
-        self._flush()
+        self._flush_lines()
 
     def unwritten(self, through: int) -> tuple[MetricsLine, ...]:
         """Return the lines up to a step that wait only for their evaluation or for the volume. The step's checkpoint
@@ -170,7 +170,7 @@ class MetricsFile:
         """Return the steps with an incomplete line."""
         return sorted(self._lines)
 
-    def _flush(self) -> None:
+    def _flush_lines(self) -> None:
         while self._lines:
             # In the order of steps: a line that waits for its evaluation holds back the later
             # lines, so that readers can follow the file.
@@ -184,9 +184,9 @@ class MetricsFile:
             self._flushed = max(self._flushed, step)
             if step <= self._furthest:
                 line[FURTHEST] = self._furthest
-            self._count(line)
+            self._count_line(line)
             self._leaving.append((step, line))
-            self._writer.write(self._path.name, self._append, keep=True)
+            self._writer.write(self._path.name, self._append_line, keep=True)
             self.last = line
             logger.info(step_line(line))
 
@@ -194,7 +194,7 @@ class MetricsFile:
         if self._successor is not None:
             raise RoleError(f"attempt {self._successor} of this run has started, so attempt {self._attempt} is over")
 
-    def _append(self) -> None:
+    def _append_line(self) -> None:
         """Write the oldest queued line, in the writer's thread.
 
         No line is written after a later attempt has started: processes on an unreachable node may still run while their

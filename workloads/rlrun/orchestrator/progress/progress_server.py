@@ -177,10 +177,10 @@ class ProgressServer:
             RoleError: the port is in use.
         """
         application = web.Application()
-        application.router.add_get(ORCHESTRATOR_HEALTH, self._health)
-        application.router.add_get(ORCHESTRATOR_READY, self._ready)
-        application.router.add_get(ORCHESTRATOR_METRICS, self._metrics)
-        application.router.add_get(ORCHESTRATOR_PROGRESS, self._progress)
+        application.router.add_get(ORCHESTRATOR_HEALTH, self._serve_health)
+        application.router.add_get(ORCHESTRATOR_READY, self._serve_readiness)
+        application.router.add_get(ORCHESTRATOR_METRICS, self._serve_metrics)
+        application.router.add_get(ORCHESTRATOR_PROGRESS, self._serve_progress)
         self._site = Site(application)
         try:
             await self._site.start(self._host, self._port)
@@ -195,20 +195,20 @@ class ProgressServer:
         if self._site is not None:
             await self._site.close()
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _serve_health(self, request: web.Request) -> web.Response:
         return web.json_response({"healthy": True})
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    async def _serve_readiness(self, request: web.Request) -> web.Response:
         stall = self._stall()
         return web.json_response({"ready": stall is None, "reason": stall}, status=200 if stall is None else 503)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
         progress = self._look()
         trouble = progress.storage.reason if progress.storage is not None else None
         body = metrics_text(progress, self._measures(), trouble)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _progress(self, request: web.Request) -> web.Response:
+    async def _serve_progress(self, request: web.Request) -> web.Response:
         if not holds_key(request.headers.getall("Authorization", ()), self._key):
             return web.json_response({"error": "wrong or missing API key"}, status=401)
         return web.json_response(asdict(self._look()))

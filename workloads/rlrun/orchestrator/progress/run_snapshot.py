@@ -118,7 +118,12 @@ class Standing:
 
     def progress(self) -> Progress:
         """Return the current progress of the run."""
-        last, waiting, state, trouble = self._metrics.last, self._waiting(), self._trainer.state, self._trouble()
+        last, waiting, state, trouble = (
+            self._metrics.last,
+            self._waiting_reason(),
+            self._trainer.state,
+            self._current_trouble(),
+        )
         counters = self._groups.ledger.counters
         return Progress(
             step=self._step,
@@ -161,12 +166,12 @@ class Standing:
         loads = engine_loads(self._pool.replicas)
         return Measures(self._metrics.last, self._clock.totals, loads, self._volume.space)
 
-    def _trouble(self) -> Trouble | None:
+    def _current_trouble(self) -> Trouble | None:
         """Return the problem of the volume, seen by this role or by the trainer."""
         state = self._trainer.state
         return worst_trouble(self._volume.trouble(), state.trouble() if state is not None else None)
 
-    def _waiting(self) -> Waiting:
+    def _waiting_reason(self) -> Waiting:
         # The first cause in the order of the data flow: weights, engines, trainer, batch, evaluation, rollouts.
         state, waits, made = self._trainer.state, self._since.waiting, self._groups.made
         if self._sync.newest is None:
@@ -189,9 +194,9 @@ class Standing:
             )
         if made >= self._config.max_steps:
             return waits("trainer", "last checkpoint")
-        return waits("orchestrator", f"rollouts for step {made + 1}", self._rollouts())
+        return waits("orchestrator", f"rollouts for step {made + 1}", self._describe_rollouts())
 
-    def _rollouts(self) -> str:
+    def _describe_rollouts(self) -> str:
         groups, counters = self._groups, self._groups.ledger.counters
         kept, lost, oldest = counters["readmitted"], discarded_rollouts(counters), groups.oldest()
         return (

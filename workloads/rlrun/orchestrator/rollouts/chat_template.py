@@ -76,14 +76,14 @@ class ChatTemplate:
     @cached_property
     def tool_form(self) -> ToolForm | None:
         """Form in which this template renders a complete tool turn, or None."""
-        return next((form for form in TOOL_FORMS if self._plays(form, [PROBE_TOOL])), None)
+        return next((form for form in TOOL_FORMS if self._renders_turn(form, [PROBE_TOOL])), None)
 
     @cached_property
     def call_form(self) -> ToolForm | None:
         """Form for calls in a conversation without offered tools, as in SFT data, or None."""
-        return next((form for form in TOOL_FORMS if self._plays(form, [])), None)
+        return next((form for form in TOOL_FORMS if self._renders_turn(form, [])), None)
 
-    def _form(self, tools: Sequence[Tool]) -> ToolForm | None:
+    def _tool_form_for(self, tools: Sequence[Tool]) -> ToolForm | None:
         return self.tool_form if tools else self.call_form
 
     def write(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = False) -> str:
@@ -94,8 +94,8 @@ class ChatTemplate:
         """
         messages = [self._with_text(message) for message in messages]
         if not _has_tools(messages, tools):
-            return self._render(messages, (), generation_prompt)
-        if (form := self._form(tools)) is None:
+            return self._apply_template(messages, (), generation_prompt)
+        if (form := self._tool_form_for(tools)) is None:
             raise TemplateError("the chat template cannot render a tool turn: it drops or refuses the result of a call")
         if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and not self._writes_calls(
             form, tools
@@ -155,7 +155,7 @@ class ChatTemplate:
         shape = (len(reply.get("tool_calls") or ()), bool(tools), tuple(message.get("role") for message in new))
         way = self._proven.get(shape)
         if way is None:
-            way = self._proven[shape] = self._prove(messages, replies_at, tools)
+            way = self._proven[shape] = self._find_way(messages, replies_at, tools)
         return way(self, messages, replies_at, tools, generation_prompt)
 
     def play_turns(self) -> None:
@@ -167,7 +167,7 @@ class ChatTemplate:
         user: Message = {"role": "user", "content": "a"}
         self.after_reply([user, {"role": "assistant", "content": "b"}, user], 1)
 
-    def _prove(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool]) -> _Way:
+    def _find_way(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool]) -> _Way:
         """Return the first way whose text contains each new message, in order."""
         new = messages[replies_at + 1 :]
         marks = [f"@#new{number}#@" for number in range(len(new))]
@@ -193,7 +193,7 @@ class ChatTemplate:
 
     def _after_calls(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool) -> str:
         """Return the text that the new messages add to the conversation up to the calls."""
-        return self._added(messages, replies_at, tools, prompt, lambda text: text)
+        return self._added_text(messages, replies_at, tools, prompt, lambda text: text)
 
     def _after_other_calls(
         self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool
@@ -203,9 +203,9 @@ class ChatTemplate:
         known[replies_at] = _with_mark(
             {"role": "assistant", "content": "", "tool_calls": messages[replies_at]["tool_calls"]}, STAND_IN
         )
-        return self._added(known, replies_at, tools, prompt, lambda text: _text_after(text, STAND_IN))
+        return self._added_text(known, replies_at, tools, prompt, lambda text: _text_after(text, STAND_IN))
 
-    def _added(
+    def _added_text(
         self,
         messages: Sequence[Message],
         replies_at: int,
@@ -213,7 +213,7 @@ class ChatTemplate:
         prompt: bool,
         cut: Callable[[str], str],
     ) -> str:
-        if (form := self._form(tools)) is None or not form.native:
+        if (form := self._tool_form_for(tools)) is None or not form.native:
             raise TemplateError("the chat template renders calls as text")
         head = cut(self.write(messages[: replies_at + 1], tools))
         whole = cut(self.write(messages, tools, generation_prompt=prompt))
@@ -249,7 +249,7 @@ class ChatTemplate:
         for name in THOUGHT_FIELDS:
             reply: Message = {"role": "assistant", "content": STAND_IN, name: _THOUGHT}
             with suppress(TemplateError):
-                if _THOUGHT in self._render([user, reply], (), False):
+                if _THOUGHT in self._apply_template([user, reply], (), False):
                     return name
             with suppress(TemplateError):  # Gemma 4 renders thoughts only before calls
                 call = probe_call() | {name: _THOUGHT}
@@ -304,7 +304,7 @@ class ChatTemplate:
             self._several[key] = known
         return known
 
-    def _plays(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
+    def _renders_turn(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
         """Return whether a turn with a call, its result, a reply and a question is rendered completely and in order."""
         turn_messages: list[Message] = [
             {"role": "user", "content": "a"},
@@ -332,13 +332,15 @@ class ChatTemplate:
         self, form: ToolForm, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool
     ) -> str:
         if form.native:
-            return self._render(native_form(messages, form), tools, generation_prompt)
+            return self._apply_template(native_form(messages, form), tools, generation_prompt)
         if form.described_in is None:
-            return self._render(without_tools(messages, (), results_as=form.results_as), tools, generation_prompt)
+            return self._apply_template(
+                without_tools(messages, (), results_as=form.results_as), tools, generation_prompt
+            )
         plain = without_tools(messages, tools, described_in=form.described_in, results_as=form.results_as)
-        return self._render(plain, (), generation_prompt)
+        return self._apply_template(plain, (), generation_prompt)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool) -> str:
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool) -> str:
         from jinja2 import TemplateError as JinjaError
 
         try:

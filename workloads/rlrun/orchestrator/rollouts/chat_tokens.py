@@ -207,7 +207,7 @@ class ChatTokens:
         try:
             key = json.dumps([list(messages), list(tools)])
         except (TypeError, ValueError):
-            return self._opening(messages, tools)
+            return self._encode_opening(messages, tools)
         # The rollouts of a group start with the same prompt at the same time, and rendering it is half of a rollout's CPU time.
         with self._lock:
             known = self._openings.pop(key, None)
@@ -217,7 +217,7 @@ class ChatTokens:
                 del self._openings[next(iter(self._openings))]
         if known is None:
             try:
-                found.set_result(self._opening(messages, tools))
+                found.set_result(self._encode_opening(messages, tools))
             except BaseException as error:
                 with self._lock:
                     self._openings.pop(key, None)
@@ -226,11 +226,11 @@ class ChatTokens:
         text, ids = found.result()
         return text, ids[:]
 
-    def _opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, array[int]]:
+    def _encode_opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, array[int]]:
         if messages and messages[-1].get("role") == "assistant":
             raise TemplateError(PREFILLED)
         text = self.prompt(messages, tools)
-        return text, self._tokenise(text)
+        return text, self._tokenize_text(text)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return the text of a conversation that the model must answer.
@@ -262,7 +262,7 @@ class ChatTokens:
 
         A reply cut by a limit gets the complete text.
         """
-        added = self._tokenise(text)
+        added = self._tokenize_text(text)
         last = [sampled] if isinstance(sampled, int) else [*sampled[-SAMPLED_ENDS:]]
         if not last or last[-1] not in self.stop_token_ids:
             return added
@@ -297,7 +297,7 @@ class ChatTokens:
 
     def _first_special(self, text: str) -> int | None:
         """Return the special token at the start of a text, after whitespace, or None."""
-        ids = self._tokenise(text)
+        ids = self._tokenize_text(text)
         first = next((index for index, id in enumerate(ids) if id in self._special), None)
         if first is None or self._tokenizer.decode(ids[:first].tolist()).strip():
             return None
@@ -322,15 +322,15 @@ class ChatTokens:
         with suppress(TemplateError):  # a template that renders only one call
             several = self.template.write([said[0], probe_call(calls=2)], [PROBE_TOOL])
         closing = self.template.closing_of(head)
-        ends = [id for id in self._tokenise(closing) if id in self._special]
+        ends = [id for id in self._tokenize_text(closing) if id in self._special]
         if any(id in known for id in ends):
             return None
-        if ends and self._count(several, ends[-1]) == self._count(head, ends[-1]):
+        if ends and self._count_token(several, ends[-1]) == self._count_token(head, ends[-1]):
             return ends[-1]
         return self._first_special(after[len(closing) :])
 
-    def _count(self, text: str, id: int) -> int:
-        return self._tokenise(text).count(id)
+    def _count_token(self, text: str, id: int) -> int:
+        return self._tokenize_text(text).count(id)
 
     def _closers_of_turns(self) -> frozenset[int]:
         """Return the tokens with which the template ends a reply: at the end, before a question, and after calls.
@@ -373,7 +373,7 @@ class ChatTokens:
             return set()
         return {first} | self._closers_in(rest).intersection(self.stop_token_ids)
 
-    def _tokenise(self, text: str) -> array[int]:
+    def _tokenize_text(self, text: str) -> array[int]:
         # Without unused columns: building them holds the GIL, the tokenizer itself does not.
         only = {"return_attention_mask": False, "return_token_type_ids": False}
         return array(INTEGERS, self._tokenizer(text, add_special_tokens=False, **only).input_ids)

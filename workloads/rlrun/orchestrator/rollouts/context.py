@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.event_loop import Signal
-from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.engines.draining import EngineRequests
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.environment_pool import Arena
@@ -36,7 +36,7 @@ class RunContext:
     """Signal notified after each change, also by `pool`."""
     volume: Volume
     """Volume of the run's folder. While it refuses, writes that the run needs wait."""
-    wishes: Wishes = field(default_factory=Wishes)
+    engine_requests: EngineRequests = field(default_factory=EngineRequests)
     """Requests of the operator."""
 
     @property

@@ -30,7 +30,7 @@ from rlrun.orchestrator.rollouts.message_forms import ParseReply, ReplyParts, pa
 from rlrun.orchestrator.types import Recorded
 from rlrun.protocol.files.batch import NO_VERSION
 from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS
-from rlrun.runtime.background_compute import SMALL, compute
+from rlrun.runtime.background_compute import SMALL, compute_without_blocking
 
 _NO_VERSION = array(INTEGERS, [NO_VERSION])
 _CHARACTERS = 4
@@ -218,12 +218,14 @@ class Conversation:
             # Later turns of this sequence need at least as many tokens, so they fail without
             # another try.
             place.sequence.full = True
-            return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
+            return self._record_reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
         completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))
         _check_message(completion)
         words = (*self._stop, *stop)
         characters = len(completion.token_ids) * _CHARACTERS
-        count, text, stopped = await compute(characters, partial(self._cut, completion, words))
+        count, text, stopped = await compute_without_blocking(
+            characters, partial(self._cut_completion, completion, words)
+        )
         finish = "stop" if stopped else completion.finish_reason
         said = await self._parse_reply(completion.token_ids[:count], text, finish, tools or ())
         reply = Reply(
@@ -244,11 +246,13 @@ class Conversation:
             written = self._chat.decode_all(completion.token_ids[:count])
             # The environment's message has no stop text, so the template will not render it.
             place.sequence.text = place.text + (_text_before(written, words) if stopped else written)
-        return self._reply(place, messages, reply)
+        return self._record_reply(place, messages, reply)
 
     async def _find_place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
         try:
-            return await compute(_count_characters(messages), partial(self._place, messages, tools))
+            return await compute_without_blocking(
+                _count_characters(messages), partial(self._place_reply, messages, tools)
+            )
         except TemplateError as error:
             if self._sequences:
                 raise
@@ -291,9 +295,9 @@ class Conversation:
             raise RolloutError("the policy did not sample a token")
         return found
 
-    def _place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
+    def _place_reply(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
         """Return sequence and prompt tokens for the reply to `messages`."""
-        found = self._latest(messages, tools)
+        found = self._latest_reply(messages, tools)
         if found is None:
             opening, ids = self._chat.opening(messages, tools or ())
             return _Place(TokenSequence(tools), True, ids, opening)
@@ -314,7 +318,7 @@ class Conversation:
             return _Place(TokenSequence(tools), True, self._chat.encode_appended(text), text)
         return _Place(sequence if continues else sequence.fork(mark), not continues, added, text)
 
-    def _latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:
+    def _latest_reply(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:
         """Return the latest reply that `messages` continue, in the newest sequence that contains it."""
         latest: tuple[Mark, TokenSequence] | None = None
         # The newest first: of two sequences with the same reply, the later one is the branch that
@@ -325,7 +329,7 @@ class Conversation:
                 latest = mark, sequence
         return latest
 
-    def _reply(self, place: _Place, messages: Sequence[Message], reply: Reply) -> Reply:
+    def _record_reply(self, place: _Place, messages: Sequence[Message], reply: Reply) -> Reply:
         sequence = place.sequence
         if place.new:
             self._sequences.append(sequence)
@@ -336,7 +340,7 @@ class Conversation:
         self.texts.append(reply.text)
         return reply
 
-    def _cut(self, completion: Completion, stop: Sequence[str]) -> tuple[int, str, bool]:
+    def _cut_completion(self, completion: Completion, stop: Sequence[str]) -> tuple[int, str, bool]:
         """Return the number of kept tokens, their text, and whether a stop text ended them."""
         ids = completion.token_ids
         text = self._chat.decode(ids)

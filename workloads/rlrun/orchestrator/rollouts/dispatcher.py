@@ -175,7 +175,7 @@ class Dispatcher:
                 version = self._pool.version
                 assert version is not None
                 flight = self._groups.take(version)
-                flight.task = tasks.create_task(self._fly(flight))
+                flight.task = tasks.create_task(self._dispatch_group(flight))
                 await asyncio.sleep(0)  # starting a thousand rollouts in one go would block the event loop
 
     async def _cancel_withdrawn(self) -> None:
@@ -187,7 +187,7 @@ class Dispatcher:
                 flight.task.cancel()
             await asyncio.sleep(0)  # ending a thousand rollouts in one go would block the event loop
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _dispatch_group(self, flight: Flight) -> None:
         outcome: Outcome = None
         try:
             outcome = await self._play_group(flight)
@@ -213,7 +213,7 @@ class Dispatcher:
         missing = [member for member in range(flight.size) if member not in flight.members]
         async with asyncio.TaskGroup() as tasks:
             # Each member has its own seed, so with seeds the first turns are separate requests.
-            shared = arena.environment.single_turn and self._sampling(arena).seed is None
+            shared = arena.environment.single_turn and self._sampling_of(arena).seed is None
             opening = Opening(len(missing)) if shared else None
             for member in missing:
                 tasks.create_task(self._play_member(flight, member, draw.task, arena, opening))
@@ -221,34 +221,34 @@ class Dispatcher:
         if arena.environment.compares:
             # Not in the journal: a restart reads the members there and compares them again.
             task = arena.tasks[draw.task]
-            rollouts = await self._tried(arena, task, partial(compare_group, arena, task, rollouts))
+            rollouts = await self._run_with_retries(arena, task, partial(compare_group, arena, task, rollouts))
         self._unplayable.record(arena.config.label, None)
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,
             task_id=rollouts[0].task_id,
             dispatch_version=flight.version,
-            temperature=self._sampling(arena).temperature,
+            temperature=self._sampling_of(arena).temperature,
             rollouts=rollouts,
         )
 
-    def _sampling(self, arena: Arena) -> SamplingConfig:
+    def _sampling_of(self, arena: Arena) -> SamplingConfig:
         return arena.config.sampling or self._config.sampling
 
     async def _play_member(self, flight: Flight, member: int, task: int, arena: Arena, opening: Opening | None) -> None:
         """Play one member until its rollout is durable."""
-        rollout = await self._rollout(arena, arena.tasks[task], opening, flight, member)
-        await self._groups.keep(flight, member, rollout, temperature=self._sampling(arena).temperature)
+        rollout = await self._play_rollout(arena, arena.tasks[task], opening, flight, member)
+        await self._groups.keep(flight, member, rollout, temperature=self._sampling_of(arena).temperature)
 
-    async def _rollout(
+    async def _play_rollout(
         self, arena: Arena, task: TaskRef, opening: Opening | None, flight: Flight, member: int
     ) -> Rollout:
         """Play one rollout until it succeeds."""
-        sampling = self._sampling(arena)
+        sampling = self._sampling_of(arena)
         stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
         tries = 0
 
-        async def once() -> Rollout:
+        async def play_once() -> Rollout:
             nonlocal opening, tries
             # Each try has another seed: with the same seed it would fail in the same way.
             seed = None if sampling.seed is None else derived_seed(sampling.seed, flight.number, member, tries)
@@ -267,13 +267,13 @@ class Dispatcher:
                     self._groups.ledger.remove("error", [session.tokens_so_far()])
                 raise
 
-        rollout = await self._tried(arena, task, once)
+        rollout = await self._run_with_retries(arena, task, play_once)
         self._groups.ledger.counters["rollouts"] += 1
         self._groups.ledger.counters["tokens"] += rollout.loss_tokens
         return rollout
 
-    async def _tried(self, arena: Arena, task: TaskRef, once: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `once`, with retries after errors of the environment.
+    async def _run_with_retries(self, arena: Arena, task: TaskRef, play_once: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `play_once`, with retries after errors of the environment.
 
         Raises:
             GroupGivenUpError: it failed too often.
@@ -283,7 +283,7 @@ class Dispatcher:
         failures, lost, label = 0, 0, arena.config.label
         while failures <= MAX_RETRIES:
             try:
-                found = await once()
+                found = await play_once()
             except EpisodeError as error:
                 if (reason := unplayable_reason(error)) is not None:
                     raise GroupUnplayableError(reason, str(error)) from error
@@ -294,14 +294,14 @@ class Dispatcher:
                     self._groups.ledger.counters[f"lost/{label}"] += 1
                 else:
                     failures += 1
-                    self._failed(label, error.kind, str(error), error.death)
+                    self._count_failure(label, error.kind, str(error), error.death)
                 continue
             except RolloutError as error:
                 message = f"environment {arena.environment.id!r}, task {task}: {error}"
                 if (reason := unplayable_reason(error)) is not None:
                     raise GroupUnplayableError(reason, message) from error
                 failures += 1
-                self._failed(label, "tokens", message)
+                self._count_failure(label, "tokens", message)
                 continue
             self._budget.record(label)
             return found
@@ -328,7 +328,7 @@ class Dispatcher:
         if verdict := self._unplayable.record(label, error.reason, error.message):
             raise RoleError(verdict, exit_codes.DATA)
 
-    def _failed(self, label: str, kind: str, message: str, death: int = 0) -> None:
+    def _count_failure(self, label: str, kind: str, message: str, death: int = 0) -> None:
         counters = self._groups.ledger.counters
         counters["errors"] += 1
         counters[f"errors/{label}/{kind}"] += 1

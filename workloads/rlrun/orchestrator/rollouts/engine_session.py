@@ -137,7 +137,9 @@ class Session:
             # future request.
             self._affinity.asked, self._affinity.since, self._sent = True, began, began
             try:
-                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n, seed=seed, stop=stop)
+                completions = await self._send_request(
+                    replica, token_ids, max_tokens=max_tokens, n=n, seed=seed, stop=stop
+                )
                 replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
                 return completions
             except EngineError as failure:
@@ -165,7 +167,7 @@ class Session:
         if not token_ids:
             return ReplyParts()
         error: object = self._pool.nobody
-        for replica in islice(self._parsers(), MAX_TRIES):
+        for replica in islice(self._parsing_replicas(), MAX_TRIES):
             try:
                 found = await replica.client.parse(token_ids, tools, self._sampling.chat_template_arguments)
                 return ReplyParts(found.content, tuple(found.calls), found.reasoning)
@@ -175,7 +177,7 @@ class Session:
                 error = failure
         raise EngineUnavailableError(f"no engine parsed the reply; the last error: {error}")
 
-    def _parsers(self) -> Iterator[Replica]:
+    def _parsing_replicas(self) -> Iterator[Replica]:
         """Yield the engines that may parse a reply, the rollout's engine first. The others are sorted only if it fails."""
         first = [r for r in (self._replica,) if r is not None and r.version is not None and not r.suspect]
         yield from first
@@ -187,7 +189,7 @@ class Session:
         number, self._requests = self._requests, self._requests + 1
         return self._seed if self._seed is None or not number else derived_seed(self._seed, number)
 
-    async def _ask(
+    async def _send_request(
         self,
         replica: Replica,
         token_ids: Sequence[int],

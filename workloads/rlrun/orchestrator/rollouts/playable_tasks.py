@@ -5,7 +5,7 @@ each time. Its first rollout is conclusive and is not a sign of a faulty environ
 does not count it. The run stops if the share of unplayable tasks is too large. This part is pure.
 
 `rlrun validate` counts unplayable prompts if model and data are on this machine, and checks the template if the model
-is (`rlrun.local.read_inputs.template_pieces`). Both need the tokenizer, which the command line does not import, so
+is (`rlrun.local.read_inputs.template_checks`). Both need the tokenizer, which the command line does not import, so
 they run in separate processes. The orchestrator checks the template at its start.
 """
 

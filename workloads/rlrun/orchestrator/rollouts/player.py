@@ -141,7 +141,7 @@ class Player:
         """
         async with self.slots.take(evaluates=evaluates):
             began = time.monotonic()
-            conversation = self._converse(session, sampling)
+            conversation = self._start_conversation(session, sampling)
             try:
                 played = await arena.environment.play(
                     task,
@@ -167,7 +167,7 @@ class Player:
                 tools=conversation.tools,
             )
 
-    def _converse(self, session: Session, sampling: SamplingConfig | CompleteSampling) -> Conversation:
+    def _start_conversation(self, session: Session, sampling: SamplingConfig | CompleteSampling) -> Conversation:
         """Create the policy's conversation for one episode."""
         chat = self._chat.called_with(sampling.chat_template_arguments)
         thoughts = self._config.engine_parses_thoughts

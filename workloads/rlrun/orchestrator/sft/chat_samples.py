@@ -64,11 +64,11 @@ class ChatEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> None:
         self._chat = ChatTokens(tokenizer, ends=ends)
         self._template, self._tokenizer = self._chat.template, tokenizer
-        self._ends = [self._decode([id]) for id in self._chat.stop_token_ids]
+        self._ends = [self._decode_ids([id]) for id in self._chat.stop_token_ids]
         """Texts of the tokens that end a turn."""
         probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        text = self._render(probe)
-        if self._decode(self._tokenise(text)) != text:
+        text = self._render_text(probe)
+        if self._decode_ids(self._tokenize_text(text)) != text:
             raise TemplateError(f"the tokenizer does not reproduce the chat template's text {text!r}")
 
     @classmethod
@@ -86,7 +86,7 @@ class ChatEncoder:
         if self._template.thought_field is not None:
             chat = replace(chat, messages=[_separate_thought(m, i) for i, m in enumerate(chat.messages, 1)])
         self._template.refuse_lost_messages(chat.messages, chat.tools or ())
-        text = self._render(chat.messages, chat.tools)
+        text = self._render_text(chat.messages, chat.tools)
         ids: list[int] = []
         weights: list[float] = []
         end = 0
@@ -94,7 +94,7 @@ class ChatEncoder:
         for index, weight in enumerate(chat.weights):
             if not weight:
                 continue
-            start, stop, ends = self._span(text, chat, index)
+            start, stop, ends = self._learned_span(text, chat, index)
             if chat.messages[index]["role"] == "assistant":
                 is_ended = is_ended or ends
                 if not ends and index == len(chat.messages) - 1:
@@ -102,11 +102,11 @@ class ChatEncoder:
             if start < end:
                 raise TemplateError(f"the chat template does not render message {index + 1} after message {index}")
             for piece, value in ((text[end:start], 0.0), (text[start:stop], weight)):
-                tokens = self._tokenise(piece)
+                tokens = self._tokenize_text(piece)
                 ids += tokens
                 weights += [value] * len(tokens)
             end = stop
-        tokens = self._tokenise(text[end:])
+        tokens = self._tokenize_text(text[end:])
         ids += tokens
         weights += [0.0] * len(tokens)
         if not is_ended and any(
@@ -122,11 +122,11 @@ class ChatEncoder:
 
     # ---- location of a message
 
-    def _span(self, text: str, chat: Conversation, index: int) -> tuple[int, int, bool]:
+    def _learned_span(self, text: str, chat: Conversation, index: int) -> tuple[int, int, bool]:
         """Return start and end of the learned part of a message, and whether it contains a token that ends a turn."""
         message = chat.messages[index]
         if message["role"] != "assistant" or index == 0:
-            start, end = self._content(text, chat, index)
+            start, end = self._content_span(text, chat, index)
             closing = next((token for token in self._ends if text.startswith(token, end)), "")
             return start, end + len(closing), bool(closing)
         content = content_text(message.get("content"), f"message {index + 1}")
@@ -161,11 +161,14 @@ class ChatEncoder:
     def _reply_start(self, text: str, chat: Conversation, index: int) -> int:
         """Return the index in `text` at which the generation prompt ends."""
         before = chat.messages[:index]
-        prompt, bare = self._render(before, chat.tools, generation_prompt=True), self._render(before, chat.tools)
+        prompt, bare = (
+            self._render_text(before, chat.tools, generation_prompt=True),
+            self._render_text(before, chat.tools),
+        )
         start = len(prompt) if text.startswith(prompt) else self._common_start(text, chat, index)
         if prompt == bare and not chat.messages[index].get("tool_calls"):
             # Without a generation prompt, the text before the content belongs to the template, unless it is only whitespace.
-            content, _ = self._content(text, chat, index)
+            content, _ = self._content_span(text, chat, index)
             return content if text[start:content].strip() else start
         return start
 
@@ -179,12 +182,12 @@ class ChatEncoder:
         """
         last = chat.messages[index - 1] | {"content": _STAND_IN}
         before = [*chat.messages[: index - 1], last]
-        bare = self._after_mark(self._render(before, chat.tools), index)
-        asked = self._after_mark(self._render(before, chat.tools, generation_prompt=True), index)
-        written = self._after_mark(self._render([*before, *chat.messages[index:]], chat.tools), index)
-        pair = self._tokenise(asked), self._tokenise(written)
+        bare = self._after_mark(self._render_text(before, chat.tools), index)
+        asked = self._after_mark(self._render_text(before, chat.tools, generation_prompt=True), index)
+        written = self._after_mark(self._render_text([*before, *chat.messages[index:]], chat.tools), index)
+        pair = self._tokenize_text(asked), self._tokenize_text(written)
         same = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*pair, strict=False)))
-        common = self._decode(pair[0][:same])
+        common = self._decode_ids(pair[0][:same])
         is_whole = asked.startswith(bare) and (len(common) > len(bare) or common == asked)
         if not (is_whole and text.endswith(written)):
             raise TemplateError(
@@ -198,17 +201,17 @@ class ChatEncoder:
             raise TemplateError(f"cannot locate the text of message {index} in the output of the chat template")
         return after[0]
 
-    def _content(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
+    def _content_span(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
         """Return start and end of a message's text, located with a placeholder in its place."""
         marked = [*chat.messages[:index], chat.messages[index] | {"content": _STAND_IN}, *chat.messages[index + 1 :]]
-        before, *after = self._render(marked, chat.tools).split(_STAND_IN)
+        before, *after = self._render_text(marked, chat.tools).split(_STAND_IN)
         if len(after) != 1 or not (text.startswith(before) and text.endswith(after[0])):
             raise TemplateError(f"cannot locate the text of message {index + 1} in the output of the chat template")
         return len(before), len(text) - len(after[0])
 
     # ---- the tokenizer
 
-    def _render(
+    def _render_text(
         self,
         messages: Sequence[Message],
         tools: list[Tool] | None = None,
@@ -217,10 +220,10 @@ class ChatEncoder:
     ) -> str:
         return self._template.write(messages, tools or (), generation_prompt=generation_prompt)
 
-    def _tokenise(self, text: str) -> list[int]:
+    def _tokenize_text(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False).input_ids] if text else []
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def _decode_ids(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 

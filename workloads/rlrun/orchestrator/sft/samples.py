@@ -86,14 +86,14 @@ class Mixture:
         if self.epochs is None:
             return None
         low, high = 0, 1
-        while not self._ended(high):
+        while not self._has_ended(high):
             high *= 2
         while high - low > 1:  # binary search: the counts only increase
             middle = (low + high) // 2
-            low, high = (low, middle) if self._ended(middle) else (middle, high)
+            low, high = (low, middle) if self._has_ended(middle) else (middle, high)
         return high
 
-    def _ended(self, number: int) -> bool:
+    def _has_ended(self, number: int) -> bool:
         read = [count >= size * (self.epochs or 0) for count, size in zip(self.counts(number), self.sizes, strict=True)]
         return all(read) if self.all_exhausted else any(read)
 
@@ -228,7 +228,7 @@ class Reader:
     @property
     def exhausted(self) -> bool:
         """Whether no usable row is left. Reads ahead to the next usable row, so that a batch can be marked as the last."""
-        return self._peek() is None
+        return self._peek_sample() is None
 
     @property
     def epoch(self) -> float:
@@ -242,7 +242,7 @@ class Reader:
             RoleError: a row that must not be skipped is unusable, or a complete pass had no usable row.
         """
         config, samples, tokens = self._config, list[Sample](), 0
-        while (following := self._peek()) is not None:
+        while (following := self._peek_sample()) is not None:
             tokens += len(following)
             full = len(samples) >= config.batch_size if config.batch_tokens is None else tokens > config.batch_tokens
             if samples and full:
@@ -251,7 +251,7 @@ class Reader:
             self._next, self._draws = None, self._draws + 1
         return tuple(samples)
 
-    def _peek(self) -> Sample | None:
+    def _peek_sample(self) -> Sample | None:
         while self._next is None:
             if self._mixture.length is not None and self._draws >= self._mixture.length:
                 return None
@@ -262,7 +262,7 @@ class Reader:
                 self._draws += 1
                 self._left_out += 1
                 if self._left_out >= sum(len(rows) for rows in self._sources):
-                    raise RoleError(f"data.sources: no row is usable: {self._reasons()}", exit_codes.DATA)
+                    raise RoleError(f"data.sources: no row is usable: {self._skip_reasons()}", exit_codes.DATA)
                 continue
             self._left_out = 0
             self._next = make_sample(
@@ -270,7 +270,7 @@ class Reader:
             )
         return self._next
 
-    def _reasons(self) -> str:
+    def _skip_reasons(self) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(self._counters.items()))
 
 

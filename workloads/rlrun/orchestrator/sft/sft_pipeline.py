@@ -120,19 +120,19 @@ class DataPipeline:
             logger.info(f"the data is exhausted at step {self.attempt.base_step}; the run ends without another step")
             return True
         try:
-            await self._run()
+            await self._run_tasks()
         finally:
             await in_thread(self._writer.close)
-        if self._done():
+        if self._is_done():
             logger.info("all steps are trained and saved")
-        return self._done()
+        return self._is_done()
 
     # The trainer's events and the checkpoint writer outlive the batches: after a stop they complete the last checkpoint.
-    async def _run(self) -> None:
+    async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             following, making = tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())
             saving = tasks.create_task(self._parts.run())
-            await self._signal.until(lambda: self._done() or self.trainer.ending)
+            await self._signal.until(lambda: self._is_done() or self.trainer.ending)
             making.cancel()
             if self.trainer.ending:
                 await self.trainer.stop_and_wait(following, self.config.checkpoint.grace_period_seconds)
@@ -144,7 +144,7 @@ class DataPipeline:
         self.trainer.ending = True
         self._signal.notify()
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         saved = not self.config.checkpoint.enabled or self._checkpoint_step == self._last_step
         return self._finished and saved and not self._metrics.pending()
 
@@ -153,10 +153,10 @@ class DataPipeline:
     async def _follow_trainer(self) -> None:
         with suppress(TrainerGoneError):
             async for event in self.trainer.events():
-                await self._handle(event)
+                await self._handle_event(event)
                 self._signal.notify()
 
-    async def _handle(self, event: Event) -> None:
+    async def _handle_event(self, event: Event) -> None:
         match event.kind:
             case "validated":
                 # After a restart the base version may be measured again, but its line is written only once.
@@ -172,13 +172,13 @@ class DataPipeline:
                 if not self.config.checkpoint.enabled:
                     self._snapshots.pop(event.step, None)
             case "checkpoint_saved":
-                self._save(event)
+                self._save_snapshot(event)
             case "checkpoint_complete":
                 self._checkpoint_step = event.step
             case "finished":
                 self._finished = True
 
-    def _save(self, event: Event) -> None:
+    def _save_snapshot(self, event: Event) -> None:
         position = self._snapshots.get(event.step)
         if position is None or event.path is None:
             logger.error(
@@ -198,7 +198,7 @@ class DataPipeline:
             await self._signal.until(lambda: self._made - self._trained < STEPS_AHEAD)
             began, step = time.monotonic(), self._made + 1
             batch = await in_thread(partial(self._make_batch, step))
-            await self._write(f"write the batch of step {step}", self._paths.batch(step, batch.attempt), batch)
+            await self._write_batch(f"write the batch of step {step}", self._paths.batch(step, batch.attempt), batch)
             self._made = step
             self._snapshots[step] = self._reader.position
             if batch.last:
@@ -219,10 +219,10 @@ class DataPipeline:
             samples,
             total_steps=step if last else self._expected_steps,
             last=last,
-            validation=self._around(step, last=last),
+            validation=self._validation_around(step, last=last),
         )
 
-    def _around(self, step: int, *, last: bool) -> Validation | None:
+    def _validation_around(self, step: int, *, last: bool) -> Validation | None:
         if not self._validation or self.data.validation is None:
             return None
         before = step == 1 and self._metrics.wants_base
@@ -233,14 +233,14 @@ class DataPipeline:
     async def _write_validation(self) -> None:
         await in_thread(self._remove_old_validation)
         batch = Batch(0, self.attempt.attempt, self._validation)
-        await self._write("write the validation samples", self._paths.validation(self.attempt.attempt), batch)
+        await self._write_batch("write the validation samples", self._paths.validation(self.attempt.attempt), batch)
 
     def _remove_old_validation(self) -> None:
         for old in self._paths.rollouts.glob("validation.a*"):
             if old.name < self._paths.validation(self.attempt.attempt).name:
                 shutil.rmtree(old, ignore_errors=True)
 
-    async def _write(self, doing: str, path: Path, batch: Batch) -> None:
+    async def _write_batch(self, doing: str, path: Path, batch: Batch) -> None:
         try:
             await retry_until_done(self._volume, doing, partial(write_batch, path, batch))
         except BatchError as error:
@@ -255,7 +255,7 @@ class DataPipeline:
     def progress(self) -> Progress:
         """Return the current progress of the run."""
         total = self._last_step or self._expected_steps or self.config.max_steps
-        waiting, state = self._waiting(), self.trainer.state
+        waiting, state = self._waiting_reason(), self.trainer.state
         trouble = worst_trouble(self._volume.trouble(), state.trouble() if state is not None else None)
         return Progress(
             step=self._trained,
@@ -286,7 +286,7 @@ class DataPipeline:
             ),
         )
 
-    def _waiting(self) -> Waiting:
+    def _waiting_reason(self) -> Waiting:
         state = self.trainer.state
         if self._trained < self._made and state is not None and not is_idle(state):
             return of_trainer(state, self._trained + 1, time.time())

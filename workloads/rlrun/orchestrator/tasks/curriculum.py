@@ -114,11 +114,11 @@ class TaskPools:
 
     def draw(self, step: int) -> tuple[int, int]:
         """Return the next task and its epoch for a group of `step`."""
-        self._open(step)
-        pool = self._turn()
+        self._open_tasks(step)
+        pool = self._next_pool()
         self.drawn += 1
         if pool is None or not self._pools[pool]:
-            task = self._walk()
+            task = self._walk_tasks()
             if task is not None:
                 return task, self.epoch
             pool = "hard" if self._pools["hard"] else "easy"
@@ -157,7 +157,7 @@ class TaskPools:
         self.drawn = state["drawn"]
         self._pools = {"easy": dict.fromkeys(state["easy"]), "hard": dict.fromkeys(state["hard"])}
 
-    def _open(self, step: int) -> None:
+    def _open_tasks(self, step: int) -> None:
         """Open the first `step / warmup_steps` of the tasks. A shuffled walk then restarts over all open tasks."""
         steps = self.config.warmup_steps
         window = self.size if step >= steps else max(1, -(-self.size * step // steps))
@@ -167,7 +167,7 @@ class TaskPools:
             self.epoch, self.position = self.epoch + 1, 0
         self.window = window
 
-    def _turn(self) -> Pool | None:
+    def _next_pool(self) -> Pool | None:
         """Return the pool of the next draw by the configured fractions. None: the walk."""
         shares: dict[Pool | None, Fraction] = {}
         if self.config.easy is not None:
@@ -179,7 +179,7 @@ class TaskPools:
         turn, _ = share_out(self.drawn, [share for _, share in having])
         return having[turn][0]
 
-    def _walk(self) -> int | None:
+    def _walk_tasks(self) -> int | None:
         """Return the next open task outside of the pools, or None if the next `_LOOKS` tasks are all in pools."""
         easy, hard = self._pools["easy"], self._pools["hard"]
         if len(easy) + len(hard) >= self.window:

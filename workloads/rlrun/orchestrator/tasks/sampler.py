@@ -128,26 +128,26 @@ class Sampler:
         """Return the task of group `group` (from 0), the same at every call until the group is closed."""
         if not self._pools:
             environment, index = share_out(group, self._ratios)
-            return self._shuffled(environment, index)
+            return self._shuffled_draw(environment, index)
         self.draw_before(group + 1)
         if group not in self._open:
-            self._assign(group)
+            self._assign_task(group)
         return self._open[group]
 
     def draw_before(self, group: int) -> None:
         """Draw for all groups below `group`, in order, like an earlier attempt did."""
         while self._pools and self._next < group:
-            self._assign(self._next)
+            self._assign_task(self._next)
             self._next += 1
 
     def accept(self, step: int, means: Mapping[int, float]) -> None:
         """Record the groups of the batch of `step`, each with the mean reward of its rollouts."""
         for group, mean in means.items():
-            self._close(step, group, mean)
+            self._close_group(step, group, mean)
 
     def drop(self, step: int, group: int, mean: float | None) -> None:
         """Record a group dropped before the batch of `step`. A mean reward of None has no effect on the curriculum."""
-        if draw := self._close(step, group, mean):
+        if draw := self._close_group(step, group, mean):
             # Another group replaces a dropped one, so a dropped group does not advance the step of
             # later groups.
             self._rollouts -= self.sources[draw.environment].group_size
@@ -164,7 +164,7 @@ class Sampler:
             self.drop(batch.step, one.group, one.mean_reward)
         played = dict(batch.tasks)
         for group, mean in means.items():
-            self._close(batch.step, group, mean if self.draw(group).task == played.get(group) else None)
+            self._close_group(batch.step, group, mean if self.draw(group).task == played.get(group) else None)
 
     def metrics(self) -> dict[str, float]:
         """Return the sizes of the pools: `pools/<environment>/easy`, `normal` and `hard`."""
@@ -179,7 +179,7 @@ class Sampler:
         if not self._pools:
             return {}
         return {
-            "sources": self._signature(),
+            "sources": self._source_signature(),
             "next": self._next,
             "rollouts": self._rollouts,
             "open": [[group, draw.environment, draw.task, draw.epoch] for group, draw in sorted(self._open.items())],
@@ -202,7 +202,7 @@ class Sampler:
         # Without a usable state the sampler continues as if all groups below had been drawn and
         # trained.
         self._next, self._rollouts = next_group, step * self.batch_size
-        if not self._pools or state.get("sources") != self._signature():
+        if not self._pools or state.get("sources") != self._source_signature():
             return not self._pools or next_group == 0
         self._next, self._rollouts = state["next"], state["rollouts"]
         self._open = {group: Draw(environment, task, epoch) for group, environment, task, epoch in state["open"]}
@@ -211,27 +211,27 @@ class Sampler:
             pools.restore(state["pools"][self.sources[index].label])
         return True
 
-    def _signature(self) -> list[list[object]]:
+    def _source_signature(self) -> list[list[object]]:
         return [[source.label, source.size, source.curriculum is not None] for source in self.sources]
 
-    def _shuffled(self, environment: int, index: int) -> Draw:
+    def _shuffled_draw(self, environment: int, index: int) -> Draw:
         source = self.sources[environment]
         epoch, position = divmod(index, source.size)
         return Draw(environment, permute_position(position, source.size, f"{self.seed}/{source.label}/{epoch}"), epoch)
 
-    def _assign(self, group: int) -> None:
+    def _assign_task(self, group: int) -> None:
         environment, index = share_out(group, self._ratios)
         step = max(0, self._rollouts - self.surplus) // self.batch_size + 1
         # Only outcomes that every schedule has seen before this draw. Otherwise the drawn task
         # would depend on which rollout was faster, and a restart would draw another one.
-        self._learn(newest_seen(step, self.max_async_level))
+        self._apply_outcomes(newest_seen(step, self.max_async_level))
         self._rollouts += self.sources[environment].group_size
         pools = self._pools.get(environment)
         self._open[group] = (
-            self._shuffled(environment, index) if pools is None else Draw(environment, *pools.draw(step))
+            self._shuffled_draw(environment, index) if pools is None else Draw(environment, *pools.draw(step))
         )
 
-    def _learn(self, step: int) -> None:
+    def _apply_outcomes(self, step: int) -> None:
         """Apply the outcomes up to a batch, in an order that is independent of which group ended first."""
         seen = sorted((o for o in self._outcomes if o.step <= step), key=lambda o: (o.step, o.group))
         if seen:
@@ -239,7 +239,7 @@ class Sampler:
         for outcome in seen:
             self._pools[outcome.environment].observe(outcome.task, outcome.mean)
 
-    def _close(self, step: int, group: int, mean: float | None) -> Draw | None:
+    def _close_group(self, step: int, group: int, mean: float | None) -> Draw | None:
         draw = self._open.pop(group, None)
         if draw is not None and mean is not None and draw.environment in self._pools:
             self._outcomes.append(_Outcome(step, group, draw.environment, draw.task, mean))

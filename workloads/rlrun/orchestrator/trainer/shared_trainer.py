@@ -13,7 +13,7 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.trainer.trainer_client import SILENCE_SECONDS, STARTUP_SECONDS, Since, TrainerClient, Waiting
 from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.failures import RoleError, storage_errors
-from rlrun.protocol.files.shared_trainer_files import Join
+from rlrun.protocol.files.shared_trainer_files import SlotRequest
 from rlrun.protocol.messages.endpoints import guest_key, key_digest
 from rlrun.runtime import exit_codes
 
@@ -56,7 +56,9 @@ class SharedTrainer:
         Raises:
             RoleError: the request is refused or the trainer is gone; the message contains the reason.
         """
-        join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key))
+        join = SlotRequest(
+            run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key)
+        )
         with storage_errors(self._paths.shared, "request a slot"):
             await asyncio.to_thread(shared_trainer_files.write_request, self._paths, join)
         logger.info(f"requested a slot in the trainer of {self.host}")
@@ -68,7 +70,7 @@ class SharedTrainer:
                 logger.info(f"joined the trainer of {self.host} in slot {state.slot}")
                 return guest_key(self._run, self._key, state.proof)
             if state is not None and state.state != "Waiting":
-                raise self._failure(f"has {state.state.lower()} the run", state.reason, state.exit_code)
+                raise self._role_error(f"has {state.state.lower()} the run", state.reason, state.exit_code)
             if time.monotonic() - asked > ASK_SECONDS:
                 asked, silence = time.monotonic(), await self._silence()
                 answered = answered or silence == 0
@@ -90,7 +92,7 @@ class SharedTrainer:
             if (verdict := await self.verdict()) is not None:
                 return verdict
             await asyncio.sleep(LOOK_SECONDS)
-        return self._failure("no longer trains the run", "it was restarted", exit_codes.FAILURE)
+        return self._role_error("no longer trains the run", "it was restarted", exit_codes.FAILURE)
 
     async def verdict(self) -> RoleError | None:
         """Return the error with the reported reason why this attempt is over, or None. The trainer may have ended
@@ -100,14 +102,14 @@ class SharedTrainer:
         if state is None or state.state in ("Waiting", "Joined"):
             return None
         what = "ended, and has ended" if state.ended_trainer else "has ended"
-        return self._failure(f"{what} the run's attempt", state.reason, state.exit_code)
+        return self._role_error(f"{what} the run's attempt", state.reason, state.exit_code)
 
     def leave(self) -> None:
         """Withdraw the request for a slot: the trainer saves the last finished step and frees the slot."""
         with storage_errors(self._paths.shared, "give up the slot"):
-            shared_trainer_files.take_back(self._paths, self._run)
+            shared_trainer_files.delete_request(self._paths, self._run)
 
-    def _failure(self, what: str, reason: str, code: int) -> RoleError:
+    def _role_error(self, what: str, reason: str, code: int) -> RoleError:
         return RoleError(f"the trainer of {self.host} {what}: {reason}", code or exit_codes.FAILURE)
 
 
@@ -121,7 +123,7 @@ class Connection:
     """
 
     def __init__(self, config: OrchestratorConfig, api_key: str, *, attempt: int) -> None:
-        guest = None if config.shared_with is None else SharedTrainer(config, attempt, api_key, self._silence)
+        guest = None if config.shared_with is None else SharedTrainer(config, attempt, api_key, self._measure_silence)
         self._shared = guest
         self.api_key = api_key
         """Key for trainer and engines: the run's key, or the key that a host has confirmed."""
@@ -135,7 +137,7 @@ class Connection:
         self._url = config.trainer_url
         self._first = ENGINES_FIRST_SECONDS if config.colocated else 0.0
 
-    async def _silence(self) -> float:
+    async def _measure_silence(self) -> float:
         return await self._client.silence()
 
     @property

@@ -175,7 +175,7 @@ class TrainerClient:
         """
         try:
             async with asyncio.timeout(SILENCE_AT_THE_END_SECONDS / 2 if self.ending else POLL_SECONDS):
-                async with self._opened().get(self._base + trainer_channel.STATE):
+                async with self._open_session().get(self._base + trainer_channel.STATE):
                     self._answered = time.monotonic()
                     return 0.0
         except _NO_ANSWER:
@@ -192,7 +192,7 @@ class TrainerClient:
         pause, reason = FIRST_PAUSE_SECONDS, ""
         while True:
             try:
-                state = await self._request("GET", trainer_channel.STATE, TrainerState)
+                state = await self._send_request("GET", trainer_channel.STATE, TrainerState)
                 # The trainer of an earlier attempt may still answer at this address while it ends.
                 if state.attempt == self._attempt:
                     self.state = state
@@ -262,7 +262,7 @@ class TrainerClient:
 
     async def _ask_to_stop(self) -> None:
         with suppress(*_NO_ANSWER, TrainerGoneError):
-            await self._request("POST", trainer_channel.STOP, _Anything)
+            await self._send_request("POST", trainer_channel.STOP, _Anything)
 
     async def _until_silent(self) -> None:
         """Return when the address is silent. The address of a deleted pod refuses no connection, so a request waits for
@@ -277,7 +277,7 @@ class TrainerClient:
     async def shutdown(self) -> None:
         """Request the end of the trainer after the last step. The trainer may end before it answers."""
         try:
-            await self._request("POST", trainer_channel.SHUTDOWN, _Anything)
+            await self._send_request("POST", trainer_channel.SHUTDOWN, _Anything)
         except (*_NO_ANSWER, TrainerGoneError):
             return
 
@@ -288,7 +288,7 @@ class TrainerClient:
         since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._request(method, path, model, body)
+                return await self._send_request(method, path, model, body)
             except _NO_ANSWER as error:
                 if self.ending:
                     raise TrainerGoneError from error
@@ -302,15 +302,17 @@ class TrainerClient:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS + POLL_SECONDS)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self._session
 
-    async def _request(self, method: str, path: str, model: type[AnswerT], body: BaseModel | None = None) -> AnswerT:
+    async def _send_request(
+        self, method: str, path: str, model: type[AnswerT], body: BaseModel | None = None
+    ) -> AnswerT:
         document = None if body is None else body.model_dump(mode="json")
-        async with self._opened().request(method, self._base + path, json=document) as response:
+        async with self._open_session().request(method, self._base + path, json=document) as response:
             text = await response.text()
             if response.status == 401 and self._lost is None:
                 raise RoleError(

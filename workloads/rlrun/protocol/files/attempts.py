@@ -20,7 +20,7 @@ from rlrun.protocol.files.durable import KEY, check_document, create_json, docum
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def read_attempt(path: Path) -> Attempt:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error).splitlines() or [type(error).__name__]
         fix = "restore it from a copy, or start a new run with checkpoint.resume.fromRun"
-        raise RoleError(printable(f"{path} is damaged: {reason[0]}; {fix}"), exit_codes.DATA) from None
+        raise RoleError(escape_controls(f"{path} is damaged: {reason[0]}; {fix}"), exit_codes.DATA) from None
 
 
 def attempt_of(document: dict[str, object]) -> Attempt:

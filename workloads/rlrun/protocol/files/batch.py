@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.durable import check_document, document_crc32, new_folder
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 FORMAT_VERSION = 1
 NO_VERSION = -1
@@ -257,7 +257,7 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         Exception
     ) as error:  # any type: the content determines it, and another run's orchestrator may have written the file
         reason = str(error).splitlines() or [type(error).__name__]
-        raise BatchError(printable(f"cannot read the batch in {path}: {reason[0]}")) from None
+        raise BatchError(escape_controls(f"cannot read the batch in {path}: {reason[0]}")) from None
 
 
 def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:

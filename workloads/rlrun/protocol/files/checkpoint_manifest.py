@@ -21,7 +21,7 @@ from rlrun.protocol.files.attempts import Attempt, Origin, Segment, read_attempt
 from rlrun.protocol.files.durable import document_crc32, fsync_path, fsync_tree, write_json
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import TMP_SUFFIX, Artifact, RunPaths
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 MANIFEST = "manifest.json"
 TRAINER_PART = "trainer"
@@ -137,7 +137,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise ManifestError(f"{checkpoint.name} has no {MANIFEST}: it was never completed") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error).splitlines() or [type(error).__name__]
-        raise ManifestError(printable(f"{checkpoint / MANIFEST} is damaged: {reason[0]}")) from None
+        raise ManifestError(escape_controls(f"{checkpoint / MANIFEST} is damaged: {reason[0]}")) from None
 
 
 def _is_inside(path: str) -> bool:

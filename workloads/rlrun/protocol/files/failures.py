@@ -16,7 +16,7 @@ from rlrun.diagnostics.symptoms import symptom_of
 from rlrun.protocol.files.durable import create_json, write_json
 from rlrun.protocol.files.paths import Role
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 ERROR_FILE = "error.json"
 ERROR_DIR_VARIABLE = "RLRUN_ERROR_DIR"
@@ -134,7 +134,7 @@ def telling_lines(text: str, count: int = 15) -> list[str]:
     else:
         found = symptom_of(text)
         chosen = lines[: found.index + 1][-count:] if found is not None else lines[-count:]
-    return [printable(line) for line in chosen]
+    return [escape_controls(line) for line in chosen]
 
 
 def volume_is_full(root: Path) -> bool:

@@ -47,10 +47,10 @@ _EXAMPLES = {
     "environments": 'environments = [{id = "reverse-text", group_size = 8}]',
     "data": 'data = {sources = [{path = "chats.jsonl"}]}',
 }
-"""Examples of fields without a default, for messages. `derived_states` shows no default for these fields."""
+"""Examples of fields without a default, for messages. `default_texts` shows no default for these fields."""
 
 
-def derived_states(model: type[RoleConfig]) -> dict[str, str]:
+def default_texts(model: type[RoleConfig]) -> dict[str, str]:
     """Return the text `default: ...` in the help for fields that the class requires but a hand-written file may omit, by Python names.
 
     Their default values come from the folder, from other fields, or from `DEFAULTS`. A field whose default is an empty table has an empty
@@ -104,7 +104,7 @@ def complete_role_file(model: type[RoleConfig], layer: Layer) -> None:
         RoleError: the folder's record of its run is damaged.
     """
     values = layer.values
-    _request_claim(model, layer)
+    _report_missing_inputs(model, layer)
     _identify_run(layer)
     for name, default in DEFAULTS.items():
         if name in model.model_fields and model.model_fields[name].is_required() and name not in values:
@@ -172,7 +172,7 @@ def _name_of(folder: Path) -> str:
     return name if re.match(r"[a-z]", name) else f"{DEFAULT_NAME}-{name}"[:40].rstrip("-")
 
 
-def _request_claim(model: type[RoleConfig], layer: Layer) -> None:
+def _report_missing_inputs(model: type[RoleConfig], layer: Layer) -> None:
     """Report missing inputs of the run (model, and environments or data) as one problem with an example."""
     values = layer.values
     source = {"RL": "environments", "SFT": "data"}.get(str(values.get("task", "RL")))

@@ -1,7 +1,7 @@
 """Protocol of several runs in one trainer: how a run (the guest) gets a slot in another run's trainer (the host's).
 
-    <mount>/<host>/shared/<guest>/join.json    Join         the guest's orchestrator: request for a slot, while the file exists
-    <mount>/<host>/shared/<guest>/state.json   SharedState  rank 0 of the shared trainer: result of the request
+    <mount>/<host>/shared/<guest>/join.json    SlotRequest  the guest's orchestrator: request for a slot, while the file exists
+    <mount>/<host>/shared/<guest>/state.json   SlotAnswer   rank 0 of the shared trainer: result of the request
 
 In a cluster no other guest can write to that folder, so a request really comes from the run that it names.
 
@@ -32,7 +32,7 @@ SlotState = Literal["Waiting", "Joined", "Refused", "Left", "Failed"]
 _JOIN, _STATE = "join.json", "state.json"
 
 
-class Join(Config):
+class SlotRequest(Config):
     """Request of a run for a slot."""
 
     run: Annotated[str, Field(min_length=1, max_length=40)]
@@ -45,7 +45,7 @@ class Join(Config):
     """Digest of the guest's key (`endpoints.key_digest`)."""
 
 
-class SharedState(Config):
+class SlotAnswer(Config):
     """Result of a request."""
 
     run: Annotated[str, Field(min_length=1, max_length=40)]
@@ -101,17 +101,17 @@ def state_file(host: RunPaths, guest: str) -> Path:
     return host.shared / guest / _STATE
 
 
-def write_request(host: RunPaths, join: Join) -> None:
+def write_request(host: RunPaths, join: SlotRequest) -> None:
     """Write the request atomically; it replaces an older one of this guest."""
     write_bytes(join_file(host, join.run), (join.model_dump_json(indent=1) + "\n").encode())
 
 
-def take_back(host: RunPaths, guest: str) -> None:
+def delete_request(host: RunPaths, guest: str) -> None:
     """Remove the request of a guest that leaves, if it exists."""
     join_file(host, guest).unlink(missing_ok=True)
 
 
-def read_requests(host: RunPaths) -> list[Join]:
+def read_requests(host: RunPaths) -> list[SlotRequest]:
     """Return the existing requests by name; invalid files, and files that name another run, are skipped.
 
     Raises:
@@ -122,27 +122,27 @@ def read_requests(host: RunPaths) -> list[Join]:
     found = []
     for path in sorted(host.shared.glob(f"*/{_JOIN}")):
         with suppress(FileNotFoundError, ValidationError):
-            join = Join.model_validate_json(path.read_bytes())
+            join = SlotRequest.model_validate_json(path.read_bytes())
             if path == join_file(host, join.run):
                 found.append(join)
     return found
 
 
-def write_answer(host: RunPaths, state: SharedState) -> None:
+def write_answer(host: RunPaths, state: SlotAnswer) -> None:
     """Write the state atomically."""
     write_bytes(state_file(host, state.run), (state.model_dump_json(indent=1) + "\n").encode())
 
 
-def last_state(host: RunPaths, guest: str) -> SharedState | None:
+def last_state(host: RunPaths, guest: str) -> SlotAnswer | None:
     """Return the newest answer to any request of the guest, or None if it is missing or cannot be read."""
     try:
-        state = SharedState.model_validate_json(state_file(host, guest).read_bytes())
+        state = SlotAnswer.model_validate_json(state_file(host, guest).read_bytes())
     except (OSError, ValidationError):
         return None
     return state if state.run == guest else None
 
 
-def read_state(host: RunPaths, guest: str, attempt: int) -> SharedState | None:
+def read_state(host: RunPaths, guest: str, attempt: int) -> SlotAnswer | None:
     """Return the answer to the request of this attempt, or None until the trainer has written it. Answers to older attempts are ignored."""
     state = last_state(host, guest)
     return state if state is not None and state.attempt == attempt else None

@@ -57,7 +57,7 @@ def first_fit_decreasing(samples: Iterable[int], lengths: Sequence[int], row_tok
     return rows
 
 
-def packed(samples: Sequence[int], lengths: Sequence[int], row_tokens: int, most: int) -> list[list[int]] | None:
+def pack_rows(samples: Sequence[int], lengths: Sequence[int], row_tokens: int, most: int) -> list[list[int]] | None:
     """Return rows for all samples, at most `most`, or None if no packing was found. Exact for few samples."""
     if sum(lengths[s] for s in samples) > most * row_tokens:
         return None
@@ -110,14 +110,14 @@ def fewest_rows(lengths: Sequence[int], row_tokens: int, *, multiple: int = 1) -
     least = max(1, -(-sum(lengths) // row_tokens), sum(2 * length > row_tokens for length in lengths))
     while -(-least // multiple) < -(-found // multiple):
         fewer = (-(-found // multiple) - 1) * multiple
-        rows = packed(samples, lengths, row_tokens, fewer)
+        rows = pack_rows(samples, lengths, row_tokens, fewer)
         if rows is None:
             return found
         found = len(rows)
     return found
 
 
-def level(
+def level_rows(
     rows: Sequence[Sequence[int]], lengths: Sequence[int], works: Sequence[int], *, count: int, row_tokens: int
 ) -> list[list[int]]:
     """Distribute the samples of at most `count` rows to exactly `count` rows of nearly the same work, heaviest row first.
@@ -127,7 +127,7 @@ def level(
     samples = [sample for row in rows for sample in row]
     leveled = _lightest_first(samples, lengths, works, count, row_tokens)
     if leveled is None:
-        leveled = split([list(row) for row in rows if row], lengths, count)
+        leveled = halve_rows([list(row) for row in rows if row], lengths, count)
     for row in leveled:
         row.sort()
     return sorted(leveled, key=lambda row: (-sum(works[s] for s in row), row))
@@ -157,7 +157,7 @@ def _lightest_first(
     return found
 
 
-def split(rows: list[list[int]], lengths: Sequence[int], count: int) -> list[list[int]]:
+def halve_rows(rows: list[list[int]], lengths: Sequence[int], count: int) -> list[list[int]]:
     """Halve the longest rows of several samples until there are `count` rows; if no row can be halved, add empty ones."""
     rows = list(rows)
     while len(rows) < count:

@@ -3,10 +3,10 @@
 Pure; every rank computes the same plan from the same lengths. Work is counted in integers: sums are exact, so that neither the order of
 additions nor the processor can make two ranks disagree.
 
-`divisions` yields all possible divisions of two ranks' samples, the most even ones first. The two halves of the samples are enumerated
+`divide_samples` yields all possible divisions of two ranks' samples, the most even ones first. The two halves of the samples are enumerated
 separately and combined in order (Horowitz & Sahni 1974): 2^(n/2) sums represent 2^n divisions.
 
-`deal` distributes samples to ranks so that the largest work of a rank is as small as possible. The problem is NP-hard (it contains bin
+`distribute_rows` assigns samples to ranks so that the largest work of a rank is minimal. The problem is NP-hard (it contains bin
 packing). Two constructions, a local search and an exact search follow each other, each only if the result is still too far above a lower
 bound: rows distributed in equal number by the largest differencing method (Karmarkar & Karp 1982; its balanced variant: Michiels et al.
 2003), which always succeeds; samples distributed longest first to the rank with the least work (Graham 1969); exchanges between the rank
@@ -14,7 +14,7 @@ with the most work and the others; and, for few samples, new divisions of pairs 
 ranks and up to `FREE_SAMPLES` samples is optimal to one part in `CLOSE`, and the result for more ranks cannot be improved by dividing the
 samples of two ranks differently.
 
-`plan` gives each rank nearly the same work `sum(n + quadratic * n^2)` and packs its samples into micro-batches, "rows", of at most
+`plan_micro_batches` gives each rank nearly the same work `sum(n + quadratic * n^2)` and packs its samples into rows of at most
 `row_tokens`. All ranks have the same number of rows, the fewest that hold all samples, because all of them take part in every collective.
 The rows of a rank are level too, and heavy ones come first: row `m` costs every rank about the same, so that no rank waits long for
 another one in a collective.
@@ -29,7 +29,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, count, islice
 
-from rlrun.protocol.packing.bin_packing import EXACT_SAMPLES, fewest_rows, level, longest_first, packed, split
+from rlrun.protocol.packing.bin_packing import (
+    EXACT_SAMPLES,
+    fewest_rows,
+    halve_rows,
+    level_rows,
+    longest_first,
+    pack_rows,
+)
 
 FREE_SAMPLES = 20
 """Maximum number of samples that are divided; of more samples, those with the least work, while the others stay."""
@@ -37,7 +44,7 @@ FREE_SAMPLES = 20
 Division = tuple[list[int], list[int]]
 
 
-def divisions(mine: Sequence[int], theirs: Sequence[int], works: Sequence[int]) -> Iterator[Division]:
+def divide_samples(mine: Sequence[int], theirs: Sequence[int], works: Sequence[int]) -> Iterator[Division]:
     """Yield divisions of all samples of two ranks, by increasing difference of work.
 
     Args:
@@ -51,7 +58,7 @@ def divisions(mine: Sequence[int], theirs: Sequence[int], works: Sequence[int]) 
     # Twice the required sum of the chosen free samples, doubled so that it is an integer.
     twice = sum(works[s] for s in free) + sum(works[s] for s in left) - sum(works[s] for s in kept)
     half = len(free) // 2
-    small, large = _subsets(free[:half], works), _subsets(free[half:], works)
+    small, large = _all_subsets(free[:half], works), _all_subsets(free[half:], works)
     sums = [total for total, _ in large]
     # Two walks per small subset, from the best partner in both directions.
     walks: list[tuple[int, int, int, int]] = []
@@ -72,7 +79,7 @@ def divisions(mine: Sequence[int], theirs: Sequence[int], works: Sequence[int]) 
             heappop(walks)
 
 
-def _subsets(samples: Sequence[int], works: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+def _all_subsets(samples: Sequence[int], works: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """Return all subsets, by increasing work."""
     found: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     for sample in samples:
@@ -125,7 +132,7 @@ class Load:
     def rows_for(self, samples: Sequence[int]) -> Rows | None:
         """Return rows of these samples for one rank, or None if their number is not allowed or no packing was found."""
         enough = self.fewest <= len(samples) <= self.most
-        return packed(samples, self.lengths, self.row_tokens, self.rows) if enough else None
+        return pack_rows(samples, self.lengths, self.row_tokens, self.rows) if enough else None
 
 
 def lower_bound(load: Load) -> int:
@@ -176,7 +183,7 @@ def _crowded_bound(load: Load, works: Sequence[int], lengths: Sequence[int]) -> 
     return bound
 
 
-def deal(load: Load) -> list[Rows]:
+def distribute_rows(load: Load) -> list[Rows]:
     """Return the rows of each rank: at most `rows`, some possibly empty even if there are enough samples to fill them."""
     # Each stage runs only while the result is too far above the bound: rows, samples, exchanges, divisions, exact search.
     found = _deal_rows(load)
@@ -184,30 +191,30 @@ def deal(load: Load) -> list[Rows]:
         return found
     bound = lower_bound(load)
     near = bound + bound // CLOSE
-    if _most(load, found) > near and (other := _deal_samples(load)) is not None:
-        found = min(found, other, key=lambda dealt: _most(load, dealt))
-    if _most(load, found) > near:
-        found = _improve(load, found, near, _best_exchange)
-    if _most(load, found) > near and len(load.works) <= FEW_SAMPLES:
-        found = _improve(load, found, near, _best_division)
-    if _most(load, found) > bound and len(load.works) <= EXACT_SAMPLES:
+    if _heaviest_work(load, found) > near and (other := _deal_samples(load)) is not None:
+        found = min(found, other, key=lambda dealt: _heaviest_work(load, dealt))
+    if _heaviest_work(load, found) > near:
+        found = _improve_pairs(load, found, near, _best_exchange)
+    if _heaviest_work(load, found) > near and len(load.works) <= FEW_SAMPLES:
+        found = _improve_pairs(load, found, near, _best_division)
+    if _heaviest_work(load, found) > bound and len(load.works) <= EXACT_SAMPLES:
         found = _search_exactly(load, found, bound)
     return found
 
 
-def _most(load: Load, dealt: Sequence[Rows]) -> int:
+def _heaviest_work(load: Load, dealt: Sequence[Rows]) -> int:
     return max(load.work_of(own) for own in dealt)
 
 
 def _deal_rows(load: Load) -> list[Rows]:
-    packing = packed(range(len(load.works)), load.lengths, load.row_tokens, load.rows * load.ranks)
+    packing = pack_rows(range(len(load.works)), load.lengths, load.row_tokens, load.rows * load.ranks)
     assert packing is not None, "the number of rows is one that was found"
-    rows = split(packing, load.lengths, load.rows * load.ranks)
-    chosen = balance([load.work_of([row]) for row in rows], load.ranks)
+    rows = halve_rows(packing, load.lengths, load.rows * load.ranks)
+    chosen = balance_sets([load.work_of([row]) for row in rows], load.ranks)
     return [[rows[row] for row in own] for own in chosen]
 
 
-def balance(works: Sequence[int], ranks: int) -> list[list[int]]:
+def balance_sets(works: Sequence[int], ranks: int) -> list[list[int]]:
     """Partition items into `ranks` sets of equal size with nearly equal sums.
 
     Args:
@@ -265,7 +272,7 @@ Change = Callable[[Load, Rows, Rows], tuple[Rows, Rows] | None]
 """Function that returns better rows for the rank with the most work and another rank, or None."""
 
 
-def _improve(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> list[Rows]:
+def _improve_pairs(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> list[Rows]:
     """Change the rank with the most work together with another one while that lowers the larger of both, or until all are near."""
     dealt = list(dealt)
     loads = [load.work_of(own) for own in dealt]
@@ -285,8 +292,8 @@ def _improve(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> li
 
 def _best_exchange(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
     """Move a sample, or exchange it for a shorter one: the variant that fits and leaves the smallest difference, or None."""
-    mine, theirs = _flat(heavy), _flat(light)
-    found = sorted(_exchanges(load, mine, theirs, load.work_of(heavy) - load.work_of(light)))
+    mine, theirs = _flatten_rows(heavy), _flatten_rows(light)
+    found = sorted(_find_exchanges(load, mine, theirs, load.work_of(heavy) - load.work_of(light)))
     for _, given, taken in found[:_LOOKS]:
         back = [] if taken < 0 else [taken]
         more = load.rows_for([s for s in theirs if s != taken] + [given])
@@ -296,11 +303,11 @@ def _best_exchange(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | 
     return None
 
 
-def _flat(rows: Rows) -> list[int]:
+def _flatten_rows(rows: Rows) -> list[int]:
     return [s for row in rows for s in row]
 
 
-def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int) -> Iterator[tuple[int, int, int]]:
+def _find_exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int) -> Iterator[tuple[int, int, int]]:
     """Yield exchanges near half the gap: remaining difference, given sample, and taken sample (-1 for none)."""
     works = load.works
     taken = [-1, *sorted(light, key=lambda s: (works[s], s))]
@@ -317,7 +324,7 @@ def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int)
 def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
     """Divide the samples of both again: the most even division that fits, if both parts have less work than `heavy`, or None."""
     most = load.work_of(heavy)
-    for samples in islice(divisions(_flat(heavy), _flat(light), load.works), _DIVISIONS):
+    for samples in islice(divide_samples(_flatten_rows(heavy), _flatten_rows(light), load.works), _DIVISIONS):
         if max(sum(load.works[s] for s in part) for part in samples) >= most:
             return None
         first, second = map(load.rows_for, samples)
@@ -329,7 +336,7 @@ def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | 
 def _search_exactly(load: Load, dealt: list[Rows], bound: int) -> list[Rows]:
     """Try every rank for every sample, longest first; only the first of several ranks with samples of the same lengths."""
     order = longest_first(range(len(load.works)), load.lengths)
-    best, best_most = dealt, _most(load, dealt)
+    best, best_most = dealt, _heaviest_work(load, dealt)
     own: list[list[int]] = [[] for _ in range(load.ranks)]
     loads = [0] * load.ranks
     nodes = 0
@@ -374,12 +381,12 @@ class Plan:
     ranks: tuple[tuple[Row, ...], ...]
 
 
-def work(length: int, quadratic: float) -> int:
+def sequence_work(length: int, quadratic: float) -> int:
     """Return the work of a sequence in units of 1/1024 of a token's work: `length + quadratic * length^2`."""
     return WORK_UNITS * length + round(WORK_UNITS * quadratic * length * length)
 
 
-def plan(lengths: Sequence[int], *, row_tokens: int, ranks: int, quadratic: float = 0.0) -> Plan:
+def plan_micro_batches(lengths: Sequence[int], *, row_tokens: int, ranks: int, quadratic: float = 0.0) -> Plan:
     """Distribute all samples to all ranks.
 
     Args:
@@ -398,7 +405,9 @@ def plan(lengths: Sequence[int], *, row_tokens: int, ranks: int, quadratic: floa
         if not 0 < need <= row_tokens:
             raise ValueError(f"lengths[{index}] is {need}; a row holds 1 to {row_tokens} tokens")
     rows = -(-fewest_rows(lengths, row_tokens, multiple=ranks) // ranks)
-    works = [work(length, quadratic) for length in lengths]
+    works = [sequence_work(length, quadratic) for length in lengths]
     load = Load(tuple(lengths), tuple(works), ranks=ranks, rows=rows, row_tokens=row_tokens)
-    dealt = [level(own, load.lengths, load.works, count=rows, row_tokens=row_tokens) for own in deal(load)]
+    dealt = [
+        level_rows(own, load.lengths, load.works, count=rows, row_tokens=row_tokens) for own in distribute_rows(load)
+    ]
     return Plan(tuple(tuple(tuple(row) for row in own) for own in dealt))

@@ -41,12 +41,12 @@ class TensorBoardTracker:
         path = folder / f"events.out.tfevents.{number:010d}.{os.getpid()}.rlrun"
         self._file: BinaryIO = path.open("xb")
         self._writer = self._writer_of(self._file)
-        self._put(self._event.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._write_event(self._event.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._newest = sent[confirmed - 1].step if confirmed else -1
         self._begin_at(self._newest + 1)
         if not confirmed:
             text = "```json\n" + json.dumps(run.config, indent=1, sort_keys=True) + "\n```"
-            self._put_values(0, time.time(), [self._text("config", text)])
+            self._put_values(0, time.time(), [self._text_summary("config", text)])
         self.flush()
         return confirmed
 
@@ -58,9 +58,9 @@ class TensorBoardTracker:
         self._newest = step
         values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in record.scalars.items()]
         for tag, found in record.histograms.items():
-            values.append(self._summary.Summary.Value(tag=tag, histo=self._histogram(found)))
+            values.append(self._summary.Summary.Value(tag=tag, histo=self._histogram_proto(found)))
         for tag, rows in record.samples.items():
-            values.append(self._text(tag, _markdown_table(rows)))
+            values.append(self._text_summary(tag, _markdown_table(rows)))
         self._put_values(step, record.time or time.time(), values)
 
     def flush(self) -> None:
@@ -75,15 +75,17 @@ class TensorBoardTracker:
 
     def _begin_at(self, step: int) -> None:
         session = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._put(self._event.Event(wall_time=time.time(), step=max(0, step), session_log=session))
+        self._write_event(self._event.Event(wall_time=time.time(), step=max(0, step), session_log=session))
 
     def _put_values(self, step: int, wall_time: float, values: Sequence[object]) -> None:
-        self._put(self._event.Event(wall_time=wall_time, step=step, summary=self._summary.Summary(value=values)))
+        self._write_event(
+            self._event.Event(wall_time=wall_time, step=step, summary=self._summary.Summary(value=values))
+        )
 
-    def _put(self, event: Any) -> None:
+    def _write_event(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())
 
-    def _histogram(self, values: Sequence[float]) -> object:
+    def _histogram_proto(self, values: Sequence[float]) -> object:
         low, high = min(values), max(values)
         width = (high - low) / _BINS or 1.0
         counts = [0] * _BINS
@@ -99,7 +101,7 @@ class TensorBoardTracker:
             bucket=counts,
         )
 
-    def _text(self, tag: str, text: str) -> object:
+    def _text_summary(self, tag: str, text: str) -> object:
         plugin = self._summary.SummaryMetadata.PluginData(plugin_name="text")
         shape = self._shape.TensorShapeProto(dim=[self._shape.TensorShapeProto.Dim(size=1)])
         tensor = self._tensor.TensorProto(dtype=self._types.DT_STRING, string_val=[text.encode()], tensor_shape=shape)
@@ -110,7 +112,7 @@ class TensorBoardTracker:
 
 def _markdown_table(rows: Sequence[SampleRow]) -> str:
     head = "|" + "|".join(SampleRow.COLUMNS) + "|\n|" + "---|" * len(SampleRow.COLUMNS) + "\n"
-    return head + "".join("|" + "|".join(map(_table_cell, row.cells())) + "|\n" for row in rows)
+    return head + "".join("|" + "|".join(map(_table_cell, row.row_values())) + "|\n" for row in rows)
 
 
 def _table_cell(value: object) -> str:

@@ -68,11 +68,11 @@ class MlflowTracker:
         """See `Tracker.open`."""
         experiment = self._experiment_id()
         query = {"experiment_ids": [experiment], "filter": f"tags.`{UID_TAG}` = '{run.uid}'", "max_results": 1}
-        found = self._call("runs/search", query).get("runs")
+        found = self._call_api("runs/search", query).get("runs")
         known = found[0] if isinstance(found, list) and found else None
         if known is not None:
             info = self._get_object({"run": known}, "run", "info")
-            self._call("runs/update", {"run_id": info.get("run_id"), "status": "RUNNING"})
+            self._call_api("runs/update", {"run_id": info.get("run_id"), "status": "RUNNING"})
         else:
             tags = [{"key": UID_TAG, "value": run.uid}]
             wanted = {
@@ -81,29 +81,29 @@ class MlflowTracker:
                 "start_time": _now_milliseconds(),
                 "tags": tags,
             }
-            info = self._get_object(self._call("runs/create", wanted), "run", "info")
+            info = self._get_object(self._call_api("runs/create", wanted), "run", "info")
         self._run_id, self._artifacts = str(info.get("run_id", "")), str(info.get("artifact_uri", ""))
         if known is None:
-            self._describe(run)
+            self._send_config(run)
         return 0 if known is None else confirmed
 
     def _experiment_id(self) -> str:
         name = quote(self._experiment)
         try:
-            answer = self._call(f"experiments/get-by-name?experiment_name={name}")
+            answer = self._call_api(f"experiments/get-by-name?experiment_name={name}")
             return str(self._get_object(answer, "experiment").get("experiment_id"))
         except TrackerError as error:
             if not isinstance(error, _AnswerError) or error.status != 404:
                 raise
-        return str(self._call("experiments/create", {"name": self._experiment}).get("experiment_id"))
+        return str(self._call_api("experiments/create", {"name": self._experiment}).get("experiment_id"))
 
-    def _describe(self, run: TrackedRun) -> None:
+    def _send_config(self, run: TrackedRun) -> None:
         parameters = [{"key": metric_key(k), "value": v} for k, v in flatten_document(run.config).items()]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
-            self._call(
+            self._call_api(
                 "runs/log-batch", {"run_id": self._run_id, "params": parameters[start : start + _MOST_PARAMETERS]}
             )
-        self._write("config.json", json.dumps(run.config, indent=1).encode())
+        self._store_file("config.json", json.dumps(run.config, indent=1).encode())
 
     def log(self, number: int, record: Record) -> None:
         """See `Tracker.log`. Histograms are left out, because MLflow does not support them."""
@@ -114,31 +114,31 @@ class MlflowTracker:
             if math.isfinite(value)
         ]
         for name, rows in record.samples.items():
-            lines = [dict(zip(rows[0].COLUMNS, row.cells(), strict=True)) for row in rows]
+            lines = [dict(zip(rows[0].COLUMNS, row.row_values(), strict=True)) for row in rows]
             content = json.dumps({"columns": list(rows[0].COLUMNS), "data": [list(line.values()) for line in lines]})
-            self._write(f"{name}/step_{record.mark.step:08d}.json", content.encode())
+            self._store_file(f"{name}/step_{record.mark.step:08d}.json", content.encode())
 
     def flush(self) -> None:
         """See `Tracker.flush`."""
         while self._metrics:
-            self._call("runs/log-batch", {"run_id": self._run_id, "metrics": self._metrics[:_MOST_METRICS]})
+            self._call_api("runs/log-batch", {"run_id": self._run_id, "metrics": self._metrics[:_MOST_METRICS]})
             del self._metrics[:_MOST_METRICS]
 
     def close(self, *, complete: bool) -> None:
         """See `Tracker.close`."""
         status = "FINISHED" if complete else "KILLED"
-        self._call("runs/update", {"run_id": self._run_id, "status": status, "end_time": _now_milliseconds()})
+        self._call_api("runs/update", {"run_id": self._run_id, "status": status, "end_time": _now_milliseconds()})
 
-    def _write(self, path: str, content: bytes) -> None:
+    def _store_file(self, path: str, content: bytes) -> None:
         """Store a file with the run, if the server stores files itself."""
         parts = urlsplit(self._artifacts)
         if parts.scheme != "mlflow-artifacts":
             return
-        self._send(f"mlflow-artifacts/artifacts/{quote(parts.path.strip('/'))}/{quote(path)}", content, "PUT")
+        self._send_request(f"mlflow-artifacts/artifacts/{quote(parts.path.strip('/'))}/{quote(path)}", content, "PUT")
 
-    def _call(self, path: str, document: Mapping[str, object] | None = None) -> dict[str, object]:
+    def _call_api(self, path: str, document: Mapping[str, object] | None = None) -> dict[str, object]:
         content = None if document is None else json.dumps(document).encode()
-        answer = self._send(f"mlflow/{path}", content, "GET" if document is None else "POST")
+        answer = self._send_request(f"mlflow/{path}", content, "GET" if document is None else "POST")
         try:
             found = json.loads(answer or b"{}")
         except ValueError:
@@ -156,7 +156,7 @@ class MlflowTracker:
             raise TrackerError(f"{self._uri} {_UNLIKE}")
         return found
 
-    def _send(self, path: str, content: bytes | None, method: str) -> bytes:
+    def _send_request(self, path: str, content: bytes | None, method: str) -> bytes:
         request = urllib.request.Request(
             f"{self._uri}/api/2.0/{path}", data=content, headers=self._headers, method=method
         )

@@ -58,7 +58,7 @@ class TrackioTracker:
         row: dict[str, object] = dict(record.scalars)
         row |= {name: trackio.Histogram(list(values)) for name, values in record.histograms.items()}
         for name, rows in record.samples.items():
-            row[name] = trackio.Table(columns=list(SampleRow.COLUMNS), data=[r.cells() for r in rows])
+            row[name] = trackio.Table(columns=list(SampleRow.COLUMNS), data=[r.row_values() for r in rows])
         self._run.log(row, step=record.mark.step)
 
     def flush(self) -> None:

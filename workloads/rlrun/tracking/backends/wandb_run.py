@@ -138,7 +138,7 @@ class WandbTracker:
         row |= {name: wandb.Histogram(list(values)) for name, values in record.histograms.items()}
         for name, rows in record.samples.items():
             row[name] = wandb.Table(
-                columns=["step", *SampleRow.COLUMNS], data=[[record.mark.step, *r.cells()] for r in rows]
+                columns=["step", *SampleRow.COLUMNS], data=[[record.mark.step, *r.row_values()] for r in rows]
             )
         self._run.log(row, step=self._base + number)
 

@@ -23,7 +23,7 @@ SILENCE_SECONDS = 1800.0
 class Feed(Protocol):
     """Source of batches for rank 0."""
 
-    def ready(self, step: int) -> bool:
+    def has_batch(self, step: int) -> bool:
         """Return whether the batch of `step` is available.
 
         Raises:
@@ -31,11 +31,11 @@ class Feed(Protocol):
         """
         ...
 
-    def poll(self, step: int, seconds: float) -> Path | None:
+    def take_batch(self, step: int, seconds: float) -> Path | None:
         """Take the batch of `step` and return its folder, or None if it does not arrive within `seconds`."""
         ...
 
-    def ended(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Return whether no more batches will arrive."""
         ...
 
@@ -46,7 +46,7 @@ class LiveFeed:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def ready(self, step: int) -> bool:
+    def has_batch(self, step: int) -> bool:
         if not self._channel.batches.empty():  # the channel accepts each step once, in order
             return True
         silence = time.monotonic() - self._channel.last_contact
@@ -57,14 +57,14 @@ class LiveFeed:
             )
         return False
 
-    def poll(self, step: int, seconds: float) -> Path | None:
+    def take_batch(self, step: int, seconds: float) -> Path | None:
         try:
             return Path(self._channel.batches.get(timeout=seconds).path)
         except queue.Empty:
-            self.ready(step)
+            self.has_batch(step)
             return None
 
-    def ended(self) -> bool:
+    def is_exhausted(self) -> bool:
         return self._channel.shutdown.is_set()
 
 
@@ -79,15 +79,15 @@ class ReplayFeed:
             raise RoleError(f"--replay {folder} contains no batches (step_*)", exit_codes.USAGE)
         self._folder = folder
 
-    def ready(self, step: int) -> bool:
+    def has_batch(self, step: int) -> bool:
         return True
 
-    def poll(self, step: int, seconds: float) -> Path | None:
+    def take_batch(self, step: int, seconds: float) -> Path | None:
         if step not in self._batches:
             raise RoleError(f"--replay {self._folder} has no batch of step {step}", exit_codes.DATA)
         return self._batches[step]
 
-    def ended(self) -> bool:
+    def is_exhausted(self) -> bool:
         return False
 
 

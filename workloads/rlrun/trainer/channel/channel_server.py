@@ -24,7 +24,7 @@ _STOP_SECONDS = 5.0
 class Answering(Protocol):
     """Request handler of one run."""
 
-    async def answer(self, request: web.Request, route: str) -> web.StreamResponse:
+    async def answer_request(self, request: web.Request, route: str) -> web.StreamResponse:
         """Answer an authenticated request; `route` is the path without the run's prefix."""
         ...
 
@@ -55,7 +55,9 @@ class ChannelServer:
             RoleError: the address cannot be bound.
         """
         started: queue.Queue[OSError | int] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, args=(host, port, started), name="channel", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_server, args=(host, port, started), name="channel", daemon=True
+        )
         self._thread.start()
         outcome = started.get(timeout=_START_SECONDS)
         if isinstance(outcome, OSError):
@@ -63,11 +65,11 @@ class ChannelServer:
             raise RoleError(f"trainer.port: cannot listen on {host}:{port}: {reason}", exit_codes.UNAVAILABLE)
         self.port = outcome
 
-    def open(self, run: str, channel: Answering) -> None:
+    def add_run(self, run: str, channel: Answering) -> None:
         """Register a run's channel; the empty name is the trainer's own run."""
         self._runs[run] = channel
 
-    def drop(self, run: str) -> None:
+    def remove_run(self, run: str) -> None:
         """Remove a run; its routes answer 410 from now on."""
         self._runs.pop(run, None)
 
@@ -77,16 +79,16 @@ class ChannelServer:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(_STOP_SECONDS)
 
-    def _serve(self, host: str, port: int, started: queue.Queue[OSError | int]) -> None:
+    def _run_server(self, host: str, port: int, started: queue.Queue[OSError | int]) -> None:
         loop = self.loop
         asyncio.set_event_loop(loop)
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._guard(request, handler)
+            return await self._check_key(request, handler)
 
         application = web.Application(middlewares=[guard])
-        application.router.add_route("*", "/{path:.*}", self._route)
+        application.router.add_route("*", "/{path:.*}", self._dispatch_request)
         site = Site(application, handler_cancellation=True)
         try:
             loop.run_until_complete(site.start(host, port))
@@ -98,7 +100,7 @@ class ChannelServer:
         loop.run_until_complete(site.close())
         loop.close()
 
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         # A probe has no key and does not count as a contact of the orchestrator.
         keyless = request.method in ("GET", "HEAD") and request.path == TRAINER_READY
         if not keyless:
@@ -112,7 +114,7 @@ class ChannelServer:
         except ValidationError as error:
             return refuse_request(422, f"invalid request body: {error.errors(include_url=False)}")
 
-    async def _route(self, request: web.Request) -> web.StreamResponse:
+    async def _dispatch_request(self, request: web.Request) -> web.StreamResponse:
         run, route = "", request.path
         base = channel_of("")
         if route.startswith(base):
@@ -121,7 +123,7 @@ class ChannelServer:
         channel = self._runs.get(run)
         if channel is None:
             return refuse_request(GONE, f"this trainer does not train run {run!r}")
-        return await channel.answer(request, route)
+        return await channel.answer_request(request, route)
 
 
 def refuse_request(status: int, message: str) -> web.Response:

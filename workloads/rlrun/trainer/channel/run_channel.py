@@ -104,10 +104,10 @@ class Channel:
         """Time of the orchestrator's last request, in seconds of `time.monotonic`."""
         self._open = 0
         self._happened = asyncio.Event()
-        self._handlers = self._routes()
-        server.open(run, self)
+        self._handlers = self._route_handlers()
+        server.add_run(run, self)
 
-    def _routes(self) -> dict[tuple[str, str], Handler]:
+    def _route_handlers(self) -> dict[tuple[str, str], Handler]:
         return {
             ("GET", TRAINER_READY): self._get_ready,
             ("GET", protocol.STATE): self._get_state,
@@ -120,7 +120,7 @@ class Channel:
         }
 
     @classmethod
-    def listen(
+    def start_server(
         cls,
         *,
         attempt: int,
@@ -140,7 +140,7 @@ class Channel:
         server.start(host, port)
         return channel
 
-    def beside(self, run: str, *, attempt: int, batch_path: Callable[[int], Path]) -> Channel:
+    def open_guest_channel(self, run: str, *, attempt: int, batch_path: Callable[[int], Path]) -> Channel:
         """Create a guest's channel at the same address below the path `channel_of(run)`, with the same key."""
         other = Channel(self._server, run=run, attempt=attempt, batch_path=batch_path, news=self.news)
         other.ranks = self.ranks
@@ -151,7 +151,7 @@ class Channel:
         """Port of the server."""
         return self._server.port
 
-    def begin(self, base_step: int) -> None:
+    def accept_batches(self, base_step: int) -> None:
         """Accept batches of this attempt, which starts from `base_step`."""
         with self._lock:
             self._base = self._step = base_step
@@ -168,7 +168,7 @@ class Channel:
         with self._lock:
             self._part += 1
 
-    def emit(
+    def append_event(
         self, kind: EventKind, step: int, *, path: Path | None = None, metrics: Mapping[str, float] | None = None
     ) -> None:
         """Append an event and wake waiting requests. Metrics that are not finite are left out, because JSON cannot contain them."""
@@ -182,7 +182,7 @@ class Channel:
             # last one that it has read.
             seq = self._dropped + len(self._events) + 1
             self._events.append(Event(seq=seq, kind=kind, step=step, path=str(path) if path else None, metrics=finite))
-        self._server.loop.call_soon_threadsafe(self._wake)
+        self._server.loop.call_soon_threadsafe(self._wake_requests)
 
     def has_client(self) -> bool:
         """Return whether the orchestrator is connected; it polls for events continuously."""
@@ -192,15 +192,15 @@ class Channel:
         """Stop answering; the host's channel also stops the server and all guests' channels."""
         self._offering.shutdown(wait=False, cancel_futures=True)
         if self._run:
-            self._server.drop(self._run)
+            self._server.remove_run(self._run)
         else:
             self._server.close()
 
-    def _wake(self) -> None:
+    def _wake_requests(self) -> None:
         self._happened.set()
         self._happened = asyncio.Event()
 
-    async def answer(self, request: web.Request, route: str) -> web.StreamResponse:
+    async def answer_request(self, request: web.Request, route: str) -> web.StreamResponse:
         """Answer an authenticated request, or the readiness probe."""
         handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, route))
         if handler is None:
@@ -215,7 +215,7 @@ class Channel:
         finally:  # also after the client has disconnected
             self._open -= 1
 
-    def _state(self) -> TrainerState:
+    def _current_state(self) -> TrainerState:
         trouble = self.trouble()
         with self._lock:
             return TrainerState(
@@ -240,7 +240,7 @@ class Channel:
         return web.json_response({"ready": ready, "reason": reason}, status=200 if ready else 503)
 
     async def _get_state(self, request: web.Request) -> web.Response:
-        state = self._state()
+        state = self._current_state()
         state = state.model_copy(update={"ranks": await asyncio.to_thread(self.ranks)})
         return _json_answer(state.model_dump_json())
 

@@ -74,26 +74,26 @@ class Saver:
             RoleError: the previous save failed, or this one without a background thread. A volume's refusal does not raise.
         """
         self.wait()
-        self.check()
+        self.raise_save_error()
         state = snapshot_shards(self._parts, progress)
         if self._thread is None:
             self._last = Future()
-            self._last.set_result(self._write(state, progress.step, path))
+            self._last.set_result(self._write_shards(state, progress.step, path))
         else:
             # `stage` copies in this thread, before `submit` gets its result. The next optimizer
             # step changes the parameters in place.
-            self._last = self._thread.submit(self._write, self._stager.stage(state), progress.step, path)
+            self._last = self._thread.submit(self._write_shards, self._stager.stage(state), progress.step, path)
 
-    def then(self, act: Callable[[Written], None]) -> None:
+    def call_when_durable(self, act: Callable[[Written], None]) -> None:
         """Call `act` in the saver's thread after the last save is durable on all ranks; not if it fails or is refused."""
         if self._last is None:
             return
         if self._thread is None:
-            self._act(self._last, act)
+            self._call_if_written(self._last, act)
         else:
-            self._after = self._thread.submit(self._act, self._last, act)
+            self._after = self._thread.submit(self._call_if_written, self._last, act)
 
-    def check(self) -> None:
+    def raise_save_error(self) -> None:
         """Raise the error of the last save, if it failed. A volume's refusal is not an error, because the save can be retried.
 
         Raises:
@@ -109,7 +109,7 @@ class Saver:
         wait(pending)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no write and no report is running."""
         return all(future is None or future.done() for future in (self._last, self._after))
 
@@ -142,7 +142,7 @@ class Saver:
         if wait:
             destroyed.result()
 
-    def finished(self) -> Written | None:
+    def take_finished(self) -> Written | None:
         """Return the last save once after its write; return None before, and on later calls."""
         if self._last is None or not self._last.done() or self._last.exception() is not None:
             return None
@@ -153,13 +153,13 @@ class Saver:
         return written
 
     @staticmethod
-    def _act(last: Future[Written | Refused], act: Callable[[Written], None]) -> None:
+    def _call_if_written(last: Future[Written | Refused], act: Callable[[Written], None]) -> None:
         if last.exception() is None:  # the only worker runs jobs in order, so the save has finished
             result = last.result()
             if isinstance(result, Written):
                 act(result)
 
-    def _write(self, state: dict[str, object], step: int, path: Path) -> Written | Refused:
+    def _write_shards(self, state: dict[str, object], step: int, path: Path) -> Written | Refused:
         began = time.perf_counter()
         try:
             reach("checkpoint.shards.before_write")

@@ -28,7 +28,7 @@ COMPLETION_SECONDS = 600.0
 """Longest wait for the manifest of the last checkpoint (the file that makes it complete) at the end of the run, in seconds."""
 
 
-class Checkpoints:
+class CheckpointManager:
     """Checkpoints of one attempt. The constructor loads the base checkpoint.
 
     A checkpoint has these states:
@@ -69,7 +69,7 @@ class Checkpoints:
         """Step of the last checkpoint whose save this attempt has started; the base step before the first one."""
         # Loaded before the saver and the completer exist: an attempt that cannot load its base must
         # not write or delete a checkpoint.
-        self.base = self._load(parts, leads=group.leads)
+        self.base = self._load_base(parts, leads=group.leads)
         """Progress of training at the start of this attempt."""
         self._volume, self._retry = volume, Retry(volume)
         self._saver = Saver(parts, group, background=config.checkpoint.save_async)
@@ -77,7 +77,7 @@ class Checkpoints:
         # orchestrator.
         self._completer = self._start_completer(volume, say) if group.leads else None
 
-    def _load(self, parts: Mapping[str, Part], *, leads: bool) -> Progress:
+    def _load_base(self, parts: Mapping[str, Part], *, leads: bool) -> Progress:
         """Load the checkpoint of an earlier attempt of this run, or the checkpoint of another run from which this run starts."""
         attempt, say = self._attempt, logger.warning if leads else None
         if attempt.base_attempt is not None:
@@ -97,7 +97,7 @@ class Checkpoints:
         def completed(step: int, path: Path) -> None:
             say(f"step {step}: the checkpoint is complete")
             if channel is not None:
-                channel.emit("checkpoint_complete", step, path=path)
+                channel.append_event("checkpoint_complete", step, path=path)
                 channel.news.set()  # wakes the training loop, which may wait for this checkpoint
 
         completer = Completer(
@@ -121,30 +121,30 @@ class Checkpoints:
             RoleError: see `Saver.save`.
         """
         self._saver.save(progress, self._paths.checkpoint(progress.step, self._attempt.attempt))
-        # After the call: a save that raises does not count as started, so `complete` does not wait
+        # After the call: a save that raises does not count as started, so `wait_until_complete` does not wait
         # for its manifest.
         self.step = progress.step
 
     def report_when_durable(self) -> None:
         """Let the saver's thread report the last save when it is durable on all ranks, and start its completion on rank 0."""
-        self._saver.then(self._written)
+        self._saver.call_when_durable(self._report_durable)
 
-    def _written(self, written: Written) -> None:
+    def _report_durable(self, written: Written) -> None:
         """Report the save, and on rank 0 start its completion. Called in the saver's thread."""
         # The orchestrator may report its part before the completer knows the shards. The completer
         # accepts the two messages in either order.
-        self._retry.written()
+        self._retry.report_durable()
         if self._channel is not None:
-            self._channel.emit("checkpoint_saved", written.step, path=written.path)
+            self._channel.append_event("checkpoint_saved", written.step, path=written.path)
         if self._completer is not None:
             self._completer.saved(written.step, written.path, written.files)
 
     def seconds(self) -> float | None:
         """Return the duration of the last write in seconds, once after the write."""
-        written = self._saver.finished()
+        written = self._saver.take_finished()
         return written.seconds if written is not None else None
 
-    def settle(self) -> bool:
+    def wait_for_write(self) -> bool:
         """Wait for the running write; return whether the volume accepted the last save.
 
         A save that the volume refused (False) can be retried.
@@ -153,10 +153,10 @@ class Checkpoints:
             RoleError: the save failed for another reason.
         """
         self._saver.wait()
-        self._saver.check()
+        self._saver.raise_save_error()
         return self._saver.refused is None
 
-    def complete(self, step: int) -> bool:
+    def wait_until_complete(self, step: int) -> bool:
         """Wait until the checkpoint of `step` is complete or cannot become complete; return on rank 0 whether it is complete.
 
         The base checkpoint is always complete. The result of other ranks has no meaning: only rank 0 completes checkpoints.
@@ -164,10 +164,10 @@ class Checkpoints:
         Raises:
             RoleError: the save failed.
         """
-        taken = self.settle()
+        is_accepted = self.wait_for_write()
         # Without durable shards no manifest can follow, and waiting for it would use up the grace
         # period.
-        if self._completer is not None and taken and self.step == step > self._attempt.base_step:
+        if self._completer is not None and is_accepted and self.step == step > self._attempt.base_step:
             return self._completer.wait_for(step, worth=self._can_complete)
         return step == self._attempt.base_step
 
@@ -182,17 +182,17 @@ class Checkpoints:
     def failure(self) -> RoleError | None:
         """Return the error that prevents further checkpoints, or None."""
         try:
-            self._saver.check()
+            self._saver.raise_save_error()
         except RoleError as error:
             return error
         return self._completer.failure if self._completer is not None else None
 
-    def unsaved(self) -> Refused | None:
+    def refused_checkpoint(self) -> Refused | None:
         """Return the last checkpoint if the volume refused its shards or its completion, else None. Only rank 0 calls it."""
         assert self._completer is not None
         refused = self._completer.refused
         # During a retry of the same step, the refusal of the earlier try does not count.
-        if refused is not None and refused.step == self.step and self._saver.idle:
+        if refused is not None and refused.step == self.step and self._saver.is_idle:
             return refused
         return self._saver.refused
 
@@ -202,8 +202,8 @@ class Checkpoints:
         Args:
             blocks: true if training waits for the checkpoint.
         """
-        refused = self.unsaved()
-        return refused is not None and self._retry.due(refused, blocks=blocks)
+        refused = self.refused_checkpoint()
+        return refused is not None and self._retry.is_due(refused, blocks=blocks)
 
     def should_save(self, step: int) -> bool:
         """Return whether `step` is not saved and its checkpoint can be completed; always False on ranks other than 0."""
@@ -211,18 +211,18 @@ class Checkpoints:
             return False
         # Without the orchestrator's part a checkpoint never becomes complete, and retention deletes
         # it. Saving it would only delay the end.
-        return (step > self.step or self.unsaved() is not None) and self._can_complete()
+        return (step > self.step or self.refused_checkpoint() is not None) and self._can_complete()
 
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         """Return whether a write is running, or the manifest of the last save may still be written. Only rank 0 calls it."""
         assert self._completer is not None
-        if not self._saver.idle:
+        if not self._saver.is_idle:
             return True
         # A step above the base step was saved by this attempt, and it is not the newest complete one.
         incomplete = self._attempt.base_step < self.step != self._completer.completed
-        return incomplete and self._can_complete() and self.unsaved() is None
+        return incomplete and self._can_complete() and self.refused_checkpoint() is None
 
-    def end(self) -> RoleError | None:
+    def wait_for_manifest(self) -> RoleError | None:
         """Wait for the last manifest of an ended run; return an error if it is missing."""
         assert self._completer is not None
         if not self._completer.close(COMPLETION_SECONDS):

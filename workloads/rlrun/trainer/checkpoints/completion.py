@@ -78,7 +78,7 @@ class Completer:
         """Step of the newest checkpoint that this attempt completed."""
         # A thread, because the fsync of a large checkpoint would block training. One thread with a
         # queue needs no locks for the state.
-        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread = threading.Thread(target=self._handle_messages, name="checkpoints", daemon=True)
         self._thread.start()
 
     def saved(self, step: int, path: Path, files: Sequence[FileEntry]) -> None:
@@ -117,10 +117,10 @@ class Completer:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _handle_messages(self) -> None:
         while (message := self._inbox.get()) is not None:
             try:
-                self._take(message)
+                self._handle_message(message)
             except RoleError as error:
                 self.failure = error
                 return
@@ -131,7 +131,7 @@ class Completer:
                 self.failure = RoleError(f"completing a checkpoint failed: {error}", exit_code_of(error))
                 return
 
-    def _take(self, message: _Saved | _Agreed) -> None:
+    def _handle_message(self, message: _Saved | _Agreed) -> None:
         if isinstance(message, _Saved):
             try:
                 flush_trainer_part(message.path)
@@ -150,11 +150,11 @@ class Completer:
         # all steps. Older steps come first, because a completed newer one discards them.
         for step in sorted(self._saved):
             if step in self._agreed or not self._with_orchestrator:
-                self._complete(self._saved.pop(step))
+                self._complete_checkpoint(self._saved.pop(step))
         # Retention has deleted older incomplete checkpoints. A late message of the orchestrator must not complete one of them.
         self._saved = {step: saved for step, saved in self._saved.items() if step > self.completed}
 
-    def _complete(self, saved: _Saved) -> None:
+    def _complete_checkpoint(self, saved: _Saved) -> None:
         step, path, files = saved.step, saved.path, saved.files
         doing = f"complete the checkpoint of step {step}"
         part = path / ORCHESTRATOR_PART

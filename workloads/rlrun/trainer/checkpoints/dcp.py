@@ -48,7 +48,7 @@ class Together:
         """Volume fault of this rank's write. The rank still takes part in later collectives."""
 
     @contextmanager
-    def part(self) -> Iterator[None]:
+    def catch_refusal(self) -> Iterator[None]:
         """Context of this rank's write; stores a refusal of the volume and raises other errors."""
         try:
             yield
@@ -58,7 +58,7 @@ class Together:
                 raise
             self.refused = self.refused or trouble
 
-    def agree(self) -> None:
+    def compare_results(self) -> None:
         """Compare the results of all ranks; all ranks call it together.
 
         Raises:
@@ -67,15 +67,15 @@ class Together:
         mine = 0 if self.refused is None else 1 + STORAGE_REASONS.index(self.refused.reason)
         # Every rank must take the same decision about the next collective, also if only one of them
         # saw the fault.
-        worst = int(self._group.maxima({"refused": float(mine)})["refused"])
+        worst = int(self._group.max_over_ranks({"refused": float(mine)})["refused"])
         if worst:  # all ranks use the same reason, because each measures how long the volume fails
             reason, own = STORAGE_REASONS[worst - 1], self.refused
             told = own if own is not None and own.reason == reason else _trouble_elsewhere(reason)
             raise volume_refusal(told, self._folder, self._doing)
 
 
-def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path, doing: str) -> None:
-    """Compare the results of all ranks like `Together.agree`, in another process group.
+def compare_results_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path, doing: str) -> None:
+    """Compare the results of all ranks like `Together.compare_results`, in another process group.
 
     Args:
         peers: process group; all its ranks call this function.
@@ -189,8 +189,8 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
 
     try:
         # All ranks wait for rank 0's cleanup of an earlier try, which would otherwise delete their new files.
-        agree_among(peers, catch_error(begin), path.parent, doing)
-        agree_among(peers, catch_error(save), path.parent, doing)
+        compare_results_among(peers, catch_error(begin), path.parent, doing)
+        compare_results_among(peers, catch_error(save), path.parent, doing)
     except RefusedError:
         if group.leads:
             remove_trainer_part(path)  # all ranks have stopped writing; free the space
@@ -198,7 +198,7 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
     # Checksums were computed while the files were written, so the manifest does not need to read
     # them again.
     ranks: list[Any] | None = [None] * dist.get_world_size(peers) if group.leads else None
-    dist.gather_object(writer.entries(path), ranks, dst=0, group=peers)
+    dist.gather_object(writer.file_entries(path), ranks, dst=0, group=peers)
     return tuple(entry for entries in ranks or () for entry in entries)
 
 

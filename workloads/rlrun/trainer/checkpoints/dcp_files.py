@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from rlrun.protocol.files.checkpoint_manifest import FileEntry
 from rlrun.protocol.files.failures import RoleError, refusal_number
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 
 class ChecksumWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # torch is not type-checked
@@ -52,7 +52,7 @@ class ChecksumWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # torch is no
         super().__init__(folder, sync_files=True)
         self.fs = _CheckedFiles()
 
-    def entries(self, checkpoint: Path) -> list[FileEntry]:
+    def file_entries(self, checkpoint: Path) -> list[FileEntry]:
         """Return the written files, with paths relative to `checkpoint`."""
         written = sorted(self.fs.written.items())
         return [FileEntry(str(path.relative_to(checkpoint)), one.size, one.crc32) for path, one in written]
@@ -233,12 +233,12 @@ def load_state(state: dict[str, Any], reader: CheckpointReader, *, alone: bool =
 def _not_read(what: str, error: Exception) -> RoleError:
     named = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's message recommends to execute the file
     why = f"it references {named[1]}, which is not allowed in checkpoints" if named else "it is not plain data"
-    return RoleError(printable(f"{what} is damaged, or was not written by RLRun: {why}"), exit_codes.DATA)
+    return RoleError(escape_controls(f"{what} is damaged, or was not written by RLRun: {why}"), exit_codes.DATA)
 
 
 def _refuse_table(path: Path, why: str) -> RoleError:
     message = f"{path} is damaged, or was not written by RLRun: {why}; this checkpoint is not used"
-    return RoleError(printable(message), exit_codes.DATA)
+    return RoleError(escape_controls(message), exit_codes.DATA)
 
 
 def _check_table(metadata: Any, folder: Path) -> None:

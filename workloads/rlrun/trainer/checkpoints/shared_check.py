@@ -40,7 +40,7 @@ class Ranks(Protocol):
     def broadcast(self, document: object, *, root: int = 0) -> Any:
         """Return the JSON document of one rank on every rank."""
 
-    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+    def max_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the maxima over all ranks."""
 
 
@@ -57,7 +57,7 @@ def share_files(files: Iterable[FileEntry], rank: int, world_size: int) -> list[
 
 
 class SharedCheck:
-    """Check on every rank: rank 0 calls `verify` any number of times and then `end`; other ranks only call `end`.
+    """Check on every rank: rank 0 calls `verify_checkpoint` any number of times and then `finish_checks`; other ranks call only that.
 
     Args:
         group: all ranks.
@@ -67,8 +67,8 @@ class SharedCheck:
     def __init__(self, group: Ranks, patience: float = 60.0) -> None:
         self._group, self._patience = group, patience
 
-    def verify(self, checkpoint: Path, manifest: Manifest) -> None:
-        """Compare every file with its entry; called on rank 0 while the other ranks are in `end`.
+    def verify_checkpoint(self, checkpoint: Path, manifest: Manifest) -> None:
+        """Compare every file with its entry; called on rank 0 while the other ranks are in `finish_checks`.
 
         Raises:
             ManifestError: a file is missing, has another size or checksum, or cannot be read; the message contains its name.
@@ -78,35 +78,35 @@ class SharedCheck:
         check_sizes(checkpoint, manifest.files)
         entries = [asdict(entry) for entry in manifest.files]
         self._group.broadcast({"checkpoint": str(checkpoint), "files": entries})
-        self._check(checkpoint, manifest.files)
+        self._check_files(checkpoint, manifest.files)
 
-    def end(self) -> None:
+    def finish_checks(self) -> None:
         """Serve checks for rank 0 until it has chosen a checkpoint."""
         if self._group.leads:
             self._group.broadcast({"checkpoint": None})
             return
         while (order := self._group.broadcast(None))["checkpoint"] is not None:
             try:
-                self._check(Path(order["checkpoint"]), [FileEntry(**entry) for entry in order["files"]])
+                self._check_files(Path(order["checkpoint"]), [FileEntry(**entry) for entry in order["files"]])
             except ManifestError:
                 continue  # rank 0 has the same error and tries another checkpoint
 
-    def _check(self, checkpoint: Path, files: Iterable[FileEntry]) -> None:
+    def _check_files(self, checkpoint: Path, files: Iterable[FileEntry]) -> None:
         """Check this rank's files; raises on all ranks together."""
         group, problem = self._group, ""
         try:
-            self._read(checkpoint, share_files(files, group.rank, group.world_size))
+            self._read_files(checkpoint, share_files(files, group.rank, group.world_size))
         except ManifestError as error:
             problem = str(error)
         except OSError as error:
             problem = f"{checkpoint.name}: rank {group.rank} cannot read {error.filename}: [Errno {error.errno}] {error.strerror}"
         # All ranks must reject the same checkpoint; otherwise some would wait for the next check
         # and others for the attempt.
-        worst = int(group.maxima({"rank": float(group.rank) if problem else -1.0})["rank"])
+        worst = int(group.max_over_ranks({"rank": float(group.rank) if problem else -1.0})["rank"])
         if worst >= 0:
             raise ManifestError(group.broadcast(problem, root=worst))
 
-    def _read(self, checkpoint: Path, files: Sequence[FileEntry]) -> None:
+    def _read_files(self, checkpoint: Path, files: Sequence[FileEntry]) -> None:
         deadline = time.monotonic() + self._patience
         while True:
             try:

@@ -42,7 +42,7 @@ class Retry:
         self._pauses = _retry_pauses()
         self._at = 0.0
 
-    def due(self, refused: Refused, *, blocks: bool) -> bool:
+    def is_due(self, refused: Refused, *, blocks: bool) -> bool:
         """Report the refusal and return whether a retry is due.
 
         Args:
@@ -54,7 +54,7 @@ class Retry:
         self._volume.refuse(SAVING, replace(refused.trouble, blocks=blocks))
         return self._clock() >= self._at
 
-    def written(self) -> None:
+    def report_durable(self) -> None:
         """Report that a checkpoint is durable, and reset the backoff."""
         self._known, self._pauses = None, _retry_pauses()
         self._volume.accept(SAVING)

@@ -17,7 +17,7 @@ from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared_trainer_files import Join, SharedState, SlotState
+from rlrun.protocol.files.shared_trainer_files import SlotAnswer, SlotRequest, SlotState
 from rlrun.protocol.messages.endpoints import guest_proof
 from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import resume
@@ -59,12 +59,12 @@ class Guests:
         self._host, self._world_size, self._key = host, world_size, api_key
         self._paths = RunPaths(Path(host.output_dir))
         self._looked = 0.0
-        self._requests: list[Join] = []
+        self._requests: list[SlotRequest] = []
         self._waiting: set[tuple[str, int]] = set()
         self._final: set[tuple[str, int]] = set()
         """Attempts with a final answer."""
 
-    def look(self) -> None:
+    def list_requests(self) -> None:
         """List the requests, at most once per `LOOK_SECONDS`."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
@@ -74,7 +74,7 @@ class Guests:
         except OSError as error:  # a short fault of the volume must not remove runs
             logger.warning(f"cannot list {self._paths.shared}: {error}")
 
-    def changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
+    def required_changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
         """Compare the requests with the runs that have a slot.
 
         Args:
@@ -87,7 +87,7 @@ class Guests:
             elif asked[run] > attempt:
                 yield Change(run, at_once=True, reason=f"its attempt {asked[run]} requested a slot")
 
-    def next(self, joined: Mapping[str, int], *, free: bool) -> Guest | None:
+    def admit_next(self, joined: Mapping[str, int], *, free: bool) -> Guest | None:
         """Return the next run to join after starting its attempt, and answer requests that must wait or are refused.
 
         Args:
@@ -101,20 +101,20 @@ class Guests:
                 if (join.run, join.attempt) not in self._waiting:
                     self._waiting.add((join.run, join.attempt))
                     taken = ", ".join([self._host.name, *joined])
-                    self.answer(join.run, join.attempt, "Waiting", reason=f"all slots are taken: {taken}")
+                    self.report_state(join.run, join.attempt, "Waiting", reason=f"all slots are taken: {taken}")
                 continue
             self._waiting.discard((join.run, join.attempt))
-            if (guest := self._prepare(join)) is not None:
+            if (guest := self._prepare_guest(join)) is not None:
                 return guest
         return None
 
-    def pending(self) -> bool:
+    def has_open_requests(self) -> bool:
         """Return whether a request has no final answer yet."""
         self._looked = 0.0
-        self.look()
+        self.list_requests()
         return not all(self._is_final(join) for join in self._requests)
 
-    def _is_final(self, join: Join) -> bool:
+    def _is_final(self, join: SlotRequest) -> bool:
         key = (join.run, join.attempt)
         if key not in self._final:
             state = shared_trainer_files.read_state(self._paths, *key)
@@ -122,7 +122,7 @@ class Guests:
                 self._final.add(key)
         return key in self._final
 
-    def answer(
+    def report_state(
         self,
         run: str,
         attempt: int,
@@ -139,31 +139,31 @@ class Guests:
             RoleError: the volume refuses the write.
         """
         logger.info(f"run {run}, attempt {attempt}: {state}{f' ({reason})' if reason else ''}")
-        told = SharedState(
+        told = SlotAnswer(
             run=run,
             attempt=attempt,
             slot=slot,
             state=state,
             step=step,
-            proof=self._proof(run, attempt) if state == "Joined" else "",
+            proof=self._key_proof(run, attempt) if state == "Joined" else "",
             reason=reason,
             exit_code=exit_code,
         )
         with storage_errors(self._paths.shared, "answer a run"):
             shared_trainer_files.write_answer(self._paths, told)
 
-    def _proof(self, run: str, attempt: int) -> str:
+    def _key_proof(self, run: str, attempt: int) -> str:
         """Return the proof of the request's key, or an empty string if the request was withdrawn."""
         asked = (join for join in self._requests if (join.run, join.attempt) == (run, attempt))
         return next((guest_proof(self._key, run, join.key_digest) for join in asked), "")
 
-    def _prepare(self, join: Join) -> Guest | None:
+    def _prepare_guest(self, join: SlotRequest) -> Guest | None:
         paths = RunPaths(Path(join.folder))
         try:
             self._check_place(paths, join)
             if join.attempt in paths.attempts_on_disk():
                 reason = f"the trainer of attempt {join.attempt} has ended; request a slot with a higher attempt"
-                self.answer(join.run, join.attempt, "Left", reason=reason, exit_code=exit_codes.ATTEMPT_TAKEN)
+                self.report_state(join.run, join.attempt, "Left", reason=reason, exit_code=exit_codes.ATTEMPT_TAKEN)
                 return None
             self._check_past(join)
             config = _read_request(paths, join.run)
@@ -174,15 +174,15 @@ class Guests:
             new = resume.NewAttempt(join.attempt, self._world_size, fingerprint, with_orchestrator=True)
             attempt = resume.start_attempt(paths, config, new, log=_labeled_warning(join.run))
         except RoleError as error:
-            self.answer(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
+            self.report_state(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:  # the guest's files are invalid
             reason = f"{join.folder} cannot be used: {type(error).__name__}: {error}"
-            self.answer(join.run, join.attempt, "Refused", reason=reason, exit_code=exit_codes.DATA)
+            self.report_state(join.run, join.attempt, "Refused", reason=reason, exit_code=exit_codes.DATA)
             return None
         return Guest(config, attempt, paths.root)
 
-    def _check_past(self, join: Join) -> None:
+    def _check_past(self, join: SlotRequest) -> None:
         """Refuse the attempt after one that ended the trainer, so that an automatic restart does not end it again."""
         last = shared_trainer_files.last_state(self._paths, join.run)
         if last is not None and last.ended_trainer and last.attempt < join.attempt:
@@ -192,7 +192,7 @@ class Guests:
                 exit_codes.DATA,
             )
 
-    def _check_place(self, paths: RunPaths, join: Join) -> None:
+    def _check_place(self, paths: RunPaths, join: SlotRequest) -> None:
         if paths.root.resolve() != (self._paths.root.parent / join.run).resolve() or join.run == self._host.name:
             raise RoleError(
                 f"the folder of run {join.run} is {join.folder}, but must be {self._paths.root.parent / join.run}; "

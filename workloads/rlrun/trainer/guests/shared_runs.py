@@ -30,12 +30,12 @@ from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.attempts import attempt_of
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared_trainer_files import SharedState, SlotState
+from rlrun.protocol.files.shared_trainer_files import SlotAnswer, SlotState
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import LiveFeed
 from rlrun.trainer.guests.guest_requests import Guests
 from rlrun.trainer.learning.run_objective import bind_objective, log_band_warnings
-from rlrun.trainer.process import Link, Process
+from rlrun.trainer.process import Link, SharedObjects
 from rlrun.trainer.ranks.group import Agreement, Group
 from rlrun.trainer.ranks.stop import StopAgreed
 from rlrun.trainer.runs import DropOrder, JoinOrder, LeaveOrder, OneRun, Order, start_of
@@ -53,7 +53,7 @@ class Isolation:
         if group.world_size > 1:
             self._peers = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS))
 
-    def contained(self, error: BaseException, place: int) -> bool:
+    def is_contained(self, error: BaseException, place: int) -> bool:
         """Return whether every rank calls this with the same type of error from the same line at the same place of the work."""
         if self._peers is None:
             return True
@@ -68,16 +68,16 @@ class Isolation:
         return all(torch.equal(other, mine) for other in found)
 
 
-def to_blame(error: BaseException) -> bool:
+def is_work_error(error: BaseException) -> bool:
     """Return whether the work itself raised the error, not the volume and not a connection to an ended rank."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return not isinstance(error, RoleError | OSError) and not between_ranks(error)
 
 
-def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None:
+def report_trainer_end(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None:
     """Report to the run's orchestrator and to the trainer's next attempt that this run's work ends the trainer. Any rank may call it."""
-    state = SharedState(
+    state = SlotAnswer(
         run=run,
         attempt=attempt,
         state="Failed",
@@ -110,7 +110,7 @@ class SharedRuns(OneRun):
         api_key: key of the host.
     """
 
-    def __init__(self, host: Run, process: Process, agreement: Agreement, *, size: int, api_key: str) -> None:
+    def __init__(self, host: Run, process: SharedObjects, agreement: Agreement, *, size: int, api_key: str) -> None:
         super().__init__(host)
         self._process, self._agreement, self._size = process, agreement, size
         self._slots: dict[str, int] = {}
@@ -137,12 +137,12 @@ class SharedRuns(OneRun):
         """Return the next order to let a run leave or join, or None."""
         assert self._requests is not None
         # Requests are files, read once per round; all checks below see the same state.
-        self._requests.look()
+        self._requests.list_requests()
         # The host never leaves by a request: its end is the end of the process.
         guests = {run.name: run for run in self.runs if run is not self.host}
         joined = {name: run.number for name, run in guests.items()}
         # First the guests that leave: replaced by a later attempt, at their request, or after their orchestrator has ended.
-        for change in self._requests.changes(joined):
+        for change in self._requests.required_changes(joined):
             run = guests[change.run]
             if change.at_once:
                 return DropOrder(run.name, "Left", change.reason)
@@ -153,7 +153,7 @@ class SharedRuns(OneRun):
                 logger.warning(f"run {run.name}: no request from its orchestrator for {run.silent_seconds():.0f} s")
                 return LeaveOrder(run.name)
         # Then the next guest for a free slot.
-        found = self._requests.next(joined, free=len(joined) + 1 < self._size)
+        found = self._requests.admit_next(joined, free=len(joined) + 1 < self._size)
         if found is None:
             return None
         config = found.config.model_dump(mode="json")
@@ -161,7 +161,7 @@ class SharedRuns(OneRun):
 
     def expects_runs(self) -> bool:
         """Return whether a request has no final answer yet."""
-        return self._requests is not None and self._requests.pending()
+        return self._requests is not None and self._requests.has_open_requests()
 
     # ---- all ranks carry it out
 
@@ -179,7 +179,7 @@ class SharedRuns(OneRun):
         except Exception as error:
             if run is self.host:
                 raise
-            failure = self._contain(run.name, run.number, error)
+            failure = self._contain_error(run.name, run.number, error)
             self._remove_guest(run, "Failed", str(failure), failure.code)
             return False
         return True
@@ -194,7 +194,7 @@ class SharedRuns(OneRun):
     def apply_order(self, order: JoinOrder | DropOrder) -> None:
         """Carry out an order to join or drop a guest."""
         if isinstance(order, JoinOrder):
-            self._join(order)
+            self._join_guest(order)
         else:
             self._remove_guest(self.find_run(order.run), order.state, order.reason, order.code)
 
@@ -202,9 +202,9 @@ class SharedRuns(OneRun):
         """Report the end of the trainer to a guest's orchestrator, which would otherwise wait for it."""
         if run is not self.host:
             code, step = exit_codes.ATTEMPT_TAKEN, run.progress.step
-            self._answer(run.name, run.number, "Left", step=step, reason=f"the trainer was {why}", exit_code=code)
+            self._report_state(run.name, run.number, "Left", step=step, reason=f"the trainer was {why}", exit_code=code)
 
-    def _contain(self, name: str, attempt: int, error: Exception) -> RoleError:
+    def _contain_error(self, name: str, attempt: int, error: Exception) -> RoleError:
         """Reset the model for the other runs and return the error for the user.
 
         Raises:
@@ -215,9 +215,9 @@ class SharedRuns(OneRun):
             logger.opt(exception=error).error(f"run {name} failed")
         # After an error at different places the ranks have run different collectives, and no run
         # can continue in this process.
-        if not self._isolation.contained(error, self._agreement.place):
-            if to_blame(error):
-                tell_all(self.host.paths, name, attempt, failure)
+        if not self._isolation.is_contained(error, self._agreement.place):
+            if is_work_error(error):
+                report_trainer_end(self.host.paths, name, attempt, failure)
             raise RoleError(
                 f"run {name} failed on only some ranks, so all runs must restart: {failure}", failure.code
             ) from error
@@ -225,43 +225,45 @@ class SharedRuns(OneRun):
         self._process.policy.reset()
         return failure
 
-    def _join(self, order: JoinOrder) -> None:
+    def _join_guest(self, order: JoinOrder) -> None:
         config, attempt = TrainerConfig.model_validate(order.config), attempt_of(order.attempt)
         paths = RunPaths(Path(order.folder))
-        link = self._link(config.name, attempt.attempt, paths)
+        link = self._guest_link(config.name, attempt.attempt, paths)
         try:
             # A guest that cannot be created is refused; all ranks must fail at the same place.
             objective = bind_objective(config)
             run = Run(config, attempt, objective, self._process, link, output_dir=paths.root, label=f"{config.name}: ")
         except Exception as error:
-            failure = self._contain(config.name, attempt.attempt, error)
+            failure = self._contain_error(config.name, attempt.attempt, error)
             # The failed constructor may have created them already.
-            self._process.policy.adapters.forget(config.name)
+            self._process.policy.adapters.delete_run(config.name)
             if link.channel is not None:
                 link.channel.close()
-            self._answer(config.name, attempt.attempt, "Refused", reason=str(failure), exit_code=failure.code)
+            self._report_state(config.name, attempt.attempt, "Refused", reason=str(failure), exit_code=failure.code)
             return
         self.runs.append(run)
-        if self.run_work(run, Run.begin):
+        if self.run_work(run, Run.publish_base):
             slot = min(set(range(1, self._size)) - set(self._slots.values()))
             self._slots[run.name] = slot
-            self._answer(run.name, run.number, "Joined", slot=slot, step=run.progress.step)
+            self._report_state(run.name, run.number, "Joined", slot=slot, step=run.progress.step)
             if self._process.policy.group.leads:
                 log_band_warnings(config)
                 logger.info(f"{run.name}: from {start_of(attempt)}")
 
-    def _link(self, name: str, attempt: int, paths: RunPaths) -> Link:
+    def _guest_link(self, name: str, attempt: int, paths: RunPaths) -> Link:
         """Create the channel of a guest at the host's server."""
         if self.host.channel is None:
             return Link()
-        channel = self.host.channel.beside(name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt))
+        channel = self.host.channel.open_guest_channel(
+            name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt)
+        )
         return Link(channel, LiveFeed(channel))
 
     def _remove_guest(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
         """Answer a guest's orchestrator and remove the guest."""
         # The answer comes first: the guest's orchestrator otherwise takes the closed channel for a
         # fault of the trainer.
-        self._answer(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
+        self._report_state(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
         self.runs.remove(run)
         self._slots.pop(run.name, None)
         # After a failure nothing waits for the guest's writes, which may never end.
@@ -269,6 +271,6 @@ class SharedRuns(OneRun):
         if run.channel is not None:
             run.channel.close()
 
-    def _answer(self, name: str, attempt: int, state: SlotState, **about: Any) -> None:
+    def _report_state(self, name: str, attempt: int, state: SlotState, **about: Any) -> None:
         if self._requests is not None:
-            self._requests.answer(name, attempt, state, **about)
+            self._requests.report_state(name, attempt, state, **about)

@@ -15,7 +15,7 @@ from torch import nn
 
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Validation
-from rlrun.protocol.packing.micro_batches import Row, plan
+from rlrun.protocol.packing.micro_batches import Row, plan_micro_batches
 from rlrun.trainer.channel.batch_feed import read_checked
 from rlrun.trainer.learning.forward import logprobs_without_gradient
 from rlrun.trainer.learning.learner import Learner
@@ -67,7 +67,7 @@ class Steps:
     def __init__(self, config: TrainerConfig, policy: Policy, learner: Learner) -> None:
         self._config, self._policy, self._learner, self._group = config, policy, learner, policy.group
 
-    def read(self, path: Path, step: int, *, written_by: int | None) -> Batch:
+    def load_batch(self, path: Path, step: int, *, written_by: int | None) -> Batch:
         """Read and check the batch of a step.
 
         Raises:
@@ -81,46 +81,46 @@ class Steps:
             attempt=written_by,
         )
 
-    def validate(self, validation: Validation) -> dict[str, float]:
+    def held_out_loss(self, validation: Validation) -> dict[str, float]:
         """Compute the loss of the current policy on the held-out samples."""
         # The held-out samples have step 0 and no sampling policy, so versions and attempt are not checked.
-        held_out = self.read(Path(validation.path), 0, written_by=None)
-        return validate_batch(self._policy.module, held_out, self._rows(held_out), group=self._group)
+        held_out = self.load_batch(Path(validation.path), 0, written_by=None)
+        return validate_batch(self._policy.module, held_out, self._plan_rows(held_out), group=self._group)
 
-    def updates(self, batch: Batch) -> list[Update]:
+    def divide_batch(self, batch: Batch) -> list[Update]:
         """Divide a batch into the updates of a step, with this rank's rows."""
         parts = mini_batches(batch, self._config.updates_per_step, seed=self._config.seed)
-        return [Update(part, self._rows(part)) for part in parts]
+        return [Update(part, self._plan_rows(part)) for part in parts]
 
-    def train(self, step: int, batch: Batch, agree: Callable[[], None]) -> dict[str, float]:
+    def train(self, step: int, batch: Batch, check_stop: Callable[[], None]) -> dict[str, float]:
         """Run all updates of a step and return its metrics."""
         config = self._config
-        updates = self.updates(batch)
+        updates = self.divide_batch(batch)
         seed_step(config.seed, step)
         total, critic = min(batch.total_steps or config.max_steps, config.max_steps), config.algorithm.critic
         metrics = self._learner.step(
             updates,
             lr=learning_rate(config.scheduler, config.optimizer.lr, step, total),
             critic_lr=0.0 if critic is None else learning_rate(config.scheduler, critic.lr, step, total),
-            agree=agree,
+            check_stop=check_stop,
         )
         metrics["tokens"] = float(batch.tokens)
         seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
-        return metrics | self._performance(
+        return metrics | self._measure_performance(
             [len(sample) for update in updates for sample in update.batch.samples], seconds
         )
 
-    def _rows(self, batch: Batch) -> tuple[Row, ...]:
+    def _plan_rows(self, batch: Batch) -> tuple[Row, ...]:
         """Plan the micro-batches of all ranks and return this rank's."""
         lengths = [len(sample) for sample in batch.samples]
-        return plan(
+        return plan_micro_batches(
             lengths,
             row_tokens=max(self._config.micro_batch_tokens or self._config.seq_len, *lengths),
             ranks=self._group.data_size,
             quadratic=self._policy.cost.quadratic,
         ).ranks[self._group.data_rank]
 
-    def _performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
+    def _measure_performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
         """Compute the throughput in tokens/s of forward, backward and optimizer; on CUDA also MFU and peak memory in bytes."""
         performance, device = {"perf/throughput": sum(lengths) / seconds}, self._group.device
         if device.type == "cuda":

@@ -308,7 +308,7 @@ def critic_step(
     if losses:
         values = {"value_loss": torch.stack(losses).sum(), "value_clip_fraction": torch.stack(clipped).sum()}
     applied = apply_gradient(critic.module, critic.optimizer, lr=lr, max_grad_norm=critic.max_grad_norm, values=values)
-    watch.mark()
+    watch.record_mark()
     sums = {
         "value_loss": applied.values.get("value_loss", 0.0),
         "value_clip_fraction": applied.values.get("value_clip_fraction", 0.0) / denominator,
@@ -317,5 +317,5 @@ def critic_step(
         "critic_grad_norm": applied.grad_norm,
         "critic_lr": lr,
         "critic_skipped": float(not applied.updated),
-        "time/critic": watch.seconds()[0],
+        "time/critic": watch.lap_seconds()[0],
     }

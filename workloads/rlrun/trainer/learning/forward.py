@@ -194,7 +194,7 @@ def _row_statistics(model: PreTrainedModel, wanted: _Wanted) -> tuple[Tensor, Te
         with last_stage(model):
             hidden = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state[0, part.before]
         if coefficients is not None:
-            weighted = head.weighted(hidden, targets, temperatures, coefficients)
+            weighted = head.weighted_logprobs(hidden, targets, temperatures, coefficients)
             if weighted is not None:
                 return weighted
         logprobs, entropy = head.statistics(hidden, targets, temperatures, entropy=wanted.entropy)

@@ -41,7 +41,7 @@ class Learner:
         *,
         lr: float,
         critic_lr: float = 0.0,
-        agree: Callable[[], None] = lambda: None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
         """Run all updates in order. The passes without a gradient use the parameters before the first update.
 
@@ -49,7 +49,7 @@ class Learner:
             updates: data of one or more updates.
             lr: learning rate of the policy in this step.
             critic_lr: learning rate of the critic in this step.
-            agree: stop point that all ranks call together until the first update; if it raises (on all ranks), the step is abandoned
+            check_stop: stop point that all ranks call together until the first update; if it raises (on all ranks), the step is abandoned
                 without an update. Later it is not called: a partly updated model is not a valid version.
 
         Returns:
@@ -58,7 +58,7 @@ class Learner:
         """
         samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
         rows = micro_batches(samples, self.group.device)
-        signals, metrics = self._passes(updates, samples, rows, agree)
+        signals, metrics = self._run_passes(updates, samples, rows, check_stop)
         found, taken = [], iter(rows)
         for index, (update, signal) in enumerate(zip(updates, signals, strict=True)):
             inputs = list(islice(taken, len(update.rows)))
@@ -70,19 +70,19 @@ class Learner:
                 loss=self.loss,
                 lr=lr,
                 max_grad_norm=self.max_grad_norm,
-                prepared=Prepared(signals=signal, inputs=inputs, agree=agree if index == 0 else lambda: None),
+                prepared=Prepared(signals=signal, inputs=inputs, check_stop=check_stop if index == 0 else lambda: None),
             )
             if self.critic is not None:
                 one |= critic_step(self.critic, update.batch, inputs, signal, group=self.group, lr=critic_lr)
             found.append(one)
         return combine_updates(found) | metrics
 
-    def _passes(
+    def _run_passes(
         self,
         updates: Sequence[Update],
         samples: Sequence[Sequence[Sample]],
         rows: Sequence[MicroBatch],
-        agree: Callable[[], None],
+        check_stop: Callable[[], None],
     ) -> tuple[list[list[Signals]], dict[str, float]]:
         """Run the passes that the objective needs, and return the signals of the rows of each update."""
         if not self._needs_passes(len(updates)):
@@ -94,7 +94,7 @@ class Learner:
         start: list[Tensor] = []
         # Log-probs of the policy before the first update.
         if self._needs_proximal_pass(len(updates)):
-            agree()
+            check_stop()
             began = time.perf_counter()
             # If this pass overflows, the update overflows too and is skipped, so the values do not matter.
             start = [
@@ -108,7 +108,7 @@ class Learner:
         # Log-probs of the reference.
         reference: list[Tensor] = []
         if self.reference is not None:
-            agree()
+            check_stop()
             began = time.perf_counter()
             reference = self.reference.logprobs(rows)
             for signal, logprobs in zip(signals, reference, strict=True):
@@ -121,7 +121,7 @@ class Learner:
             metrics["kl_reward"] = float(token_moments(more_rewards, [row.mask for row in rows], self.group).mean)
         # Values and advantages of the critic.
         if self.critic is not None and self.loss.gae is not None:
-            agree()
+            check_stop()
             began = time.perf_counter()
             found = estimate_values(
                 self.critic.module,
@@ -152,7 +152,7 @@ class Learner:
 
     def _reads_proximal(self, updates: int) -> bool:
         """Return whether the updates read the pass. A single update computes the log-probs at the start of the step itself."""
-        return self.loss.recomputes and updates > 1
+        return self.loss.needs_recompute and updates > 1
 
     def _needs_passes(self, updates: int) -> bool:
         return self.reference is not None or self.critic is not None or self._needs_proximal_pass(updates)

@@ -309,7 +309,7 @@ class Head:
             waits=self.waits,
         )
 
-    def weighted(
+    def weighted_logprobs(
         self, hidden: Tensor, targets: Tensor, temperatures: Tensor, coefficients: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Compute `weighted_logprobs` of hidden states `[K, D]`, or return None if no kernel supports this head."""

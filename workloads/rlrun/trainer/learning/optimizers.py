@@ -98,7 +98,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update_parameter(parameter, group)
         return loss
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -107,7 +107,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
         for state in self.state.values():
             state |= {name: value.to(torch.uint8) for name, value in state.items() if name.endswith("_codes")}
 
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update_parameter(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         state, gradient = self.state[parameter], local_part(parameter.grad)
         weight = local_part(parameter.detach())
         beta1, beta2 = group["betas"]

@@ -74,7 +74,7 @@ class FrozenReference:
         Raises:
             RoleError: the model cannot be loaded, or its vocabulary has a different size.
         """
-        chosen = config.resolved(policy)
+        chosen = config.resolve_model(policy)
 
         def prepare(model: nn.Module) -> None:
             freeze_reference(model, group, vocabulary=vocabulary)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlrun.advantages.estimators import Floats, level_means, level_stds
 from rlrun.algorithms import KlReward, LossBatch, Mixture, Objective, Regularizers
-from rlrun.algorithms.objective_mixture import RewardedKl
+from rlrun.algorithms.objective_mixture import KlAdvantage
 from rlrun.algorithms.returns import Moments
 from rlrun.config.algorithm.names import complete_options, is_import_path
 from rlrun.config.models.learning import AlgorithmConfig
@@ -64,23 +64,23 @@ def bind_objective(config: TrainerConfig) -> Mixture:
         advantage = algorithm.effective_advantage
         gae = complete_options("advantage", advantage.name, advantage.options)
     environments = {
-        name: step_objective(own.over(algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
+        name: step_objective(own.merged_over(algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
         for name, own in config.environment_algorithms.items()
     }
-    own = {name: one.over(algorithm) for name, one in config.environment_algorithms.items()}
+    own = {name: one.merged_over(algorithm) for name, one in config.environment_algorithms.items()}
     kls = tuple(_rewarded_kl(one) for one in (algorithm, *own.values()))
     return Mixture(step_objective(algorithm, config.seq_len), environments, gae, kls if any(kls) else ())
 
 
-def _rewarded_kl(algorithm: AlgorithmConfig) -> RewardedKl | None:
+def _rewarded_kl(algorithm: AlgorithmConfig) -> KlAdvantage | None:
     """Return the KL penalty in the reward of an objective and the advantage options to apply after it, or None."""
     terms, advantage = algorithm.regularizers, algorithm.effective_advantage
     if terms.kl_reward == 0:
         return None
     options = complete_options("advantage", advantage.name, advantage.options)
     if is_import_path(advantage.name):
-        return RewardedKl(KlReward(terms.kl_reward, terms.kl_reward_kind))
-    return RewardedKl(
+        return KlAdvantage(KlReward(terms.kl_reward, terms.kl_reward_kind))
+    return KlAdvantage(
         KlReward(terms.kl_reward, terms.kl_reward_kind, options.get("gamma", 1.0)),
         adv_mean=options["adv_mean"],
         adv_std=options["adv_std"],
@@ -92,7 +92,7 @@ def _rewarded_kl(algorithm: AlgorithmConfig) -> RewardedKl | None:
 def log_band_warnings(config: TrainerConfig) -> None:
     """Log a warning for each loss whose bounds are narrower than rounding errors; called on one rank of a run."""
     warnings = {"algorithm": config.algorithm.band_warning} | {
-        f"environmentAlgorithms.{name}": own.over(config.algorithm).band_warning
+        f"environmentAlgorithms.{name}": own.merged_over(config.algorithm).band_warning
         for name, own in config.environment_algorithms.items()
     }
     for where, warning in warnings.items():
@@ -158,7 +158,7 @@ class KlInputs:
     reference: Sequence[Tensor]
     """Log-probs of the reference, `[T]` per row."""
 
-    def parts(self, index: int) -> list[tuple[RewardedKl, Tensor]]:
+    def row_penalties(self, index: int) -> list[tuple[KlAdvantage, Tensor]]:
         """Return the KL penalties of a row's environments, each with the loss mask `[T]` of its tokens."""
         row, kls = self.rows[index], self.loss.kl_rewards
         environments = [sample.environment for sample in self.samples[index]] or [""]
@@ -171,7 +171,7 @@ def kl_token_rewards(inputs: KlInputs) -> list[Tensor]:
     found = []
     for index, row in enumerate(inputs.rows):
         total = torch.zeros_like(row.advantages)
-        for kl, mask in inputs.parts(index):
+        for kl, mask in inputs.row_penalties(index):
             total = total + kl.reward.rewards(inputs.logprobs[index], inputs.reference[index], mask)
         found.append(total)
     return found
@@ -191,7 +191,7 @@ def kl_advantages(inputs: KlInputs, *, groups: Sequence[int], group: Group) -> l
     rows = inputs.rows
     advantages = [row.advantages for row in rows]
     for index, row in enumerate(rows):
-        for kl, mask in inputs.parts(index):
+        for kl, mask in inputs.row_penalties(index):
             advantages[index] = advantages[index] + kl.reward.returns(
                 inputs.logprobs[index], inputs.reference[index], mask=mask, sequence_lengths=row.packed.lengths
             )
@@ -209,7 +209,7 @@ def _finish_advantages(
     masks = []
     for index, row in enumerate(inputs.rows):
         mask = torch.zeros_like(row.mask)
-        for kl, own in inputs.parts(index):
+        for kl, own in inputs.row_penalties(index):
             mask = mask | own if kl.batch == settings else mask
         masks.append(mask)
     found = list(advantages)

@@ -44,7 +44,7 @@ class Prepared:
     """Auxiliary inputs of each row."""
     inputs: Sequence[MicroBatch] | None = None
     """Rows on the device. Default: copy them."""
-    agree: Callable[[], None] = lambda: None
+    check_stop: Callable[[], None] = lambda: None
     """Stop point that all ranks call before each row (with a pipeline only before the first). If it raises (on all ranks), the step is
     abandoned without an update.
     """
@@ -96,14 +96,14 @@ def train_step(
         parts.append(metrics)
         return objective
 
-    _run_backward(model, inputs, compute, prepared.agree)
+    _run_backward(model, inputs, compute, prepared.check_stop)
     has_reference = signals is not None and signals[0].reference_logprobs is not None
-    merged = loss.merged(parts, reference=has_reference) if parts else {}
-    watch.mark()
+    merged = loss.add_metrics(parts, reference=has_reference) if parts else {}
+    watch.record_mark()
     applied = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm, values=merged)
-    watch.mark()
-    times = dict(zip(("time/forward_backward", "time/optimizer"), watch.seconds(), strict=True))
-    return loss.means(_over_ranks(applied.values, group), divisors) | {
+    watch.record_mark()
+    times = dict(zip(("time/forward_backward", "time/optimizer"), watch.lap_seconds(), strict=True))
+    return loss.reported_means(_over_ranks(applied.values, group), divisors) | {
         "grad_norm": applied.grad_norm,
         "lr": lr,
         "skipped": float(not applied.updated),
@@ -113,13 +113,13 @@ def train_step(
 
 
 def _run_backward(
-    model: nn.Module, inputs: Sequence[MicroBatch], objective: Objective, agree: Callable[[], None]
+    model: nn.Module, inputs: Sequence[MicroBatch], objective: Objective, check_stop: Callable[[], None]
 ) -> None:
     """Accumulate the gradients of all micro-batches; in a pipeline the last stage computes the objective."""
     stage = stage_of(model)
     if stage is None:
         for index in range(len(inputs)):
-            agree()
+            check_stop()
             prepare_backward(model, last=index == len(inputs) - 1)
             # Each row's backward pass frees its activations before the next row allocates its own.
             objective(index, None).backward()
@@ -130,7 +130,7 @@ def _run_backward(
             return objective(index, received)
         return stage_output(model, inputs[index], received, number)
 
-    agree()  # only once, because ranks of different stages do not reach the boundaries between rows together
+    check_stop()  # only once, because ranks of different stages do not reach the boundaries between rows together
     tokens = [part_tokens(model, len(row.input_ids)) for row in inputs]
     run_rows(model, stage, tokens, compute, backward=True)
     add_shared_gradients(model)
@@ -213,7 +213,7 @@ def _over_ranks(values: Mapping[str, float], group: Group) -> dict[str, float]:
         names = group.broadcast(list(values), root=group.dims.head_place * group.dims.stage_size)
         values = {name: values.get(name, -math.inf if name.endswith("_max") else 0.0) for name in names}
     sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
-    return sums | group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
+    return sums | group.max_over_ranks({name: value for name, value in values.items() if name.endswith("_max")})
 
 
 _BLOCK_WORDS = {"cpu": 2**16, "cuda": 2**22}

@@ -198,7 +198,7 @@ def _reference_shape(run: TrainerConfig, model: Architecture) -> Architecture | 
     """Return the shape of the reference model, or the policy's shape if it is unknown."""
     if run.algorithm.reference is None:
         return None
-    chosen = run.algorithm.reference.resolved(run.model)
+    chosen = run.algorithm.reference.resolve_model(run.model)
     if chosen is run.model:
         return model
     try:

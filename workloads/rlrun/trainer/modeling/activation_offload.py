@@ -36,19 +36,19 @@ class Link(Protocol):
     def buffer(self, size: int) -> Tensor:
         """Allocate host memory of `size` bytes, uint8."""
 
-    def out(self, tensor: Tensor, host: Tensor) -> None:
+    def copy_to_host(self, tensor: Tensor, host: Tensor) -> None:
         """Copy to the host, after all computation queued so far."""
 
-    def back(self, host: Tensor, tensor: Tensor) -> None:
+    def copy_to_device(self, host: Tensor, tensor: Tensor) -> None:
         """Copy to the device."""
 
-    def mark(self) -> object:
+    def record_mark(self) -> object:
         """Return a mark after all copies queued so far."""
 
-    def wait(self, mark: object) -> None:
+    def wait_for_mark(self, mark: object) -> None:
         """Delay later computation until the copies before the mark have finished."""
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         """Wait on the host for all copies queued so far."""
 
 
@@ -62,13 +62,13 @@ class CUDALink:
         """See `Link`."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def out(self, tensor: Tensor, host: Tensor) -> None:
+    def copy_to_host(self, tensor: Tensor, host: Tensor) -> None:
         """See `Link`."""
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             host.copy_(tensor, non_blocking=True)
 
-    def back(self, host: Tensor, tensor: Tensor) -> None:
+    def copy_to_device(self, host: Tensor, tensor: Tensor) -> None:
         """See `Link`."""
         # Previous computation may still read its memory.
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
@@ -76,17 +76,17 @@ class CUDALink:
             tensor.copy_(host, non_blocking=True)
         tensor.record_stream(self._stream)
 
-    def mark(self) -> torch.cuda.Event:
+    def record_mark(self) -> torch.cuda.Event:
         """See `Link`."""
         event: torch.cuda.Event = self._stream.record_event()
         return event
 
-    def wait(self, mark: object) -> None:
+    def wait_for_mark(self, mark: object) -> None:
         """See `Link`."""
         assert isinstance(mark, torch.cuda.Event)
         torch.cuda.current_stream().wait_event(mark)
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         """See `Link`."""
         self._stream.synchronize()
 
@@ -98,21 +98,21 @@ class HostLink:
         """See `Link`."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def out(self, tensor: Tensor, host: Tensor) -> None:
+    def copy_to_host(self, tensor: Tensor, host: Tensor) -> None:
         """See `Link`."""
         host.copy_(tensor)
 
-    def back(self, host: Tensor, tensor: Tensor) -> None:
+    def copy_to_device(self, host: Tensor, tensor: Tensor) -> None:
         """See `Link`."""
         tensor.copy_(host)
 
-    def mark(self) -> None:
+    def record_mark(self) -> None:
         """See `Link`."""
 
-    def wait(self, mark: object) -> None:
+    def wait_for_mark(self, mark: object) -> None:
         """See `Link`."""
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         """See `Link`."""
 
 
@@ -125,7 +125,7 @@ class Buffers:
         self.allocated = 0
         """Total bytes of all buffers."""
 
-    def take(self, size: int) -> Tensor:
+    def take_buffer(self, size: int) -> Tensor:
         """Take the smallest free buffer of `size` to 2 * `size` bytes, or allocate one."""
         fits = [index for index, one in enumerate(self._free) if size <= one.numel() <= 2 * size]
         if fits:
@@ -134,7 +134,7 @@ class Buffers:
         self.allocated += size
         return self._link.buffer(size)
 
-    def give(self, buffer: Tensor) -> None:
+    def return_buffer(self, buffer: Tensor) -> None:
         """Return a buffer to the pool; later copies may overwrite it."""
         self._free.append(buffer)
 
@@ -145,31 +145,31 @@ class Saved:
     def __init__(self, tensor: Tensor, layer: SavedLayer) -> None:
         self._layer = layer
         self._shape = (tensor.shape, torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.device)
-        buffer = layer.buffers.take(tensor.numel() * tensor.element_size())
+        buffer = layer.buffers.take_buffer(tensor.numel() * tensor.element_size())
         # The graph owns this object: its end is the only reliable sign that no later pass reads the
         # buffer.
-        weakref.finalize(self, layer.buffers.give, buffer).atexit = False
+        weakref.finalize(self, layer.buffers.return_buffer, buffer).atexit = False
         self._host = buffer[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
         self._host = self._host.as_strided(self._shape[0], self._shape[1])
-        layer.link.out(tensor, self._host)
+        layer.link.copy_to_host(tensor, self._host)
         self._here: Tensor | None = None
         self.uses = self._taken = 0
 
-    def fetch(self) -> None:
+    def start_fetch(self) -> None:
         """Start the copy to the device."""
         if self._here is None:
             size, stride, dtype, device = self._shape
             self._here = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            self._layer.link.back(self._host, self._here)
+            self._layer.link.copy_to_device(self._host, self._here)
 
-    def take(self) -> Tensor:
+    def take_tensor(self) -> Tensor:
         """Return the tensor on the device. It stays there until each saved use has taken it."""
         # The first tensor of a layer that the backward pass asks for starts the copies of the layer
         # before it, so that they run in parallel with its computation.
-        self._layer.need()
+        self._layer.wait_for_tensors()
         if self._here is None:  # a second backward pass over the same graph
-            self.fetch()
-            self._layer.link.wait(self._layer.link.mark())
+            self.start_fetch()
+            self._layer.link.wait_for_mark(self._layer.link.record_mark())
         tensor = self._here
         assert tensor is not None
         self._taken += 1
@@ -186,9 +186,9 @@ class Kept:
     saved: Saved
     shape: torch.Size
 
-    def take(self) -> Tensor:
+    def take_tensor(self) -> Tensor:
         """Return the tensor on the device."""
-        tensor = self.saved.take()
+        tensor = self.saved.take_tensor()
         return tensor if tensor.shape == self.shape else tensor.view(self.shape)
 
 
@@ -205,7 +205,7 @@ class SavedLayer:
         self._coming: object = None
         self._asked = self._needed = False
 
-    def save(self, tensor: Tensor) -> Kept:
+    def save_tensor(self, tensor: Tensor) -> Kept:
         """Copy a tensor to the host; elements that were saved before, in any shape, are copied once."""
         shape, tensor = tensor.shape, tensor.detach()
         if tensor.is_contiguous():
@@ -220,42 +220,42 @@ class SavedLayer:
         saved.uses += 1
         return Kept(saved, shape)
 
-    def end(self) -> None:
+    def end_forward(self) -> None:
         """End the forward pass."""
         self._known.clear()
-        self._left = self.link.mark()
+        self._left = self.link.record_mark()
 
-    def leave(self) -> None:
+    def free_copied(self) -> None:
         """Free the tensors on the device after they are copied."""
         if self._leaving:
             # Freed memory is given to other tensors at once, so the copies out of it must have
             # ended.
-            self.link.wait(self._left)
+            self.link.wait_for_mark(self._left)
             self._leaving.clear()
 
-    def ask(self) -> None:
+    def start_prefetch(self) -> None:
         """Start to copy all tensors to the device for the backward pass."""
         if self._asked:
             return
         self._asked = True
-        self.leave()
+        self.free_copied()
         # The backward pass uses the tensors in the reverse order.
         for reference in reversed(self._saved):
             saved = reference()
             if saved is not None:
-                saved.fetch()
-        self._coming = self.link.mark()
+                saved.start_fetch()
+        self._coming = self.link.record_mark()
 
-    def need(self) -> None:
+    def wait_for_tensors(self) -> None:
         """Wait for the tensors in the backward pass, and prefetch those of the previous layer."""
         if self._needed:
             return
         self._needed = True
-        self.ask()
-        self.link.wait(self._coming)
+        self.start_prefetch()
+        self.link.wait_for_mark(self._coming)
         before = None if self._before is None else self._before()
         if before is not None:
-            before.ask()
+            before.start_prefetch()
 
 
 class Offload:
@@ -271,11 +271,11 @@ class Offload:
         # Without gradients nothing is saved.
         if not torch.is_grad_enabled():
             return forward(*inputs, **keywords)
-        link, buffers = self._open(layer.parameters())
+        link, buffers = self._create_buffers(layer.parameters())
         if len(self._layers) == AHEAD:
             # Only a few layers wait for their copies at the same time, which bounds the memory on
             # the device.
-            self._layers[0].leave()
+            self._layers[0].free_copied()
         saved = SavedLayer(link, buffers, self._layers[-1] if self._layers else None)
         self._layers.append(saved)
         # Parameters are saved for backward too, but FSDP frees and gathers them itself.
@@ -285,18 +285,18 @@ class Offload:
             if isinstance(tensor, AsyncCollectiveTensor):  # a running sum over tensor ranks has no memory yet
                 tensor = tensor.wait()
             stays = isinstance(tensor, nn.Parameter | DTensor) or tensor.untyped_storage().data_ptr() in weights
-            return tensor if stays or tensor.numel() * tensor.element_size() < SMALLEST else saved.save(tensor)
+            return tensor if stays or tensor.numel() * tensor.element_size() < SMALLEST else saved.save_tensor(tensor)
 
         def unpack(kept: Kept | Tensor) -> Tensor:
-            return kept if isinstance(kept, Tensor) else kept.take()
+            return kept if isinstance(kept, Tensor) else kept.take_tensor()
 
         try:
             with saved_tensors_hooks(pack, unpack):
                 return forward(*inputs, **keywords)
         finally:
-            saved.end()
+            saved.end_forward()
 
-    def _open(self, parameters: Iterable[Tensor]) -> tuple[Link, Buffers]:
+    def _create_buffers(self, parameters: Iterable[Tensor]) -> tuple[Link, Buffers]:
         """Create link and buffers at the first forward pass, when the parameters are on their device."""
         if self._link is None:
             device = next((parameter.device for parameter in parameters), torch.device("cpu"))

@@ -76,7 +76,7 @@ def _shards(files: Files, dtype: DType, shard_bytes: int) -> Iterator[dict[str, 
     """Yield the converted tensors of one file after the other, by name."""
     shard: dict[str, Tensor] = {}
     for name in files.where:
-        tensor = _convert_tensor(files.tensor(name), getattr(torch, dtype))
+        tensor = _convert_tensor(files.lazy_tensor(name), getattr(torch, dtype))
         if shard and sum(one.nbytes for one in shard.values()) + tensor.nbytes > shard_bytes:
             yield shard
             shard = {}

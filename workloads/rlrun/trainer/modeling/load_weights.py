@@ -94,7 +94,7 @@ def load_sharded(
 
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):
-        files = open_files(source, _revision(config)) if with_weights or frozen else Files({})
+        files = open_files(source, _revision_option(config)) if with_weights or frozen else Files({})
     _by_slices(model, files, group, memory, source=source, finish=finished, only=None if with_weights else frozen)
     if files.where and group.leads:
         logger.info(f"read {files.bytes_read / 2**30:.2f} GiB of the weights on rank 0")
@@ -132,7 +132,7 @@ def _by_slices(
     # Shard on meta, allocate only this rank's parts, then read them.
     ties = _tied_names(model)
     shard_model(model, group, memory=memory)
-    _materialize(model, ties, group, memory)
+    _allocate_tensors(model, ties, group, memory)
     make_buffers(model, unsaved & kept)
     with loading_errors(source):
         for name, tensor in _named_tensors(model):
@@ -154,7 +154,7 @@ def model_on_meta(config: ModelConfig, source: str) -> PreTrainedModel:
     Raises:
         RoleError: the model does not exist, or transformers cannot build it.
     """
-    options = _revision(config)
+    options = _revision_option(config)
     with loading_errors(source):
         model = _on_meta(config, source, options)
         names = stored_names(source, options)
@@ -162,7 +162,7 @@ def model_on_meta(config: ModelConfig, source: str) -> PreTrainedModel:
     return model
 
 
-def _revision(config: ModelConfig) -> dict[str, str]:
+def _revision_option(config: ModelConfig) -> dict[str, str]:
     return {"revision": config.revision or "main"}
 
 
@@ -211,7 +211,7 @@ def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
     return [(first[id(parameter)], name) for name, parameter in every if first[id(parameter)] != name]
 
 
-def _materialize(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
+def _allocate_tensors(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
     """Allocate every tensor on its device; its values are undefined."""
     offloaded = memory is not None and memory.cpu_offload
     buffers_device = group.device

@@ -77,9 +77,9 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
     def forward(self, input: Tensor) -> Tensor:
         """Compute `[..., in]` -> `[..., out]`."""
         update = linear(linear(dropout(input, self.dropout, self.training), self.lora_A), self.lora_B)
-        return linear(input, self.weight, self.bias) + self._scaled(update)
+        return linear(input, self.weight, self.bias) + self._scale_update(update)
 
-    def _scaled(self, update: Tensor) -> Tensor:
+    def _scale_update(self, update: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # in float32, like the product with a Python number
             return (update.float() * self._scale).to(update.dtype)
         return update * self.scaling

@@ -227,7 +227,7 @@ def _keep_own_stage(model: nn.Module, stack: nn.ModuleList, group: Group, dtype:
     dims, meshes = group.dims, group.meshes
     if meshes is None or dims.pp == 1:
         return
-    stage, per_rank = dims.stage(group.rank), dims.local_stages
+    stage, per_rank = dims.pipeline_position(group.rank), dims.local_stages
     keep_stage(model, stack, stage, dims.pp, per_rank=per_rank, schedule=dims.schedule, group=meshes.pp, dtype=dtype)
 
 

@@ -43,7 +43,7 @@ class Adapters:
         self._held: str | None = None
 
     @torch.no_grad()
-    def hold(self, run: str, config: LoRAConfig | None) -> None:
+    def load_run(self, run: str, config: LoRAConfig | None) -> None:
         """Load the values of a run into the model. For a new run the values are undefined; the caller must initialize them."""
         if self._held == run:
             return
@@ -57,7 +57,7 @@ class Adapters:
             lora.configure_adapters(self._model, config)
         self._held = run
 
-    def forget(self, run: str) -> None:
+    def delete_run(self, run: str) -> None:
         """Delete the values of a run."""
         self._kept.pop(run, None)
         if self._held == run:

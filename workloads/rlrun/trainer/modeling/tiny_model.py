@@ -92,7 +92,7 @@ def make_tiny_model(folder: Path, config: TinyModelConfig, *, demonstrations: Pa
             torch.manual_seed(config.seed)
             model = LlamaForCausalLM(architecture)
             if config.warmup_environment is not None:
-                _warm_up(model, tokenizer, config, _conversations(config, demonstrations))
+                _warm_up(model, tokenizer, config, _warmup_conversations(config, demonstrations))
     finally:
         torch.set_num_threads(threads)
     with new_folder(folder) as unfinished:
@@ -100,7 +100,7 @@ def make_tiny_model(folder: Path, config: TinyModelConfig, *, demonstrations: Pa
         tokenizer.save_pretrained(unfinished)
 
 
-def _conversations(config: TinyModelConfig, file: Path | None) -> list[list[dict[str, Any]]]:
+def _warmup_conversations(config: TinyModelConfig, file: Path | None) -> list[list[dict[str, Any]]]:
     if file is not None:
         return read_demonstrations(file)
     return collect_demonstrations(

@@ -68,7 +68,7 @@ class _Sizes:
     """Divisor of all head sizes."""
     seq_len: int
 
-    def head(self, size: int) -> int:
+    def head_size(self, size: int) -> int:
         return max(size // self.factor, 1)
 
     def key_value_heads(self, count: int) -> int:
@@ -76,16 +76,16 @@ class _Sizes:
             return self.small_heads
         return 1 if count == 1 else max(self.small_heads // 2, 1)
 
-    def length(self, size: int) -> int:
+    def limit_length(self, size: int) -> int:
         return size if size <= 0 else min(size, LONGEST if self.seq_len <= size else LONGEST // 2)
 
-    def wide(self, size: int) -> int:
+    def limit_width(self, size: int) -> int:
         return min(size, 2 * self.small_hidden)
 
     def state_heads(self, part: Any) -> int:
         """Return the number of heads of a Mamba 2 layer, whose total size is its inner width."""
         inner = getattr(part, "mamba_d_ssm", None) or int(part.mamba_expand * self.hidden)
-        return max(inner // self.hidden * self.small_hidden // self.head(part.mamba_d_head), 1)
+        return max(inner // self.hidden * self.small_hidden // self.head_size(part.mamba_d_head), 1)
 
 
 _Rule = Callable[[_Sizes, int], int]
@@ -98,9 +98,9 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     (r"^(n_group|num_expert_group)$", lambda sizes, v: min(v, 2)),
     (r"shared_experts|zero_expert", lambda sizes, v: v),
     (r"(num|n)_.*experts$", lambda sizes, v: min(v, _EXPERTS)),
-    (r"head_dim$|d_head$|headdim$|kv_channels|rotary_dim|lora_rank|(dim_head|head_size)$", lambda sizes, v: sizes.head(v)),
-    (r"(intermediate|ffn|feed_forward|inner|shared).*(size|dim)$|^(ffn_dim|d_ff|dff|dim_ff)$", lambda sizes, v: sizes.wide(v)),
-    (r"^(d_inner|n_inner)$", lambda sizes, v: sizes.wide(v)),
+    (r"head_dim$|d_head$|headdim$|kv_channels|rotary_dim|lora_rank|(dim_head|head_size)$", lambda sizes, v: sizes.head_size(v)),
+    (r"(intermediate|ffn|feed_forward|inner|shared).*(size|dim)$|^(ffn_dim|d_ff|dff|dim_ff)$", lambda sizes, v: sizes.limit_width(v)),
+    (r"^(d_inner|n_inner)$", lambda sizes, v: sizes.limit_width(v)),
     (r"state_size|d_state|dt_rank|time_step_rank|_per_layer_input$|laurel_rank|chunk_size$|_rank$", lambda sizes, v: min(v, 16)),
     (r"n_groups$|ngroups$", lambda sizes, v: 1),
 )  # fmt: skip
@@ -135,7 +135,7 @@ def _small_size(name: str, value: int, sizes: _Sizes) -> int:
     if name.endswith("token_id") or name.endswith("layers"):
         return value
     if _LENGTH.search(name):
-        return sizes.length(value)
+        return sizes.limit_length(value)
     for pattern, rule in _RULES:
         if re.search(pattern, name):
             return rule(sizes, value)
@@ -183,7 +183,7 @@ def _shrink_rotary(options: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
         elif name == "mrope_section":
             small[name] = [max(count // sizes.factor, 1) for count in value]
         elif name == "original_max_position_embeddings" and value:
-            small[name] = sizes.length(value)
+            small[name] = sizes.limit_length(value)
         else:
             small[name] = value
     return small

@@ -50,7 +50,7 @@ class ParallelDims:
         Raises:
             RoleError: the sizes do not fit; the message has field, value and fix.
         """
-        problem = config.problem(world_size)
+        problem = config.layout_problem(world_size)
         if problem is not None:
             raise RoleError(f"trainer.{problem}", exit_codes.CONFIGURATION)
         rest = world_size // (config.pp * config.dp_replicate * config.cp * config.tp)
@@ -75,7 +75,7 @@ class ParallelDims:
         """Number of ranks of one stage; all ranks without a pipeline."""
         return self.dp_replicate * self.fsdp * self.tp
 
-    def stage(self, rank: int) -> int:
+    def pipeline_position(self, rank: int) -> int:
         """Return the position of a rank in the pipeline, from 0 to `pp` - 1: the number of its first stage."""
         return rank // self.stage_size
 
@@ -118,7 +118,7 @@ class Meshes:
         """Create the meshes and their process groups; all ranks call it together."""
         self.dims = dims
         self._world = init_device_mesh(device_type, (dims.world_size,), mesh_dim_names=("world",))
-        layers = self._divided(("fsdp", dims.fsdp), ("tp", dims.tp))
+        layers = self._divide_mesh(("fsdp", dims.fsdp), ("tp", dims.tp))
         self.layers = self._data_parallel(layers, "fsdp")
         """Mesh over which FSDP shards the layers: `(fsdp)`, or `(dp_replicate, fsdp)`. Gradients are summed over it."""
         self.tp: DeviceMesh | None = layers["tp"] if dims.tp > 1 else None
@@ -127,27 +127,27 @@ class Meshes:
         positions.
         """
         if dims.tp > 1:
-            self.outer = self._data_parallel(self._divided(("all_shards", dims.fsdp * dims.tp)), "all_shards")
+            self.outer = self._data_parallel(self._divide_mesh(("all_shards", dims.fsdp * dims.tp)), "all_shards")
         self.experts = self.tp
         """Mesh over which experts are distributed: the expert group with its tensor ranks, or None if every rank has all experts."""
         self.expert_copies = self.layers
         """Mesh over which FSDP shards the experts of one rank of `experts`."""
         if dims.ep > 1:
-            spread = self._divided(("expert_fsdp", dims.fsdp // dims.ep), ("ep", dims.ep * dims.tp))
+            spread = self._divide_mesh(("expert_fsdp", dims.fsdp // dims.ep), ("ep", dims.ep * dims.tp))
             self.experts, self.expert_copies = spread["ep"], self._data_parallel(spread, "expert_fsdp")
         self.cp: dist.ProcessGroup | None = None
         self.row: dist.ProcessGroup | None = None
         """Ranks that share a row: the context and tensor parallel ranks."""
         if dims.cp > 1:
-            self.cp = self._divided(("dp_shard", dims.dp_shard), ("cp", dims.cp), ("tp", dims.tp))["cp"].get_group()
+            self.cp = self._divide_mesh(("dp_shard", dims.dp_shard), ("cp", dims.cp), ("tp", dims.tp))["cp"].get_group()
         if dims.cp * dims.tp > 1:
-            self.row = self._divided(("dp_shard", dims.dp_shard), ("row", dims.cp * dims.tp))["row"].get_group()
+            self.row = self._divide_mesh(("dp_shard", dims.dp_shard), ("row", dims.cp * dims.tp))["row"].get_group()
         self.pp: dist.ProcessGroup | None = None
         """Ranks of all stages with the same rows and the same part of their stage, in order of the stages."""
         if dims.pp > 1:
-            self.pp = self._divided(("column", dims.fsdp * dims.tp))["pp"].get_group()
+            self.pp = self._divide_mesh(("column", dims.fsdp * dims.tp))["pp"].get_group()
 
-    def _divided(self, *parts: tuple[str, int]) -> DeviceMesh:
+    def _divide_mesh(self, *parts: tuple[str, int]) -> DeviceMesh:
         stages = (("pp", self.dims.pp),) if self.dims.pp > 1 else ()
         names, sizes = zip(*(*stages, ("dp_replicate", self.dims.dp_replicate), *parts), strict=True)
         return self._world._unflatten(0, sizes, names)
@@ -194,7 +194,7 @@ class Group:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.sums({})
+        self.sum_over_ranks({})
 
     def broadcast(self, document: object, *, root: int = 0) -> Any:
         """Return the JSON document of one rank on every rank; the arguments of other ranks are ignored."""
@@ -208,28 +208,33 @@ class Group:
         dist.broadcast(payload, root)
         return json.loads(bytes(payload.numpy()))
 
-    def neighbours(self) -> list[int]:
+    def neighbor_pids(self) -> list[int]:
         """Return the process ids of the other ranks on this machine, in order of rank. All ranks call it together."""
         mine = float(os.environ.get("GROUP_RANK", "0"))  # number of the machine in torchrun
-        places = self.sums({str(r): mine if r == self.rank else 0.0 for r in range(self.world_size)})
+        places = self.sum_over_ranks({str(r): mine if r == self.rank else 0.0 for r in range(self.world_size)})
         # Numbers of processes are exact in float64.
-        pids = self.sums({str(r): float(os.getpid()) if r == self.rank else 0.0 for r in range(self.world_size)})
+        pids = self.sum_over_ranks(
+            {str(r): float(os.getpid()) if r == self.rank else 0.0 for r in range(self.world_size)}
+        )
         return [int(pids[r]) for r, place in places.items() if place == mine and int(r) != self.rank]
 
-    def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+    def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the sums over all ranks in float64; every rank passes the same names in the same order."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        return self._reduce_values(values, dist.ReduceOp.SUM)
 
     def data_sums(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sum values of rows over all ranks; of ranks with the same rows, only one on the last stage counts."""
-        first = self.rank % (self.dims.cp * self.dims.tp) == 0 and self.dims.stage(self.rank) == self.dims.head_place
-        return self.sums({name: value if first else 0.0 for name, value in values.items()})
+        first = (
+            self.rank % (self.dims.cp * self.dims.tp) == 0
+            and self.dims.pipeline_position(self.rank) == self.dims.head_place
+        )
+        return self.sum_over_ranks({name: value if first else 0.0 for name, value in values.items()})
 
-    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+    def max_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the maxima over all ranks."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        return self._reduce_values(values, dist.ReduceOp.MAX)
 
-    def _reduce(self, values: Mapping[str, float], operation: object) -> dict[str, float]:
+    def _reduce_values(self, values: Mapping[str, float], operation: object) -> dict[str, float]:
         reduced = torch.tensor([*values.values(), 0.0], dtype=torch.float64)
         dist.all_reduce(reduced, operation)
         return dict(zip(values, reduced.tolist(), strict=False))
@@ -297,7 +302,7 @@ class Agreement:
         self.place = 0
         """Number of passed points; the same on all ranks."""
 
-    def meet(self) -> None:
+    def check_stop(self) -> None:
         """Pass a point; all ranks call it together.
 
         A rank never leaves alone, because the others would wait for it in their next collective.
@@ -307,9 +312,11 @@ class Agreement:
         """
         self.place += 1
         # One collective for both values: every rank sees the same answer at the same point.
-        asked = self._group.maxima({"stop": float(self.stop.asked), "signal": float(self.stop.number or 0)})
+        asked = self._group.max_over_ranks(
+            {"stop": float(self.stop.is_requested), "signal": float(self.stop.number or 0)}
+        )
         if asked["stop"]:
             # A rank without a signal joins the stop, so that its own deadline runs and a signal
             # that comes later is not its second one.
-            self.stop.join(int(asked["signal"]) or None)
+            self.stop.request_stop(int(asked["signal"]) or None)
             raise StopAgreed

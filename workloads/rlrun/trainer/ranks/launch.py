@@ -44,7 +44,7 @@ class BenchOptions:
         return ["--bench", json.dumps(asdict(self))]
 
     @classmethod
-    def read(cls, text: str) -> BenchOptions:
+    def parse_argument(cls, text: str) -> BenchOptions:
         """Parse the argument that `rank_arguments` returns."""
         values = json.loads(text)
         return cls(**values | {"seq_lens": tuple(values["seq_lens"])})
@@ -72,12 +72,12 @@ class Job:
         return ["--recompute", json.dumps(asdict(self))]
 
     @classmethod
-    def read(cls, text: str) -> Job:
+    def parse_argument(cls, text: str) -> Job:
         """Parse the argument that `rank_arguments` returns."""
         values = json.loads(text)
         return cls(**values | {"batches": tuple((int(step), str(path)) for step, path in values["batches"])})
 
-    def answer(self) -> dict[str, object]:
+    def read_result(self) -> dict[str, object]:
         """Read the result that rank 0 wrote.
 
         Raises:

@@ -46,7 +46,7 @@ class Phases:
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         return cls(rank, world_size, (host, int(port)) if host and port else None)
 
-    def say(self, phase: Phase, step: int, part: int = 0) -> None:
+    def report_phase(self, phase: Phase, step: int, part: int = 0) -> None:
         """Set the phase of this rank."""
         if self._store is None or self._rank == 0:
             return
@@ -56,7 +56,7 @@ class Phases:
         except RuntimeError:  # the first machine has ended, and with it the group
             self._store = None
 
-    def others(self) -> list[RankState]:
+    def other_states(self) -> list[RankState]:
         """Return the last phase of every other rank; an empty list before all ranks have reported, or if the store does not answer."""
         keys = [_store_key(rank) for rank in self._others]
         if self._store is None or not keys:

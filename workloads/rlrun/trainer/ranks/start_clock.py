@@ -43,7 +43,7 @@ class StartClock:
         self._clock, self._last = clock, clock() - ago
         self._seconds: dict[str, float] = {}
 
-    def done(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """End a phase and start the next one."""
         now = self._clock()
         self._seconds[PREFIX + phase] = now - self._last

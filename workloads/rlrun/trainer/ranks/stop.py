@@ -44,7 +44,7 @@ class Stop:
         self._end: Callable[[int], None] = os._exit
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether this rank or a peer has a request to stop."""
         return self._asked.is_set()
 
@@ -54,16 +54,16 @@ class Stop:
         return exit_codes.FAILURE if self.number is None else _SIGNALLED + self.number
 
     @property
-    def why(self) -> str:
+    def origin(self) -> str:
         """Origin of the request, for messages."""
         return "the orchestrator, which has to stop" if self.number is None else signal.Signals(self.number).name
 
-    def listen(self) -> None:
+    def start_listening(self) -> None:
         """Start to receive the signals; called in the main thread before other threads start."""
         # Blocked in all threads and received by one: a Python handler runs only in the main thread,
         # which may be inside a collective for minutes.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, _REQUEST})
-        threading.Thread(target=self._wait, name="signals", daemon=True).start()
+        threading.Thread(target=self._handle_signals, name="signals", daemon=True).start()
 
     def allow_time(self, seconds: float, peers: Sequence[int] = ()) -> None:
         """Allow time to save after the first signal.
@@ -75,7 +75,7 @@ class Stop:
         self._peers = tuple(peers)
         self._seconds = seconds
 
-    def then(self, act: Callable[[], None]) -> None:
+    def call_after_request(self, act: Callable[[], None]) -> None:
         """Call `act` in a separate thread after a request to stop."""
 
         def wait() -> None:
@@ -84,25 +84,25 @@ class Stop:
 
         threading.Thread(target=wait, name="stop", daemon=True).start()
 
-    def join(self, number: int | None = None) -> None:
+    def request_stop(self, number: int | None = None) -> None:
         """Request a stop without a signal to this rank; a later signal to this rank does not count as the second.
 
         Args:
             number: signal of another rank, or None for a request of the orchestrator.
         """
-        if not self.asked:
+        if not self.is_requested:
             self.number = number
             os.kill(os.getpid(), _REQUEST)
             self._asked.wait()
 
-    def _wait(self) -> None:
+    def _handle_signals(self) -> None:
         # The first signal, or a request of the orchestrator or a peer.
         first = signal.sigwait({*_SIGNALS, _REQUEST})
         if first != _REQUEST:
             self.number = first
-        name = self.why
+        name = self.origin
         if not self._seconds:
-            self._leave(f"ended by {name}")
+            self._end_process(f"ended by {name}")
         self._asked.set()
         # The loop has time to save. A request may be followed by its signal, which does not count as a second one.
         deadline, sent = time.monotonic() + self._seconds, first != _REQUEST
@@ -113,14 +113,14 @@ class Stop:
             if (again := signal.sigpending() & _SIGNALS) and not sent:
                 self.number, sent = signal.sigwait(again), True
             elif again:
-                self._leave(f"ended by a second signal, {signal.Signals(min(again)).name}")
+                self._end_process(f"ended by a second signal, {signal.Signals(min(again)).name}")
             if any(not _is_alive(pid) for pid in self._peers):
-                self._leave(f"ended after {name}: another rank has already ended")
-        self._leave(
+                self._end_process(f"ended after {name}: another rank has already ended")
+        self._end_process(
             f"ended {self._seconds:g} s after {name} (checkpoint.gracePeriodSeconds), before the checkpoint was saved"
         )
 
-    def _leave(self, reason: str) -> None:
+    def _end_process(self, reason: str) -> None:
         sys.stderr.flush()
         os.write(2, f"trainer: {reason}\n".encode())
         # `os._exit`: a normal exit would wait for threads and process groups, which hang if another

@@ -231,7 +231,7 @@ class DeltaWriter:
         """
         assert version.about is not None
         path = self._paths.delta(version.step, self._attempt)
-        with new_version(path, self._group) as (unfinished, together), together.part():
+        with new_version(path, self._group) as (unfinished, together), together.catch_refusal():
             if self._root is not None:
                 file = unfinished / root_file(self._root)
                 with file.open("wb") as stream:
@@ -244,7 +244,7 @@ class DeltaWriter:
                 (unfinished / MANIFEST).write_text(about.model_dump_json() + "\n")
         return path
 
-    def written(self, version: Compared, *, whole: bool) -> None:
+    def set_base(self, version: Compared, *, whole: bool) -> None:
         """Set a version on the volume as the base of the next one."""
         # Only a version that is on the volume becomes a base: an engine cannot apply a difference
         # from a version that it could not read.

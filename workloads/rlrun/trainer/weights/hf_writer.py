@@ -144,13 +144,13 @@ def publish_version(
             # After a refusal the rank still gathers the remaining tensors, for which the other
             # ranks wait; it only stops writing.
             if mine and together.refused is None:
-                with together.part():
+                with together.catch_refusal():
                     save_file(kept, unfinished / files_of_all.mine[index], metadata={"format": "pt"})
                     fsync_path(unfinished / files_of_all.mine[index])
         # Rank 0 knows the files of all ranks. A refused write of its own shard has made the version
         # useless already.
         if group.leads and together.refused is None:
-            with together.part():
+            with together.catch_refusal():
                 _write_index(unfinished, files_of_all.weight_map, files_of_all.size)
                 for name, content in files.contents.items():
                     (unfinished / name).write_bytes(content)
@@ -179,7 +179,7 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
                 kept[name] = lora.cut_to_rank(name, whole, config["r"]).cpu().contiguous()
         kept = {name: tensor for one in of_all_stages(model, kept) for name, tensor in one.items()}
         if group.leads:
-            with together.part():
+            with together.catch_refusal():
                 save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})
                 (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -190,19 +190,19 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
     unfinished = path.with_name(path.name + TMP_SUFFIX)
     together = Together(group, path.parent, "publish weights")
     try:
-        with together.part():
+        with together.catch_refusal():
             if group.leads:
                 remove_folder(unfinished)  # left by a try that the volume refused
                 make_folder(unfinished.parent)
                 unfinished.mkdir()
-        together.agree()
+        together.compare_results()
         # Agreed before the block: no rank writes into a folder that rank 0 could not create.
         yield unfinished, together
-        together.agree()
-        with together.part():
+        together.compare_results()
+        with together.catch_refusal():
             if group.leads:
                 _finish_folder(unfinished, path)
-        together.agree()
+        together.compare_results()
     except BaseException:
         if group.leads:
             shutil.rmtree(unfinished, ignore_errors=True)

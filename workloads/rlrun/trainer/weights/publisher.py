@@ -38,7 +38,7 @@ class Publisher:
         paths: paths of the run.
         channel: channel to the orchestrator, on rank 0.
         volume: receiver of the volume's refusals.
-        agree: stop point that all ranks call together while they wait for the volume; raises on all of them after a request to stop.
+        check_stop: stop point that all ranks call together while they wait for the volume; raises on all of them after a request to stop.
         replay: true if the run has no orchestrator.
     """
 
@@ -51,11 +51,11 @@ class Publisher:
         paths: RunPaths,
         channel: Channel | None,
         volume: Volume,
-        agree: Callable[[], None],
+        check_stop: Callable[[], None],
         replay: bool,
     ) -> None:
         self._config, self._attempt, self._policy, self._group = config, attempt, policy, policy.group
-        self._paths, self._channel, self._volume, self._agree = paths, channel, volume, agree
+        self._paths, self._channel, self._volume, self._check_stop = paths, channel, volume, check_stop
         self._sends = config.task == "RL" and config.weight_sync.transport == "NCCL" and not replay
         """Whether engines receive versions from this process."""
         self._outbox: Outbox | None = None
@@ -84,7 +84,7 @@ class Publisher:
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer
 
-    def due(self, step: int, *, last: bool, saved: bool) -> bool:
+    def is_due(self, step: int, *, last: bool, saved: bool) -> bool:
         """Return whether the version of a step is published.
 
         Engines need every version; without engines only the last version and those with a checkpoint are published, for users.
@@ -97,7 +97,7 @@ class Publisher:
         return self._config.task == "RL" or saved or last or self._export_due(step, last=last)
 
     def publish(self, step: int, *, last: bool, saved: bool) -> None:
-        """Publish the parameters as the version of `step`; for the arguments see `due`.
+        """Publish the parameters as the version of `step`; for the arguments see `is_due`.
 
         Raises:
             StopAgreed: all ranks stop.
@@ -112,31 +112,33 @@ class Publisher:
         output, doing = self._paths.export(step, self._attempt.attempt), f"publish the weights of step {step}"
         if adapters is not None and adapters.served_as_adapter:
             about = lora.adapter_config(module, adapters, self._config.model.name or self._policy.source)
-            self._insist(doing, lambda: hf_writer.publish_adapter(module, path, config=about, dtype=dtype, group=group))
+            self._write_until_accepted(
+                doing, lambda: hf_writer.publish_adapter(module, path, config=about, dtype=dtype, group=group)
+            )
             if exports:  # an export contains the whole model
-                self._insist(
+                self._write_until_accepted(
                     f"export step {step}",
                     lambda: hf_writer.publish_version(module, output, files=files, dtype=dtype, group=group),
                 )
         else:
             # Copy into the roots' memory before slow writes, so that engines can request the version as early as possible.
             if self._sends:
-                self._hold(step)
+                self._copy_to_roots(step)
             version = None if self._deltas is None else self._deltas.compare(step)
             if self._deltas is not None and version is not None:
                 written = written or self._deltas.whole_due(version)
             if written:
-                self._insist(
+                self._write_until_accepted(
                     doing, lambda: hf_writer.publish_version(module, path, files=files, dtype=dtype, group=group)
                 )
             if version is not None:
                 delta = self._write_difference(version, doing, whole=written)
             if exports:
-                self._insist(f"export step {step}", lambda: self._export(path, output))
+                self._write_until_accepted(f"export step {step}", lambda: self._export_version(path, output))
         # Announce the version after it is available, then delete versions that no engine needs any more.
         if group.leads:
             if self._channel is not None:
-                self._channel.emit("published", step, path=delta or (path if written else None))
+                self._channel.append_event("published", step, path=delta or (path if written else None))
                 reach("weights.told")
             version_retention.delete_superfluous(
                 self._paths, attempt=self._attempt, max_async_level=self._config.algorithm.max_async_level
@@ -156,9 +158,9 @@ class Publisher:
         writer, folder = self._deltas, None
         assert writer is not None
         if version.about is not None:
-            self._insist(doing, lambda: writer.write(version, whole=whole))
+            self._write_until_accepted(doing, lambda: writer.write(version, whole=whole))
             folder = self._paths.delta(version.step, self._attempt.attempt)
-        writer.written(version, whole=whole)
+        writer.set_base(version, whole=whole)
         self.handed = version.sent, version.size
         if self._group.leads:
             logger.info(
@@ -189,7 +191,7 @@ class Publisher:
         if self._root is not None and not group.leads:
             self._follower = Follower(self._root, group.device, port, differs=differs)
 
-    def _hold(self, step: int) -> None:
+    def _copy_to_roots(self, step: int) -> None:
         """Copy the current parameters into the host memory of the roots."""
         kept = gather_buckets(
             self._policy.module,
@@ -208,14 +210,14 @@ class Publisher:
     def _export_due(self, step: int, *, last: bool) -> bool:
         return export.is_due(self._config.checkpoint.export, step, last=last)
 
-    def _export(self, version: Path, output: Path) -> None:
+    def _export_version(self, version: Path, output: Path) -> None:
         together = Together(self._group, output.parent, "export the model")
-        with together.part():
+        with together.catch_refusal():
             if self._group.leads:
                 export.export_version(version, output)
-        together.agree()
+        together.compare_results()
 
-    def _insist(self, doing: str, act: Callable[[], object]) -> None:
+    def _write_until_accepted(self, doing: str, act: Callable[[], object]) -> None:
         """Repeat a required write until the volume accepts it.
 
         Args:
@@ -240,5 +242,5 @@ class Publisher:
                 return
             # A number of ticks is the same on all ranks, unlike their clocks.
             for _ in range(math.ceil(pause / TICK_SECONDS)):
-                self._agree()
+                self._check_stop()
                 time.sleep(TICK_SECONDS)

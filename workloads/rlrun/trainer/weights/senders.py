@@ -68,36 +68,38 @@ class Rounds:
         found = self._open.setdefault(version, Round(version, now))
         found.members[engine], found.bases[engine] = session, base
         # All engines that are known to be behind have asked, so the window need not end.
-        if not self._missing(found):
-            self._close(found)
+        if not self._missing_engines(found):
+            self._close_round(found)
         return found
 
-    def left(self, one: Round, now: float) -> float:
+    def remaining_seconds(self, one: Round, now: float) -> float:
         """Return the seconds until the round closes; close it at 0."""
         remaining = one.opened + self._window - now
         if not one.closed and remaining <= 0:
-            self._close(one)
+            self._close_round(one)
         return 0.0 if one.closed else remaining
 
-    def succeeded(self, version: int, engines: Iterable[str]) -> None:
+    def report_success(self, version: int, engines: Iterable[str]) -> None:
         """Report that the engines have received a version; they may share rounds again."""
         self._alone -= set(engines)
         self._latest |= dict.fromkeys(engines, version)
 
-    def failed(self, engines: Iterable[str]) -> None:
+    def report_failure(self, engines: Iterable[str]) -> None:
         """Report a failed transfer to the engines; each gets separate rounds."""
         self._alone |= set(engines)
 
-    def _missing(self, one: Round) -> set[str]:
+    def _missing_engines(self, one: Round) -> set[str]:
         """Return the engines that the round waits for, because their last version is older."""
         behind = {engine for engine, version in self._latest.items() if version < one.version}
         return behind - self._alone - one.members.keys()
 
-    def _close(self, one: Round) -> None:
+    def _close_round(self, one: Round) -> None:
         one.closed = True
         del self._open[one.version]
         # Forgotten, so that the next rounds do not wait for it.
-        for engine in self._missing(one):  # the engine has ended or is late; it is added again at its next request
+        for engine in self._missing_engines(
+            one
+        ):  # the engine has ended or is late; it is added again at its next request
             del self._latest[engine]
         self._latest |= dict.fromkeys(one.members, one.version)
 
@@ -180,7 +182,7 @@ class RootSender:
                 self._parts.pop(old, None)
             arguments = (version, before, buckets, base, self._comparing)
             self._comparing = threading.Thread(
-                target=self._compare, args=arguments, name=f"checksums-{version}", daemon=True
+                target=self._compare_version, args=arguments, name=f"checksums-{version}", daemon=True
             )
             self._comparing.start()
 
@@ -195,7 +197,7 @@ class RootSender:
                 # A thread per session: joining the groups and sending block until every engine
                 # takes part, and a hanging engine must not delay the other sessions.
                 threading.Thread(
-                    target=self._run, args=(order, orders), name=f"transfer-{order.session}", daemon=True
+                    target=self._run_session, args=(order, orders), name=f"transfer-{order.session}", daemon=True
                 ).start()
             orders.put(order)
 
@@ -207,7 +209,7 @@ class RootSender:
             for name, orders in self._sessions.items():
                 orders.put(Order(name, 0, 0, last=True))
 
-    def _compare(
+    def _compare_version(
         self,
         version: int,
         before: int,
@@ -228,12 +230,12 @@ class RootSender:
         except RuntimeError as error:  # rank 0 has ended, and with it the attempt
             logger.warning(f"root {self._root}: cannot report the checksums of version {version}: {error}")
 
-    def _run(self, first: Order, orders: queue.Queue[Order]) -> None:
+    def _run_session(self, first: Order, orders: queue.Queue[Order]) -> None:
         """Send the versions of one session until it ends."""
         link: links.Link | None = None
         version = first.version
         try:
-            link = links.join(
+            link = links.join_group(
                 self.backend,
                 self._connect(),
                 group_name(first.session, self._root),
@@ -243,7 +245,7 @@ class RootSender:
             )
             while not (order := orders.get()).last:
                 version = order.version
-                self._send(link, order)
+                self._send_version(link, order)
                 self._report(first.session, version, True)
         except Exception as error:  # the engines fail as well and request new groups
             logger.warning(f"the transfer of version {version} to {first.world_size - 1} engines failed: {error}")
@@ -254,7 +256,7 @@ class RootSender:
             with self._lock:
                 self._sessions.pop(first.session, None)
 
-    def _send(self, link: links.Link, order: Order) -> None:
+    def _send_version(self, link: links.Link, order: Order) -> None:
         with self._lock:
             buckets, part = self._held.get(order.version), self._parts.get(order.version)
         if buckets is None or (order.differs and part is None):

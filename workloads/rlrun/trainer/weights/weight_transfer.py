@@ -83,7 +83,12 @@ class Outbox:
         self._roots, self._bucket_bytes = roots, bucket_bytes
         self._store = links.serve_store(host)
         self._sender = RootSender(
-            0, device, self._store, lambda: links.connect_store(ADDRESS, self.port), self._report, differs=differs
+            0,
+            device,
+            self._store,
+            lambda: links.connect_store(ADDRESS, self.port),
+            self._report_transfer,
+            differs=differs,
         )
         self._changed = threading.Condition()
         self._rounds = Rounds(window)
@@ -120,7 +125,7 @@ class Outbox:
                     self._store.delete_key(checksum_key(old, root))
             for session in list(self._sessions.values()):
                 if not session.alive or session.latest < version - IDLE_VERSIONS:
-                    self._end(session)
+                    self._end_session(session)
 
     def offer(self, request: TransferRequest) -> TransferOffer:
         """Wait until the round of the request closes, start the transfer and describe it.
@@ -140,14 +145,14 @@ class Outbox:
                 base=request.base,
             )
             self._changed.notify_all()
-            while (left := self._rounds.left(one, time.monotonic())) > 0:
+            while (left := self._rounds.remaining_seconds(one, time.monotonic())) > 0:
                 self._changed.wait(left)
             tensors = self._insist_on(request.version)
         # Outside of the lock, because the roots' checksums may take long. The first engine of the round starts the transfer for all.
         checksums, found = self._facts_of(request.version)
         with self._changed:
             first = one not in self._of_round
-            begun = self._begun(one, found)
+            begun = self._start_transfer(one, found)
         session = begun.session
         joining = Joining(backend=self._sender.backend, store_port=self.port, members=session.members)
         offer = TransferOffer(
@@ -189,7 +194,7 @@ class Outbox:
         if known is None:
             parts: list[About] = []
             for root in range(self._roots):
-                content = links.read(self._store, checksum_key(version, root), seconds=CHECKSUM_SECONDS)
+                content = links.read_key(self._store, checksum_key(version, root), seconds=CHECKSUM_SECONDS)
                 if content is None:
                     raise NotHeldError(
                         f"version {version} is incomplete in the trainer's memory, because root {root} lacks its part"
@@ -202,7 +207,7 @@ class Outbox:
             )
         return known
 
-    def _begun(self, one: Round, found: Difference | None) -> _Begun:
+    def _start_transfer(self, one: Round, found: Difference | None) -> _Begun:
         """Return the transfer of a closed round; the first call for a round starts it."""
         if one in self._of_round:
             return self._of_round[one]
@@ -213,7 +218,7 @@ class Outbox:
         if known is None or not same or set(one.members.values()) != {known.name}:
             for old in list(self._sessions.values()):
                 if one.members.keys() & set(old.members):  # its engines join the new session
-                    self._end(old)
+                    self._end_session(old)
             known, same = _Session(sorted(one.members)), False
             self._sessions[known.name] = known
         # A broadcast sends the same bytes to all engines, so one engine with another base gets all
@@ -221,15 +226,15 @@ class Outbox:
         differs = found is not None and set(one.bases.values()) == {found.base}
         begun = self._of_round[one] = _Begun(known, not same, differs)
         known.latest = one.version
-        self._tell(Order(known.name, 1 + len(known.members), one.version, differs=differs))
+        self._send_order(Order(known.name, 1 + len(known.members), one.version, differs=differs))
         return begun
 
-    def _end(self, session: _Session) -> None:
+    def _end_session(self, session: _Session) -> None:
         session.alive = False
         self._sessions.pop(session.name, None)
-        self._tell(Order(session.name, 0, 0, last=True))
+        self._send_order(Order(session.name, 0, 0, last=True))
 
-    def _tell(self, order: Order) -> None:
+    def _send_order(self, order: Order) -> None:
         if self._closed:
             return
         # Orders are numbered keys: a root that is late reads all of them in order. All roots must
@@ -238,18 +243,18 @@ class Outbox:
         self._orders += 1
         self._store.set(order_key(self._orders), json.dumps(asdict(order)))
 
-    def _report(self, name: str, version: int, sent: bool) -> None:
+    def _report_transfer(self, name: str, version: int, sent: bool) -> None:
         with self._changed:
             session = self._sessions.get(name)
             if session is None:
                 return
             if sent:
-                self._rounds.succeeded(version, session.members)
+                self._rounds.report_success(version, session.members)
             else:
                 # A group with a failed member cannot be used again. The engines ask again and get a
                 # new session.
                 session.alive = False
-                self._rounds.failed(session.members)
+                self._rounds.report_failure(session.members)
             self._changed.notify_all()
 
 
@@ -273,7 +278,7 @@ class Follower:
             root, device, self._store, lambda: links.connect_store(address, port), differs=differs
         )
         self._closed = False
-        threading.Thread(target=self._follow, name="transfer-orders", daemon=True).start()
+        threading.Thread(target=self._follow_orders, name="transfer-orders", daemon=True).start()
 
     def hold(self, version: int, buckets: Mapping[int, Tensor]) -> None:
         """Keep this root's buckets of a version; see `RootSender.hold`."""
@@ -284,11 +289,11 @@ class Follower:
         self._closed = True
         self._sender.close()
 
-    def _follow(self) -> None:
+    def _follow_orders(self) -> None:
         number = 0
         try:
             while not self._closed:
-                content = links.read(
+                content = links.read_key(
                     self._store, order_key(number + 1), seconds=math.inf, given_up=lambda: self._closed
                 )
                 if not content:

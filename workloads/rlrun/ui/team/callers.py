@@ -81,7 +81,7 @@ class Limit:
         """Time at which each peer has its full burst again."""
         self._lock = Lock()
 
-    def wait(self, peer: str) -> float:
+    def seconds_left(self, peer: str) -> float:
         """Return the seconds until this peer may fail again; 0: now."""
         with self._lock:
             left = self._full_at.get(peer, 0.0) - self._clock()
@@ -92,7 +92,7 @@ class Limit:
         with self._lock:
             return self._full_at.get(peer, 0.0) > self._clock()
 
-    def failed(self, peer: str) -> None:
+    def count_failure(self, peer: str) -> None:
         """Count a failure of a peer."""
         with self._lock:
             now = self._clock()
@@ -122,7 +122,7 @@ class Sessions:
         self._tokens.put(_token_digest(cookie), token, SESSION_SECONDS)
         return cookie
 
-    def token(self, cookie: str) -> str | None:
+    def find_token(self, cookie: str) -> str | None:
         """Return the token of a session, or None if it has ended."""
         return self._tokens.get(_token_digest(cookie))
 
@@ -212,11 +212,11 @@ class Callers:
         self._new = BoundedSemaphore(_NEW_AT_ONCE)
 
     @property
-    def meant(self) -> str:
+    def audience_hint(self) -> str:
         """Part of the login message about the required audience; empty for the API server's audience."""
         return f", with the audience {' or '.join(self._audiences)}" if self._audiences else ""
 
-    def who(self, token: str, peer: str) -> Caller:
+    def identify_user(self, token: str, peer: str) -> Caller:
         """Return the user of a token.
 
         Args:
@@ -231,24 +231,26 @@ class Callers:
         key = hmac.digest(self._key, token.encode(errors="surrogateescape"), "sha256")
         found = self._kept.get(key)
         if found is None:
-            found = self._reviewed(token, key, peer)
+            found = self._review_within_limits(token, key, peer)
         if isinstance(found, str):
             raise SignedOutError(found)
         return found
 
-    def _reviewed(self, token: str, key: bytes, peer: str) -> Caller | str:
+    def _review_within_limits(self, token: str, key: bytes, peer: str) -> Caller | str:
         known, counted = self._good.get(key) is not None, self._counted.get(key) is not None
         limits = [(self._again, key.hex())] if counted else [(self._limits[0], peer), (self._limits[1], "")]
         # The limit of all peers applies only to peers with refused tokens, so that guesses from many addresses do not lock out new users.
         new = not counted and not self._limits[0].has_failed(peer)
-        if not known and not new and (left := max(limit.wait(name) for limit, name in limits)) > 0:
+        if not known and not new and (left := max(limit.seconds_left(name) for limit, name in limits)) > 0:
             raise TooManyError(left)
-        found = self._review(token) if known or not self._limits[1].wait("") else self._review_new(token)
+        found = (
+            self._request_review(token) if known or not self._limits[1].seconds_left("") else self._review_new(token)
+        )
         if isinstance(found, str):
             self._good.drop(key)
             if not known:
                 for limit, name in limits:
-                    limit.failed(name)
+                    limit.count_failure(name)
                 if not counted:
                     self._counted.put(key, True, _COUNTED_SECONDS)
             self._kept.put(key, found, _REFUSED_SECONDS)
@@ -263,11 +265,11 @@ class Callers:
         if not self._new.acquire(timeout=_NEW_WAIT_SECONDS):
             raise TooManyError(_NEW_WAIT_SECONDS)
         try:
-            return self._review(token)
+            return self._request_review(token)
         finally:
             self._new.release()
 
-    def _review(self, token: str) -> Caller | str:
+    def _request_review(self, token: str) -> Caller | str:
         if not token or len(token) > _TOKEN_MAX or not (token.isascii() and token.isprintable()) or " " in token:
             return "this is not a token: a token is one line of letters without spaces"
         spec: dict[str, object] = {"token": token}
@@ -330,7 +332,7 @@ class Rights:
         self._kept: Kept[tuple[Caller, str, str, str], bool] = Kept(100_000, clock)
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rights")
 
-    def may(self, caller: Caller, namespace: str, name: str, subresource: str = "") -> bool:
+    def may_get_run(self, caller: Caller, namespace: str, name: str, subresource: str = "") -> bool:
         """Return whether a user may get a run, or a subresource of it.
 
         Raises:
@@ -339,11 +341,11 @@ class Rights:
         key = (caller, namespace, name, subresource)
         found = self._kept.get(key)
         if found is None:
-            found = self._review(caller, namespace, name, subresource)
+            found = self._request_review(caller, namespace, name, subresource)
             self._kept.put(key, found, self._seconds)
         return found
 
-    def which(self, caller: Caller, runs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    def allowed_runs(self, caller: Caller, runs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return the runs (namespace, name) among the given ones that a user may get.
 
         Raises:
@@ -352,10 +354,10 @@ class Rights:
         asked = list(runs)
         known = [self._kept.get((caller, *run, "")) for run in asked]
         new = [run for run, one in zip(asked, known, strict=True) if one is None]
-        fresh = dict(zip(new, self._pool.map(lambda run: self.may(caller, *run), new), strict=True))
+        fresh = dict(zip(new, self._pool.map(lambda run: self.may_get_run(caller, *run), new), strict=True))
         return {run for run, one in zip(asked, known, strict=True) if (fresh[run] if one is None else one)}
 
-    def _review(self, caller: Caller, namespace: str, name: str, subresource: str) -> bool:
+    def _request_review(self, caller: Caller, namespace: str, name: str, subresource: str) -> bool:
         wanted = {"verb": "get", "group": GROUP, "resource": "rlruns", "namespace": namespace, "name": name}
         if subresource:
             wanted["subresource"] = subresource

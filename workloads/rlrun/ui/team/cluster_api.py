@@ -15,7 +15,7 @@ from loguru import logger
 
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.runtime.json_types import Json
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 
 CREDENTIALS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with `token` and `ca.crt`."""
@@ -58,7 +58,7 @@ def request_error(error: Exception) -> str:
     """Return the message of a cluster error for users; the full error is logged, because users may not be allowed to see it."""
     words = error.told if isinstance(error, RefusedError | UnansweredError) else "the cluster does not respond"
     if words != str(error):
-        logger.warning(printable(str(error)))
+        logger.warning(escape_controls(str(error)))
     return words
 
 
@@ -94,19 +94,21 @@ class ApiServer:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         """See `Api`."""
-        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, None)
+        return self._send_request("GET", f"{path}?{urlencode(query)}" if query else path, None)
 
     def post(self, path: str, body: Mapping[str, object]) -> Json:
         """See `Api`."""
-        return self._ask("POST", path, json.dumps(body).encode())
+        return self._send_request("POST", path, json.dumps(body).encode())
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> Json:
+    def _send_request(self, method: str, path: str, body: bytes | None) -> Json:
         try:
-            status, content = self._exchange(method, path, body)
+            status, content = self._exchange_message(method, path, body)
             document = json.loads(content)
         except (OSError, http.client.HTTPException) as error:
-            self._forget()
-            raise UnansweredError(f"the API server does not respond: {printable(str(error)) or 'timeout'}") from None
+            self._drop_connection()
+            raise UnansweredError(
+                f"the API server does not respond: {escape_controls(str(error)) or 'timeout'}"
+            ) from None
         except ValueError:
             raise UnansweredError("the response of the API server is not JSON") from None
         if not isinstance(document, dict):
@@ -119,26 +121,26 @@ class ApiServer:
             raise RefusedError(status, f"the API server refused the request: {_status_message(document)}")
         return document
 
-    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def _exchange_message(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = (self._credentials / "token").read_text().strip()
         headers["Authorization"] = f"Bearer {token}"
-        connection, fresh = self._connection()
+        connection, fresh = self._thread_connection()
         try:
             return _read_answer(connection, method, path, body, headers)
         except (ConnectionError, http.client.HTTPException, ssl.SSLError):
             if fresh:
                 raise
-        self._forget()  # the server has closed the idle connection
-        return _read_answer(self._connection()[0], method, path, body, headers)
+        self._drop_connection()  # the server has closed the idle connection
+        return _read_answer(self._thread_connection()[0], method, path, body, headers)
 
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _thread_connection(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return the connection of the calling thread, and whether it is new."""
         authority = (self._credentials / "ca.crt").read_bytes() if self._tls else b""
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
         if kept is not None and authority == self._kept.authority:
             return kept, False
-        self._forget()
+        self._drop_connection()
         if self._tls:
             trusted = ssl.create_default_context(cadata=authority.decode("ascii"))
             made: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -149,7 +151,7 @@ class ApiServer:
         self._kept.connection, self._kept.authority = made, authority
         return made, True
 
-    def _forget(self) -> None:
+    def _drop_connection(self) -> None:
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
         self._kept.connection = None
         if kept is not None:
@@ -168,4 +170,4 @@ def _read_answer(
 
 
 def _status_message(document: Json) -> str:
-    return printable(str(document.get("message") or "no message"))[:500]
+    return escape_controls(str(document.get("message") or "no message"))[:500]

@@ -35,19 +35,19 @@ class ApiParts:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    def pods(self, namespace: str, run: str) -> Json:
+    def list_pods(self, namespace: str, run: str) -> Json:
         """See `inspect.source.Parts`."""
-        return self._get(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": pods_of(run)})
+        return self._get_object(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": pods_of(run)})
 
-    def lease(self, namespace: str, run: str) -> Json:
+    def read_lease(self, namespace: str, run: str) -> Json:
         """See `inspect.source.Parts`."""
-        return self._get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease_of(run)}")
+        return self._get_object(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease_of(run)}")
 
-    def events(self, namespace: str, run: str) -> Json:
+    def list_events(self, namespace: str, run: str) -> Json:
         """See `inspect.source.Parts`."""
-        return self._get(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": events_of(run)})
+        return self._get_object(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": events_of(run)})
 
-    def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+    def _get_object(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         try:
             return self._api.get(path, query)
         except ClusterError as error:
@@ -68,7 +68,7 @@ class Volumes:
         self._open: OrderedDict[Path, OpenRun] = OrderedDict()
         self._lock = Lock()
 
-    def root(self, run: Json) -> Path:
+    def run_folder(self, run: Json) -> Path:
         """Return the folder of a run.
 
         Raises:
@@ -94,8 +94,8 @@ class Volumes:
         return root
 
     def get(self, run: Json) -> OpenRun:
-        """Return the files of a run; links to outside of the run's own folder are refused. See `root`."""
-        root = self.root(run)
+        """Return the files of a run; links to outside of the run's own folder are refused. See `run_folder`."""
+        root = self.run_folder(run)
         fence = Fence([root])
         fence.check_run(root)
         with self._lock:
@@ -105,10 +105,10 @@ class Volumes:
                 self._open.popitem(last=False)
             return found
 
-    def mark(self, run: Json) -> str:
+    def files_mark(self, run: Json) -> str:
         """Return a text that changes with the files of a run that are readable here."""
         try:
-            return repr(files_fingerprint(self.root(run)))
+            return repr(files_fingerprint(self.run_folder(run)))
         except (UnreadableError, OutsideError):
             return ""
 
@@ -158,11 +158,11 @@ class ClusterRuns:
         self._listed: tuple[float, dict[Key, Json]] | None = None
         self._lock = Lock()
 
-    def serves(self, namespace: str) -> bool:
+    def serves_namespace(self, namespace: str) -> bool:
         """Return whether runs of a namespace are shown here."""
         return not self._namespaces or namespace in self._namespaces
 
-    def all(self) -> dict[Key, Json]:
+    def list_runs(self) -> dict[Key, Json]:
         """Return all runs by namespace and name, at most two seconds old.
 
         Raises:
@@ -171,16 +171,16 @@ class ClusterRuns:
         with self._lock:
             if self._listed is None or self._listed[0] + _LIST_SECONDS <= self._clock():
                 self._listed = None
-                found = [run for path in self._lists() for run in self.api.get(path).get("items") or ()]
+                found = [run for path in self._list_paths() for run in self.api.get(path).get("items") or ()]
                 self._listed = (self._clock(), {_run_key(run): run for run in sorted(found, key=_run_key)})
             return self._listed[1]
 
-    def _lists(self) -> list[str]:
+    def _list_paths(self) -> list[str]:
         if not self._namespaces:
             return [f"{RUNS}/rlruns"]
         return [f"{RUNS}/namespaces/{namespace}/rlruns" for namespace in self._namespaces]
 
-    def one(self, key: Key) -> Json | None:
+    def read_run(self, key: Key) -> Json | None:
         """Return the current state of one run, or None if it does not exist.
 
         Raises:
@@ -193,11 +193,13 @@ class ClusterRuns:
                 return None
             raise
 
-    def fingerprints(self) -> dict[str, str]:
+    def fingerprint_runs(self) -> dict[str, str]:
         """Return a short text per run that changes with the run, or with its files here."""
         return {
-            id_of(key): short_digest(f"{_read_map(run, 'metadata').get('resourceVersion')} {self.volumes.mark(run)}")
-            for key, run in self.all().items()
+            id_of(key): short_digest(
+                f"{_read_map(run, 'metadata').get('resourceVersion')} {self.volumes.files_mark(run)}"
+            )
+            for key, run in self.list_runs().items()
         }
 
 
@@ -211,15 +213,15 @@ class TeamRun:
         namespace, name = self._key
         self.fetch = (f"rlrun pull {name} run -n {namespace} --to {name}", name)
 
-    def glance(self) -> Snapshot:
+    def read_brief_snapshot(self) -> Snapshot:
         """See `shown.Run`."""
         return cluster_reader.run_snapshot(self._run, now=time.time())
 
-    def snapshot(self) -> Snapshot:
+    def read_snapshot(self) -> Snapshot:
         """See `shown.Run`."""
         return with_parts(self._run, ApiParts(self._runs.api), time.time())
 
-    def manifest(self) -> dict[str, object]:
+    def read_manifest(self) -> dict[str, object]:
         """Return the applied RLRun without its status and server-side metadata."""
         meta = {
             name: _read_map(self._run, "metadata").get(name) for name in ("name", "namespace", "labels", "annotations")
@@ -232,21 +234,21 @@ class TeamRun:
         top = {name: self._run.get(name) for name in ("apiVersion", "kind")}
         return {**top, "metadata": {k: v for k, v in meta.items() if v}, "spec": self._run.get("spec") or {}}
 
-    def uid(self) -> str:
+    def read_uid(self) -> str:
         """See `shown.Run`."""
         return str(_read_map(self._run, "metadata").get("uid") or "")
 
-    def fork(self) -> ForkedFrom | None:
+    def read_fork(self) -> ForkedFrom | None:
         """See `shown.Run`. Few runs are forks, so the record is read before the caller's right is reviewed."""
         try:
-            found = self._runs.volumes.get(self._run).fork()
+            found = self._runs.volumes.get(self._run).read_fork()
         except (UnreadableError, OutsideError):
             return None
-        return found if found is not None and self._rights.may(self._caller, *self._key, FILES) else None
+        return found if found is not None and self._rights.may_get_run(self._caller, *self._key, FILES) else None
 
-    def files(self) -> OpenRun:
+    def open_files(self) -> OpenRun:
         """See `shown.Run`."""
-        if not self._rights.may(self._caller, *self._key, FILES):
+        if not self._rights.may_get_run(self._caller, *self._key, FILES):
             raise ForbiddenError(
                 f"{self._caller.name} may see this run, but not its curves and rollouts, which need the right to get rlruns/{FILES} in "
                 f"namespace {self._key[0]}, which Kubernetes' roles edit and admin contain"
@@ -261,42 +263,42 @@ class TeamRuns:
         runs: runs of the cluster.
         rights: rights of users.
         caller: user of the request.
-        again: function that identifies the user again; raises if the user is no longer valid.
+        current_caller: function that identifies the user again; raises if the user is no longer valid.
     """
 
     nothing = (
         "There are no runs that you may see. Check your rights: kubectl auth can-i get rlruns --namespace NAMESPACE"
     )
 
-    def __init__(self, runs: ClusterRuns, rights: Rights, caller: Caller, again: Callable[[], Caller]) -> None:
-        self._runs, self._rights, self._caller, self._again = runs, rights, caller, again
+    def __init__(self, runs: ClusterRuns, rights: Rights, caller: Caller, current_caller: Callable[[], Caller]) -> None:
+        self._runs, self._rights, self._caller, self._current_caller = runs, rights, caller, current_caller
         self.user = caller.name
 
-    def all(self) -> Iterable[TeamRun]:
+    def list_runs(self) -> Iterable[TeamRun]:
         """See `shown.Runs`."""
-        found = self._runs.all()
-        allowed = self._rights.which(self._caller, found)
+        found = self._runs.list_runs()
+        allowed = self._rights.allowed_runs(self._caller, found)
         return [TeamRun(self._runs, run, self._rights, self._caller) for key, run in found.items() if key in allowed]
 
     def get(self, run: str) -> TeamRun:
         """See `shown.Runs`. The error does not reveal whether a run exists that the user may not get."""
         namespace, _, name = run.partition(".")
-        if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name) and self._runs.serves(namespace)):
+        if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name) and self._runs.serves_namespace(namespace)):
             raise UnknownRunError(run)
-        if not self._rights.may(self._caller, namespace, name):
+        if not self._rights.may_get_run(self._caller, namespace, name):
             raise UnknownRunError(run)
-        found = self._runs.one((namespace, name))
+        found = self._runs.read_run((namespace, name))
         if found is None:
             raise UnknownRunError(run)
         return TeamRun(self._runs, found, self._rights, self._caller)
 
-    def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
+    def visible_fingerprints(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
         """See `shown.Runs`."""
         keys = {id: (id.partition(".")[0], id.partition(".")[2]) for id in fingerprints}
         try:
-            if self._again() != self._caller:
+            if self._current_caller() != self._caller:
                 return None
-            allowed = self._rights.which(self._caller, keys.values())
+            allowed = self._rights.allowed_runs(self._caller, keys.values())
         except (SignedOutError, TooManyError, ClusterError):
             return None  # the page reconnects and then receives the reason
         return {id: text for id, text in fingerprints.items() if keys[id] in allowed}

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlrun.inspect.kubectl import ClusterError
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import escape_controls
 from rlrun.ui.guard import PlainJSONResponse, cookie_of, with_policy
 from rlrun.ui.team.callers import Caller, Callers, Sessions, SignedOutError, TooManyError
 from rlrun.ui.team.cluster_api import request_error
@@ -123,7 +123,7 @@ class Gate:
     """ASGI middleware of a team's page.
 
     Args:
-        app: wrapped application; it reads `caller`, `again` and `session` from `scope["state"]`.
+        app: wrapped application; it reads `caller`, `current_caller` and `session` from `scope["state"]`.
         callers: users by their tokens.
         sessions: sessions of browsers.
         ready: function that returns why this server is not ready, or None.
@@ -142,7 +142,7 @@ class Gate:
     ) -> None:
         self._app, self._callers, self._sessions, self._ready = app, callers, sessions, ready
         self._prefix, self._trusted = prefix.rstrip("/"), tuple(trusted)
-        self._asked = f"log in with a token of the cluster{callers.meant}"
+        self._asked = f"log in with a token of the cluster{callers.audience_hint}"
         # Browsers enforce the prefixes __Host- and __Secure-: the cookie comes from this host, and over TLS.
         self._cookie = "__Secure-rlrun" if self._prefix else "__Host-rlrun"
 
@@ -158,10 +158,10 @@ class Gate:
         if self._prefix and path.startswith(f"{self._prefix}/"):
             path = path[len(self._prefix) :]
         scope = {**scope, "path": path, "raw_path": path.encode(), "state": {}}
-        answer = await self._answer(scope, receive)
+        answer = await self._answer_request(scope, receive)
         await (answer or self._app)(scope, receive, with_policy(send))
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
+    async def _answer_request(self, scope: Scope, receive: Receive) -> Response | None:
         """Return a response of the gate itself, or None if the application answers."""
         path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
         if path == "/healthz":
@@ -172,46 +172,46 @@ class Gate:
         if path in (LOGIN, LOGOUT):
             if method != "POST":
                 return _login_problem(405, f"{method} is not allowed: a login is a POST request")
-            return await self._posted(path, scope, receive)
+            return await self._answer_post(path, scope, receive)
         if method not in ("GET", "HEAD"):
             return _login_problem(405, f"the method {method} is not allowed: this page is read-only")
         if not (path == "/api" or path.startswith("/api/")):
             return None  # files of the page are public
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return _login_problem(403, "requests from pages of other sites are not allowed")
-        return await self._identify(scope, headers)
+        return await self._identify_caller(scope, headers)
 
-    async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
-        found = self._session(headers)
+    async def _identify_caller(self, scope: Scope, headers: Headers) -> Response | None:
+        found = self._find_session(headers)
         if found is None:
             brought = cookie_of(headers.get("cookie", ""), self._cookie)
             return _login_problem(401, _ENDED if brought else self._asked, login=True)
         peer = peer_of(scope, self._trusted)
 
-        def again() -> Caller:
-            if found.cookie is not None and self._sessions.token(found.cookie) != found.token:
+        def current_caller() -> Caller:
+            if found.cookie is not None and self._sessions.find_token(found.cookie) != found.token:
                 raise SignedOutError(_ENDED)
-            return self._callers.who(found.token, peer)
+            return self._callers.identify_user(found.token, peer)
 
         try:
-            caller = await to_thread.run_sync(again)
+            caller = await to_thread.run_sync(current_caller)
         except (SignedOutError, TooManyError, ClusterError) as error:
             if isinstance(error, SignedOutError) and found.cookie is not None:
                 self._sessions.close(found.cookie)
             return refuse_anonymous(error)
-        scope["state"] |= {"caller": caller, "again": again, "session": found.cookie}
+        scope["state"] |= {"caller": caller, "current_caller": current_caller, "session": found.cookie}
         return None
 
-    def _session(self, headers: Headers) -> Session | None:
+    def _find_session(self, headers: Headers) -> Session | None:
         """Return the token of a request; the Authorization header has priority over a cookie."""
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
             return Session(token.strip() if kind.lower() == "bearer" else "", None)
         cookie = cookie_of(headers.get("cookie", ""), self._cookie)
-        kept = self._sessions.token(cookie) if cookie else None
+        kept = self._sessions.find_token(cookie) if cookie else None
         return None if kept is None else Session(kept, cookie)
 
-    async def _posted(self, path: str, scope: Scope, receive: Receive) -> Response:
+    async def _answer_post(self, path: str, scope: Scope, receive: Receive) -> Response:
         headers = Headers(scope=scope)
         if (why := explain_foreign(headers)) is not None:
             return _login_problem(403, why)
@@ -219,25 +219,25 @@ class Gate:
         if path == LOGOUT:
             self._sessions.close(before)
             answer = Response(status_code=204)
-            self._set(answer, "", 0)
+            self._set_cookie(answer, "", 0)
             return answer
         token = await _login_token(Request(scope, receive))
         if isinstance(token, Response):
             return token
         peer = peer_of(scope, self._trusted)
         try:
-            caller = await to_thread.run_sync(self._callers.who, token, peer)
+            caller = await to_thread.run_sync(self._callers.identify_user, token, peer)
         except (SignedOutError, TooManyError, ClusterError) as error:
             logger.info(f"refused a login from {peer}: {type(error).__name__}")
             return refuse_anonymous(error)
-        logger.info(f"{printable(caller.name)} logged in from {peer}")
+        logger.info(f"{escape_controls(caller.name)} logged in from {peer}")
         if before:
             self._sessions.close(before)  # a session never changes its user
         answer = Response(status_code=204)
-        self._set(answer, self._sessions.open(token), None)
+        self._set_cookie(answer, self._sessions.open(token), None)
         return answer
 
-    def _set(self, answer: Response, value: str, age: int | None) -> None:
+    def _set_cookie(self, answer: Response, value: str, age: int | None) -> None:
         path = f"{self._prefix}/"
         # Lax, not Strict: a link to the page in a chat would otherwise require a login. GET requests change nothing.
         answer.set_cookie(self._cookie, value, max_age=age, path=path, secure=True, httponly=True, samesite="lax")

@@ -62,9 +62,9 @@ def make_team_app(api: Api, settings: Settings, static: StaticFiles, redactor: R
         state = request.scope.get("state", {})
         if "caller" not in state:  # the gate always sets a caller; this is a second protection for unknown routes
             raise SignedOutError("log in with a token of the cluster")
-        return TeamRuns(runs, rights, state["caller"], state["again"])
+        return TeamRuns(runs, rights, state["caller"], state["current_caller"])
 
-    feed = Feed(runs.fingerprints, settings.seconds, passing=(OSError, ClusterError))
+    feed = Feed(runs.fingerprint_runs, settings.seconds, passing=(OSError, ClusterError))
     app = make_app(runs_of, redactor, static, feed)
     for kind in (SignedOutError, TooManyError, ClusterError):
         app.add_exception_handler(kind, _refused_answer)
@@ -80,17 +80,17 @@ def _readiness_answer(runs: ClusterRuns) -> Callable[[], str | None]:
     """Return a readiness check. Once runs were listed it stays ready: later outages appear on the page, not as an error of the ingress."""
     listed = False
 
-    def why() -> str | None:
+    def explain_unready() -> str | None:
         nonlocal listed
         if not listed:
             try:
-                runs.all()
+                runs.list_runs()
             except ClusterError as error:
                 return request_error(error)
             listed = True
         return None
 
-    return why
+    return explain_unready
 
 
 def serve_team(settings: Settings, url: str, say: Callable[[str], None], credentials: Path = CREDENTIALS) -> None:

@@ -192,7 +192,7 @@ class FusedHead(torch.autograd.Function):
             # Chunks beyond the memory limit share one buffer and keep no residual.
             own, y, t = hidden[part], targets[part], temperatures[part]
             left -= weight.element_size() * len(own) * len(weight)
-            z = kernel.logits(own, weight, t, None if left >= 0 else memory.take(len(own)))
+            z = kernel.logits(own, weight, t, None if left >= 0 else memory.logits_buffer(len(own)))
             # Only statistics are needed: the backward pass recomputes this chunk.
             if d_hidden is None and left < 0:
                 logprobs[part], *found = kernel.statistics(z, y, t, entropy=plan.entropy)
@@ -256,7 +256,7 @@ class FusedHead(torch.autograd.Function):
             # Removed while it is used, so that each chunk frees its memory for the next one.
             r = ctx.kept.pop(part.start, None)
             if r is None:
-                z = kernel.logits(own, weight, t, memory.take(len(own)))
+                z = kernel.logits(own, weight, t, memory.logits_buffer(len(own)))
                 r = kernel.residual(z, y, t, logprobs[part], weight.dtype)[0]
                 del z
             if of_hidden is not None and d_hidden is None:
@@ -274,7 +274,7 @@ class _Memory:
         self._reused, self._device = plan.reuses_memory, hidden.device
         self._buffer: Tensor | None = None
 
-    def take(self, tokens: int) -> Tensor | None:
+    def logits_buffer(self, tokens: int) -> Tensor | None:
         """Return the same memory at every call, `[tokens, V]` fp32, or None if the operation allocates its own."""
         if not self._reused:
             return None

@@ -71,7 +71,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         self.buffer_bytes = 0
         """Bytes of both buffers in the last step; they exist on the device only during the optimizer's step."""
         if isinstance(inner, Muon):
-            inner.visit = self.visit
+            inner.iterate_buckets = self.iterate_buckets
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -82,33 +82,35 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
             self.inner.step()
             return loss
         with_gradient = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for bucket in self.visit(with_gradient):
+        for bucket in self.iterate_buckets(with_gradient):
             step_part(self.inner, self.param_groups, bucket)
         return loss
 
-    def visit(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
+    def iterate_buckets(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
         """Iterate over buckets of parameters; the moments of a bucket are on the device until the next bucket is requested."""
-        buckets = self._buckets(parameters)
+        buckets = self._plan_buckets(parameters)
         if not buckets:
             return
         # Two buffers alternate: while one bucket is stepped, the next is copied in and the previous is copied out.
-        slots = [self._slot(buckets[parity::2]) for parity in (0, 1)]
+        slots = [self._allocate_slot(buckets[parity::2]) for parity in (0, 1)]
         self.buffer_bytes = max(self.buffer_bytes, sum(slot.buffer.numel() for slot in slots))
-        self._fetch(buckets[0], slots[0])
+        self._start_fetch(buckets[0], slots[0])
         for index, bucket in enumerate(buckets):
             if index + 1 < len(buckets):
-                self._fetch(buckets[index + 1], slots[(index + 1) % 2])
+                self._start_fetch(buckets[index + 1], slots[(index + 1) % 2])
             slot = slots[index % 2]
-            self._link.wait(slot.arrived)
+            self._link.wait_for_mark(slot.arrived)
             for state, name, tensor in slot.here:
                 state[name] = tensor
             yield bucket
-            self._send(bucket, slot)
-        self._link.wait(self._link.mark())  # from here on other computations may use the buffers' memory
+            self._start_send(bucket, slot)
+        self._link.wait_for_mark(
+            self._link.record_mark()
+        )  # from here on other computations may use the buffers' memory
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state with moments in host memory, after the last copy has finished."""
-        self._link.settle()
+        self._link.wait_for_copies()
         found: dict[str, Any] = super().state_dict()
         return found
 
@@ -118,7 +120,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         Raises:
             ValueError: the state has different groups of parameters.
         """
-        self._link.settle()
+        self._link.wait_for_copies()
         groups, saved = self.param_groups, state_dict["param_groups"]
         sizes, found = ([len(group["params"]) for group in of] for of in (groups, saved))
         if sizes != found:
@@ -128,10 +130,12 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
                 values = state_dict["state"].get(key)
                 if values is not None:
                     own = self.state.get(parameter, {})
-                    self.state[parameter] = {name: self._placed(value, own.get(name)) for name, value in values.items()}
+                    self.state[parameter] = {
+                        name: self._place_value(value, own.get(name)) for name, value in values.items()
+                    }
             group |= {name: value for name, value in other.items() if name != "params"}
 
-    def _placed(self, value: Any, place: object) -> Any:
+    def _place_value(self, value: Any, place: object) -> Any:
         """Move a loaded value to its location between steps; `place` is the current value there."""
         if not isinstance(value, Tensor):
             return value
@@ -139,15 +143,15 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
             return _divided_like(local_part(value).to(self._device), value)
         if isinstance(place, Tensor) and local_part(place).data_ptr() == local_part(value).data_ptr():
             return place
-        host = self._host(local_part(value))
+        host = self._allocate_host(local_part(value))
         host.copy_(local_part(value))
         return _divided_like(host, value)
 
-    def _buckets(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    def _plan_buckets(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
         found: list[list[nn.Parameter]] = []
         room = 0
         for parameter in parameters:
-            size = self._bytes([parameter]) or _FIRST_BYTES * local_part(parameter.detach()).numel()
+            size = self._moment_bytes([parameter]) or _FIRST_BYTES * local_part(parameter.detach()).numel()
             if not found or size > room:
                 found.append([])
                 room = self._bucket_bytes
@@ -155,48 +159,50 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
             room -= size
         return found
 
-    def _bytes(self, bucket: Sequence[nn.Parameter]) -> int:
-        return sum(_aligned_bytes(local_part(value)) for *_, value in self._moved(bucket))
+    def _moment_bytes(self, bucket: Sequence[nn.Parameter]) -> int:
+        return sum(_aligned_bytes(local_part(value)) for *_, value in self._host_moments(bucket))
 
-    def _moved(self, bucket: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, Tensor]]:
+    def _host_moments(
+        self, bucket: Sequence[nn.Parameter]
+    ) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, Tensor]]:
         """Iterate over the moments that are in host memory between steps."""
         for parameter in bucket:
             state = self.state.get(parameter, {})
             yield from ((parameter, state, name, value) for name, value in state.items() if _is_moved(value))
 
-    def _slot(self, buckets: Sequence[Sequence[nn.Parameter]]) -> _Slot:
-        size = max(map(self._bytes, buckets), default=0)
+    def _allocate_slot(self, buckets: Sequence[Sequence[nn.Parameter]]) -> _Slot:
+        size = max(map(self._moment_bytes, buckets), default=0)
         return _Slot(torch.empty(size, dtype=torch.uint8, device=self._device))
 
-    def _fetch(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
+    def _start_fetch(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
         """Start to copy the moments of a bucket into a slot whose content has been sent."""
         if slot.leaving:
-            self._link.wait(slot.left)
+            self._link.wait_for_mark(slot.left)
             slot.leaving.clear()
         slot.here, slot.hosts, at = [], {}, 0
-        for parameter, state, name, value in self._moved(bucket):
+        for parameter, state, name, value in self._host_moments(bucket):
             host = local_part(value)
             tensor = slot.buffer[at : at + host.nbytes].view(host.dtype).view(host.shape)
-            self._link.back(host, tensor)
+            self._link.copy_to_device(host, tensor)
             slot.here.append((state, name, _divided_like(tensor, value)))
             slot.hosts[id(parameter), name] = value
             at += _aligned_bytes(host)
-        slot.arrived = self._link.mark()
+        slot.arrived = self._link.record_mark()
 
-    def _send(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
+    def _start_send(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
         """Start to copy the moments of a bucket to their host memory, which is allocated for new moments."""
         inside = slot.buffer.untyped_storage().data_ptr()
-        for parameter, state, name, value in [*self._moved(bucket)]:
+        for parameter, state, name, value in [*self._host_moments(bucket)]:
             tensor, place = local_part(value), slot.hosts.get((id(parameter), name))
             if place is None or local_part(place).shape != tensor.shape:
-                place = _divided_like(self._host(tensor), value)
-            self._link.out(tensor, local_part(place))
+                place = _divided_like(self._allocate_host(tensor), value)
+            self._link.copy_to_host(tensor, local_part(place))
             if tensor.untyped_storage().data_ptr() != inside:
                 slot.leaving.append(tensor)
             state[name] = place
-        slot.here, slot.left = [], self._link.mark()
+        slot.here, slot.left = [], self._link.record_mark()
 
-    def _host(self, tensor: Tensor) -> Tensor:
+    def _allocate_host(self, tensor: Tensor) -> Tensor:
         """Allocate host memory for a tensor."""
         return self._link.buffer(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 

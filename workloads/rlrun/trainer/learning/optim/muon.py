@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
         super().__init__([{"params": matrices, "matrices": True, "momentum": momentum, **shared}], {})
         self._adamw = torch.optim.AdamW(others, **adamw)
         self.add_param_group({**self._adamw.param_groups[0], "matrices": False})
-        self.visit: Visit = at_once
+        self.iterate_buckets: Visit = at_once
         """Iteration over parts whose momentum and moments are on the device."""
 
     @torch.no_grad()
@@ -79,20 +79,20 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
         loss = None if closure is None else closure()
         for group in self.param_groups:
             if group["matrices"]:
-                self._update([p for p in group["params"] if p.grad is not None], group)
+                self._update_parameters([p for p in group["params"] if p.grad is not None], group)
         # Loading a state replaces groups and state, so the inner optimizer gets the current ones.
         groups = [group for group in self.param_groups if not group["matrices"]]
         self._adamw.state = self.state
-        for part in self.visit([p for group in groups for p in group["params"] if p.grad is not None]):
+        for part in self.iterate_buckets([p for group in groups for p in group["params"] if p.grad is not None]):
             step_part(self._adamw, groups, part)
         return loss
 
-    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+    def _update_parameters(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         if not parameters:
             return
         momentum, lr = group["momentum"], group["lr"]
         directions: list[Tensor] = []
-        for part in self.visit(parameters):
+        for part in self.iterate_buckets(parameters):
             for parameter in part:
                 if "momentum_buffer" not in self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
@@ -130,14 +130,14 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
             found[index] = _gather_part(parameter, directions[index])
     # Exchange first, so that complete and gathered matrices are orthogonalized in common batches.
     rounds = [_Round(group, shape, [directions[i] for i in of]) for (group, shape), of in dealt.items()]
-    mine = [round_.collected() for round_ in rounds]
+    mine = [round_.gather_matrices() for round_ in rounds]
     matrices = orthogonalized_all([*(directions[i] for i in whole), *(matrix for own in mine for matrix in own)])
     # Keep the results of complete matrices, and return the parts of the others to their ranks.
     for index, matrix in zip(whole, matrices, strict=False):
         found[index] = matrix
     taken = len(whole)
     for round_, own, of in zip(rounds, mine, dealt.values(), strict=True):
-        parts = round_.returned(matrices[taken : taken + len(own)])
+        parts = round_.return_parts(matrices[taken : taken + len(own)])
         taken += len(own)
         for index, part in zip(of, parts, strict=True):
             found[index] = part
@@ -192,21 +192,21 @@ class _Round:
         self._counts = [len(range(r, len(parts), self._ranks)) for r in range(self._ranks)]
         """Number of matrices that each rank owns."""
 
-    def collected(self) -> list[Tensor]:
+    def gather_matrices(self) -> list[Tensor]:
         """Gather the complete matrices that this rank owns."""
         sent = [self._parts[k].reshape(-1) for r in range(self._ranks) for k in range(r, len(self._parts), self._ranks)]
-        received = self._exchange(torch.cat(sent), self._from_owner(), self._to_owner())
+        received = self._exchange_elements(torch.cat(sent), self._from_owner(), self._to_owner())
         pieces = received.split(self._to_owner())
         count = self._counts[self._rank]
         shaped = [piece.reshape(count, rows, *self._shape[1:]) for piece, rows in zip(pieces, self._rows, strict=True)]
         return list(torch.cat(shaped, dim=1).unbind())
 
-    def returned(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+    def return_parts(self, matrices: Sequence[Tensor]) -> list[Tensor]:
         """Return this rank's part of every matrix, sent by the owners of the matrices."""
         pieces = [part for r in range(self._ranks) for part in self._rows_of(matrices, r)]
         like = self._parts[0]
         sent = torch.cat(pieces) if pieces else like.new_empty(0)
-        received = self._exchange(sent, self._to_owner(), self._from_owner())
+        received = self._exchange_elements(sent, self._to_owner(), self._from_owner())
         found: dict[int, Tensor] = {}
         for r, piece in enumerate(received.split(self._from_owner())):
             own = piece.reshape(self._counts[r], *like.shape)
@@ -226,7 +226,7 @@ class _Round:
         width = math.prod(self._shape[1:])
         return [self._counts[self._rank] * rows * width for rows in self._rows]
 
-    def _exchange(self, tensor: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    def _exchange_elements(self, tensor: Tensor, sent: list[int], received: list[int]) -> Tensor:
         result = tensor.new_empty(sum(received))
         dist.all_to_all_single(result, tensor.contiguous(), received, sent, group=self._group)
         return result

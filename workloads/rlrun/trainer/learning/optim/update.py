@@ -27,9 +27,9 @@ class Stopwatch:
         self._device = device
         self._times: list[float] = []
         self._events: list[torch.cuda.Event] = []
-        self.mark()
+        self.record_mark()
 
-    def mark(self) -> None:
+    def record_mark(self) -> None:
         """Mark the end of a part and the start of the next one."""
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
@@ -38,7 +38,7 @@ class Stopwatch:
         else:
             self._times.append(time.perf_counter())
 
-    def seconds(self) -> list[float]:
+    def lap_seconds(self) -> list[float]:
         """Return the seconds between successive marks; on CUDA wait until the device has reached the last one."""
         if self._events:
             self._events[-1].synchronize()

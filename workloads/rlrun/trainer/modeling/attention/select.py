@@ -192,7 +192,7 @@ def _choose_kernel(asked: AttentionKernel, needs: Needs, group: Group) -> tuple[
         problem = kernel_refusal(choice.kernel, needs, group.device)
         if problem is None:
             return choice.kernel, str(choice)
-        known = known.without(choice.kernel, problem)
+        known = known.without_kernel(choice.kernel, problem)
 
 
 def _of_run(group: Group, compute_dtype: torch.dtype | None) -> frozenset[Feature]:

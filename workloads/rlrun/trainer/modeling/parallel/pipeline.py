@@ -48,11 +48,11 @@ class LaterWeights:
         self._model = model
         self._waiting: list[_Kept] = []
 
-    def keep(self, product: _Kept) -> None:
+    def store_product(self, product: _Kept) -> None:
         """Store the factors of a weight's gradient."""
         self._waiting.append(product)
 
-    def take(self) -> Callable[[], None]:
+    def take_products(self) -> Callable[[], None]:
         """Return a function that computes the products stored since the last call."""
         kept, self._waiting = self._waiting, []
         return partial(_add_products, self._model, kept)
@@ -119,7 +119,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _LinearContext, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         hidden, weight = ctx.saved_tensors
-        ctx.later.keep((*ctx.parameters, hidden.detach(), gradient.detach()))
+        ctx.later.store_product((*ctx.parameters, hidden.detach(), gradient.detach()))
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
 
 
@@ -274,7 +274,7 @@ def _torch_stage(
         input_args=() if number == 0 else (between,),
         output_args=(scalar if stage.computes_loss(number) else between,),
         group=stage.group,
-        dw_builder=None if later is None else later.take,
+        dw_builder=None if later is None else later.take_products,
     )
 
 

@@ -47,7 +47,7 @@ def plan_tensors(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
     for name, one in source_parts(model, files.where, state).items():
         if one.converter is None:
             (stored,) = one.names[name]
-            found[name] = _check_shape(files, stored, files.tensor(stored), state[name])
+            found[name] = _check_shape(files, stored, files.lazy_tensor(stored), state[name])
             continue
         for target, lazy in _convert_parts(model, name, one, files, state).items():
             found[target] = _check_shape(files, target, lazy, state[target])
@@ -57,7 +57,7 @@ def plan_tensors(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
 def _convert_parts(
     model: PreTrainedModel, name: str, one: Sources, files: Files, state: Mapping[str, Tensor]
 ) -> dict[str, Lazy]:
-    parts = {pattern: [files.tensor(stored) for stored in names] for pattern, names in one.names.items()}
+    parts = {pattern: [files.lazy_tensor(stored) for stored in names] for pattern, names in one.names.items()}
     combined = _combine_parts(one, list(parts.values()), expected=tuple(state[name].shape))
     empty = {pattern: [torch.empty(lazy.shape, device="meta") for lazy in of_one] for pattern, of_one in parts.items()}
     try:

@@ -39,7 +39,7 @@ class Files:
         self.largest_read = 0
         """Bytes of the largest read slice."""
 
-    def tensor(self, name: str) -> Lazy:
+    def lazy_tensor(self, name: str) -> Lazy:
         """Return a lazy tensor by its name without quantization.
 
         Raises:
