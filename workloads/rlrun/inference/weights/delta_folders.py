@@ -248,10 +248,10 @@ class Rebuilder:
         target = links[0].files
         base, folder = self._staging.open_next_version(target.version, target.buckets())
 
-        def one(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
+        def build_bucket(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
             replace_bucket(base / path.name, path, bucket, sent, expected)
 
-        return self._build_files(links, folder, one)
+        return self._build_files(links, folder, build_bucket)
 
     def _from_volume(self, chain: Sequence[_Link]) -> Path:
         """Read the newest whole version and apply all later differences."""
@@ -268,31 +268,31 @@ class Rebuilder:
             )
         stored = StoredTensors(root / whole)
 
-        def one(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
+        def build_bucket(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
             make_bucket(path, bucket, lambda body: stored.fill(bucket, body), sent, expected)
 
         self._staging.drop_all()
         folder = self._staging.open(target.version, target.buckets())
-        return self._build_files(links, folder, one, target=target)
+        return self._build_files(links, folder, build_bucket, target=target)
 
     def _build_files(
         self,
         links: Sequence[_Link],
         folder: Path,
-        act: Callable[[Bucket, Path, Sequence[Bytes], int], None],
+        build_bucket: Callable[[Bucket, Path, Sequence[Bytes], int], None],
         *,
         target: DeltaFiles | None = None,
     ) -> Path:
-        """Build the files of all buckets. `links` are the differences, newest first; `act` builds one bucket."""
+        """Build the files of all buckets. `links` are the differences, newest first; `build_bucket` builds one."""
         files = target or links[0].files
         buckets, oldest_first = files.buckets(), [(link, link.files.places()) for link in reversed(links)]
 
-        def one(bucket: Bucket) -> None:
+        def read_and_build(bucket: Bucket) -> None:
             sent = [link.read_bucket(bucket, places[bucket.index]) for link, places in oldest_first]
-            act(bucket, folder / file_name(bucket, len(buckets)), sent, files.checksums[bucket.index])
+            build_bucket(bucket, folder / file_name(bucket, len(buckets)), sent, files.checksums[bucket.index])
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(one, buckets))
+            list(pool.map(read_and_build, buckets))
         self._staging.record_complete(folder, files.checksum)
         return folder
 
