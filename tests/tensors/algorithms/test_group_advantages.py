@@ -11,7 +11,7 @@ REWARDS = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "max_rl", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "max_rl", "qae", "reinforce_pp"])
 def test_tensor_advantages_equal_array_advantages(name: str, dtype: torch.dtype) -> None:
     rewards = torch.tensor(REWARDS, dtype=dtype, requires_grad=True)
     found = advantages(name, rewards, group_size=3, lengths=torch.tensor([10, 20, 30, 5, 5, 10]))

@@ -27,6 +27,7 @@ LENGTHS = [10, 20, 30, 5, 5, 10]
         ("opo", [0.58333, -0.41667, 0.08333, -0.75, 0.25, 0.25]),
         ("dr_grpo", [0.5, -0.5, 0.0, -0.66667, 0.33333, 0.33333]),
         ("max_rl", [1.0, -1.0, 0.0, -1.0, 0.5, 0.5]),
+        ("qae", [0.5, -0.5, 0.0, -1.0, 0.0, 0.0]),
         ("reinforce_pp", [1.25698, -1.25698, 0.0, -1.25698, 1.25698, 1.25698]),
         ("reinforce_pp_baseline", [1.43539, -1.21456, 0.11041, -1.65622, 0.99373, 0.99373]),
         ("reward", REWARDS),
@@ -90,6 +91,9 @@ def _by_hand(name: str, rewards: list[float], lengths: list[int], options: dict[
         elif name == "max_rl":
             largest = max(abs(other - mean) for other in rewards)
             a = (r - mean) / max(mean, largest / (size - 1 or 1)) if mean > 0 else 0.0
+        elif name == "qae":
+            share = options["quantile"]
+            a = r - min(b for b in rewards if sum(other <= b for other in rewards) >= share * size)
         elif name == "reward":
             a = r
         elif name == "rloo":
@@ -118,6 +122,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("opo", {}),
     ("opo", {"leave_one_out": True}),
     ("max_rl", {}),
+    ("qae", {"quantile": 0.25}),
+    ("qae", {"quantile": 0.5}),
+    ("qae", {"quantile": 1.0}),
     ("reward", {}),
 ]
 
@@ -188,6 +195,7 @@ def test_advantages_match_a_loop_over_groups(
         ({"length_penalty": 0.1}, "lengths must be given if length_penalty > 0"),
         ({"length_penalty": -1.0}, r"length_penalty must be at least 0 and at most 1e\+09, got -1.0"),
         ({"turn_discount": 0.0}, "turn_discount must be greater than 0 and at most 1, got 0.0"),
+        ({"name": "qae", "quantile": 0}, "quantile must be greater than 0 and at most 1, got 0"),
         ({"name": "reinforce_pp", "global_std": True}, "unknown option of advantage reinforce_pp 'global_std'"),
     ],
 )
@@ -231,6 +239,27 @@ def test_max_rl_is_bounded_for_mixed_rewards() -> None:
     assert advantages("max_rl", [1e9, -1e9 + 10, 0.0], group_size=3).tolist() == pytest.approx([2, -2, 0], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("successes", "expected"),
+    [(0, [0] * 5), (3, [1, 1, 1, 0, 0]), (4, [0, 0, 0, 0, -1]), (5, [0] * 5)],
+)
+def test_qae_gates_by_success_rate(successes: int, expected: list[int]) -> None:
+    """Wu et al. 2025: up to a success rate of 1 - K only successes count, above it only failures."""
+    rewards = [1.0] * successes + [0.0] * (5 - successes)
+    assert advantages("qae", rewards, group_size=5, quantile=0.4).tolist() == expected
+
+
+def test_qae_ignores_size_of_an_outlier() -> None:
+    for outlier in (2.0, 1e9):
+        assert advantages("qae", [0.0, 0.25, 0.5, 0.5, outlier], group_size=5).tolist()[:4] == [-0.5, -0.25, 0, 0]
+
+
+def test_qae_rank_is_exact_for_decimal_shares() -> None:
+    """0.55·100 is 55.00000000000001: the 55th reward is the baseline, not the 56th."""
+    rewards = [float(n) for n in range(1, 101)]
+    assert advantages("qae", rewards, group_size=100, quantile=0.55)[54] == 0
+
+
 _EXTREMES = st.sampled_from([1e9, -1e9, 0.0, 1e-300, -1e-300, 5e-324, 1e-9, 1.0, math.nextafter(1e9, 0)])
 _ACCEPTED_REWARDS = st.one_of(_EXTREMES, st.floats(-MAX_REWARD, MAX_REWARD))
 
@@ -268,7 +297,7 @@ def _option(option: Option) -> st.SearchStrategy[Any]:
     return st.one_of(st.sampled_from(ends), st.floats(low, min(option.high, largest)))
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "qae", "reinforce_pp_baseline"])
 @settings(max_examples=40, deadline=None)
 @given(reward=_ACCEPTED_REWARDS, count=st.integers(2, 23))
 def test_equal_rewards_of_any_size_give_zero(name: str, reward: float, count: int) -> None:

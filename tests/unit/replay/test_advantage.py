@@ -29,6 +29,7 @@ CHANGES: dict[str, Any] = {
     "leave_one_out": True,
     "mean": "batch",
     "std": "group",
+    "quantile": 0.25,
 }
 
 
@@ -103,7 +104,9 @@ def test_batch_is_independent_of_finish_order() -> None:
 def test_estimators_and_options_have_explanations() -> None:
     assert {*ESTIMATORS, "gae"} == {*ADVANTAGES}
     options = {name for estimator in ADVANTAGES for name in complete_options("advantage", estimator, {})}
-    assert options - {*OFF} == {"mean", "std", "leave_one_out", "lam", "bootstrap"}, "an option that no stage turns off"
+    assert options - {*OFF} == {"mean", "std", "leave_one_out", "quantile", "lam", "bootstrap"}, (
+        "an option that no stage turns off"
+    )
 
 
 def test_explanation_contains_numbers_of_the_batch() -> None:
@@ -118,6 +121,15 @@ def test_explanation_contains_numbers_of_the_batch() -> None:
     assert "advantage 1.45274 in the batch; recomputed: equal" in said
     assert "3 tokens by version 2 (1 behind)" in said
     assert "trained tokens: 3 of 5: prompt 0-1, trained 2-4" in said
+
+
+def test_explanation_of_quantile_names_the_baseline() -> None:
+    advantage = AdvantageConfig(name="qae", options={"quantile": 0.75})
+    made = batch(advantage)
+    why = explain_advantage(made, 0, settings(advantage))
+    assert why is not None
+    assert why.stages[1].text == "qae: 1 - group quantile 0.75, 0.25"
+    assert why.stages[1].value == 0.75
 
 
 def test_changed_settings_are_detected() -> None:

@@ -125,6 +125,19 @@ class RewardGroups:
         )
         return above - self.sum(above) / self.sizes
 
+    def quantile(self, share: float) -> Floats:
+        """Return the smallest reward of each group that at least `share` of its rewards do not exceed, repeated for its members, `[N]`.
+
+        `share` is above 0 and at most 1. The result is always a reward of the group: no interpolation.
+        """
+        order = np.lexsort((self.rewards, self.group_ids))
+        counts = np.bincount(self.group_ids, minlength=self.num_groups)
+        # A product such as 0.55·100 is a little above the whole number that it stands for.
+        rank = np.maximum(np.ceil(share * counts - 1e-9).astype(np.int64), 1) - 1
+        starts = np.cumsum(counts) - counts
+        found: Floats = self.rewards[order[(starts + rank)[self.group_ids]]]
+        return found
+
 
 def grpo(groups: RewardGroups, *, mean: str, std: str) -> Floats:
     """R minus a mean, divided by a standard deviation; each over the group, the batch, or omitted.
@@ -186,6 +199,15 @@ def max_rl(groups: RewardGroups) -> Floats:
     return np.where(positive, centred / np.where(positive, divisor, 1), 0)
 
 
+def qae(groups: RewardGroups, *, quantile: float) -> Floats:
+    """R - quantile of the group's rewards (quantile advantage estimation, Wu et al. 2025, arXiv:2509.22611); 0 for a group of 1.
+
+    For rewards of 0 and 1 with a share p of successes: if p <= 1 - quantile, only successes have an advantage (1), otherwise only failures
+    (-1). The paper also divides by the standard deviation of the group's rewards, which this function does not.
+    """
+    return groups.rewards - groups.quantile(quantile)
+
+
 def reward(groups: RewardGroups) -> Floats:
     """R (REINFORCE without a baseline)."""
     return groups.rewards
@@ -201,6 +223,7 @@ FUNCTIONS: Mapping[str, Callable[..., Floats]] = {
     "rloo": rloo,
     "opo": opo,
     "max_rl": max_rl,
+    "qae": qae,
     "reinforce_pp": reward,
     "reinforce_pp_baseline": dr_grpo,
     "reward": reward,

@@ -36,7 +36,7 @@ from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
 from rlrun.tracking.backends.tracker_packages import missing_trackers, problems_in_cluster
 
-GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
+GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "qae", "reinforce_pp_baseline"})
 """Advantages that compare a rollout with its group. In a group of one rollout they are 0."""
 _UNREADABLE = EnvironmentConfig(id="unreadable")
 _LOADED = ("id", "args", "python", "variables", "image", "start_timeout_seconds", "memory_gib")

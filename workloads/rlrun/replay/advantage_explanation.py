@@ -293,6 +293,11 @@ def _max_rl(facts: Facts) -> str:
     return f"({_short_number(facts.reward)} - group mean {_short_number(facts.level_mean('group'))}) / group mean, within ±{facts.size - 1}"
 
 
+def _explain_qae(facts: Facts) -> str:
+    baseline = float(facts.groups.quantile(facts.options["quantile"])[facts.at])
+    return f"{_short_number(facts.reward)} - group quantile {facts.options['quantile']:g}, {_short_number(baseline)}"
+
+
 def _explain_reward(facts: Facts) -> str:
     return f"{_short_number(facts.reward)}, without a baseline"
 
@@ -303,6 +308,7 @@ ESTIMATORS: Mapping[str, Callable[[Facts], str]] = {
     "rloo": _explain_rloo,
     "opo": _explain_opo,
     "max_rl": _max_rl,
+    "qae": _explain_qae,
     "reward": _explain_reward,
     "reinforce_pp": _explain_reward,
     "reinforce_pp_baseline": _explain_centered,

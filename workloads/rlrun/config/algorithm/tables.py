@@ -173,6 +173,19 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
         "(R - mean)/mean of the group, scaled to within ±(G-1); 0 if the mean is not positive",
         dict(_EVERY_ADVANTAGE),
     ),
+    "qae": Entry(
+        "R - quantile of the group: of rewards 0 and 1, rare successes of hard tasks or rare failures of easy ones",
+        {
+            "quantile": Option(
+                0.5,
+                "the baseline is the smallest reward that at least this share of the group does not exceed; 0.5: the (lower) median",
+                low=0.0,
+                high=1.0,
+                low_excluded=True,
+            ),
+            **_EVERY_ADVANTAGE,
+        },
+    ),
     "reinforce_pp": Entry(
         "return-to-go of R, whitened over all loss tokens of the batch", _RETURN_TO_GO, reads=("lengths",)
     ),
