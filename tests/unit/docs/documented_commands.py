@@ -99,7 +99,7 @@ TESTS: Mapping[str, str] = {
         "tests/processes/local/test_gpus.py::test_parallel_runs_have_distinct_gpus"
     ),
     r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_killed_and_resumed_run_has_one_complete_curve",
-    r"rlrun (get|status NAME|why NAME)|kubectl rlrun why NAME .*": AS_PRINTED,
+    r"rlrun (get( --sort reward)?|status NAME|why NAME)|kubectl rlrun why NAME .*": AS_PRINTED,
     r"rlrun (suspend|resume|restart|scale|set) NAME.*": AS_PRINTED,
     r"rlrun pull NAME run --to DIR": AS_PRINTED,
     r"rlrun replay runs/NAME --step 30 --sample 160/3 --no-compute": AS_PRINTED,

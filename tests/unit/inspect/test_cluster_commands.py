@@ -59,6 +59,40 @@ def test_get_of_all_namespaces_and_as_documents(use: Use, capsys: pytest.Capture
     assert "STALENESS" in capsys.readouterr().out
 
 
+def test_get_sorts_runs_and_lists_unknown_values_last(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    def named(name: str, phase: str, created: str, **progress: Any) -> dict[str, Any]:
+        found = run(phase)
+        found["metadata"] |= {"name": name, "creationTimestamp": created}
+        found["status"]["progress"] = progress
+        return found
+
+    runs = [
+        named("b", "Running", "2026-09-01T00:00:00Z", step=9, reward=0.25),
+        named("c", "Pending", "2026-09-03T00:00:00Z"),
+        named("a", "Complete", "2026-09-02T00:00:00Z", step=5, reward=0.75),
+    ]
+    runs[0]["status"]["restarts"] = 1
+    use(Recorded(("get rlruns.rlrun.io", {"items": runs})))
+
+    def listed(*words: str) -> list[str]:
+        assert main(["get", "-n", "team", "-o", "name", *words]) == 0
+        return capsys.readouterr().out.split()
+
+    assert listed("--sort", "name") == ["a", "b", "c"]
+    assert listed("--sort", "phase") == ["a", "c", "b"]
+    assert listed("--sort", "age") == ["c", "a", "b"]
+    assert listed("--sort", "step") == ["b", "a", "c"]
+    assert listed("--sort", "reward") == ["a", "b", "c"]
+    assert listed("--sort", "restarts") == ["b", "a", "c"], "equal values keep the order of names"
+    assert main(["get", "-n", "team", "--sort", "reward"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["NAME", "a", "b", "c"]
+
+
+def test_get_refuses_an_unknown_field_to_sort_by(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", "--sort", "rewards"]) == exit_codes.USAGE
+    assert "argument --sort: invalid choice: 'rewards'" in capsys.readouterr().err
+
+
 def test_get_of_one_run_shows_its_pods(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     use(of_run(run("Starting"), pods=PODS))
     assert main(["get", "a"]) == 0

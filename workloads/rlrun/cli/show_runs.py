@@ -26,7 +26,7 @@ from rlrun.inspect import screen
 from rlrun.inspect.gpu_cost import with_local_cost
 from rlrun.inspect.gpu_use import with_gpus
 from rlrun.inspect.kubectl import Api, ClusterError, is_configured
-from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.snapshot import SORT_FIELDS, Snapshot, sort_snapshots
 from rlrun.inspect.source import FolderRun, Run, find_run, read_cluster, read_folders, read_run
 from rlrun.inspect.why import explain_run
 from rlrun.runtime import exit_codes
@@ -43,6 +43,12 @@ def get_parser() -> Parser:
     p = runs_parser("get", text, output="wide json yaml name")
     p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders with runs (default: all)")
     p.add_argument("-A", "--all-namespaces", action="store_true", help="runs of all namespaces of the cluster")
+    p.add_argument(
+        "--sort",
+        choices=list(SORT_FIELDS),
+        metavar="FIELD",
+        help=f"order of the runs: {', '.join(SORT_FIELDS)}; numbers from the largest, ages from the newest, unknown values last",
+    )
     return p
 
 
@@ -51,6 +57,8 @@ def run_get(argv: Sequence[str]) -> int:
     """Run `rlrun get` and return the exit code."""
     options, now = get_parser().parse_args(list(argv)), time.time()
     found = read_snapshots(options, now)
+    if options.sort is not None:
+        found = sort_snapshots(found, options.sort)
     if options.output in ("json", "yaml"):
         print_document([camel_case_document(one) for one in found], options.output)
     elif options.output == "name":

@@ -5,7 +5,9 @@ The first part formats and parses times and durations.
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -270,3 +272,25 @@ class Snapshot:
     def find_condition(self, kind: str) -> Condition | None:
         """Return the condition of a type, or None."""
         return next((one for one in self.conditions if one.type == kind), None)
+
+
+def _largest(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else -value
+
+
+SORT_FIELDS: Mapping[str, Callable[[Snapshot], str | float | None]] = {
+    "name": lambda run: run.name,
+    "phase": lambda run: run.phase,
+    "step": lambda run: _largest(run.progress.step),
+    "reward": lambda run: _largest(run.progress.reward),
+    "restarts": lambda run: _largest(run.restarts),
+    "age": lambda run: _largest(seconds_of(run.created or run.started)),
+}
+"""Fields by which runs can be sorted, with the key in ascending order; None for an unknown value."""
+
+
+def sort_snapshots(runs: Sequence[Snapshot], field: str) -> list[Snapshot]:
+    """Return runs sorted by a field of `SORT_FIELDS`; runs with an unknown value come last, equal ones keep their order."""
+    key = SORT_FIELDS[field]
+    known = [(found, run) for run in runs if (found := key(run)) is not None]
+    return [run for _, run in sorted(known, key=lambda one: one[0])] + [run for run in runs if key(run) is None]
