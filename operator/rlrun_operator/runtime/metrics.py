@@ -39,6 +39,7 @@ def _of_run(
 
 RUNS = MetricTable(
     _of_run("rlrun_info", "Facts about the run; always 1", "model", "uid"),
+    _of_run("rlrun_created_timestamp_seconds", "Time of the run's creation, since the epoch", timestamp=True),
     _of_run("rlrun_phase", "1 for the phase that the run is in, 0 for each other one", "phase"),
     _of_run(
         "rlrun_condition",
@@ -279,6 +280,8 @@ class _Runs:
         for run in self._store.runs() if self.leads() else ():
             key = run["metadata"]["namespace"], run["metadata"]["name"]
             families["rlrun_info"].add_metric([*key, _read_model(run), run["metadata"]["uid"]], 1)
+            if (created := seconds_of(run["metadata"].get("creationTimestamp"))) is not None:
+                families["rlrun_created_timestamp_seconds"].add_metric([*key], created)
             status = read_status(run.get("status") or {})
             for name, labels, value in (*_status_series(status), *_trainer_size(run, status)):
                 families[name].add_metric([*key, *labels], value)

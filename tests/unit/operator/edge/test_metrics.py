@@ -75,6 +75,7 @@ def test_series_of_a_run_exist_as_long_as_it() -> None:
     }
     spec = {"model": {"name": "Qwen/Qwen3-8B"}, "budget": {"gpuHours": 2}, "trainer": {"replicas": 4}}
     run = make_object("RLRun", "a", 1, spec=spec, status=status)
+    run["metadata"]["creationTimestamp"] = "2026-01-01T00:01:00Z"
     gpu = {"limits": {"nvidia.com/gpu": "8"}}
     pod = make_object(
         "Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]}
@@ -90,6 +91,7 @@ def test_series_of_a_run_exist_as_long_as_it() -> None:
     labels = 'namespace="ns",run="a"'
     for line in (
         f'rlrun_info{{model="Qwen/Qwen3-8B",{labels},uid="uid-RLRun-a"}} 1.0',
+        f"rlrun_created_timestamp_seconds{{{labels}}} 1.76722566e+09",
         'rlrun_phase{namespace="ns",phase="Running",run="a"} 1.0',
         'rlrun_phase{namespace="ns",phase="Failed",run="a"} 0.0',
         f"rlrun_step{{{labels}}} 41.0",
