@@ -39,7 +39,7 @@ ANY_ADDRESS = ("0.0.0.0/0", "::/0")
 WHOLE_IMAGE_PART = re.compile(r"\*|.*[/:@]\*|[^*]*")
 """An image pattern must end between two parts of a name: `registry.example.com*` would also match `registry.example.com.evil.io/x`."""
 RUN_KEY = r".*-key-[0-9a-f]{8}(-[0-9]+)?"
-"""Names of the Secrets with the keys of runs (`Names.secret`). No list allows them: only a run's own pods may read its key."""
+"""Names of the Secrets with the keys of runs (`Names.key_secret`). No list allows them: only a run's own pods may read its key."""
 
 
 class RunPolicy(Config):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlrun.advantages import ADVANTAGES, RewardGroups, advantages, token_advantages
 from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES, Option
 from rlrun.environments.bounds import MAX_REWARD
+from rlrun.local.judge import GROUP_BASELINES
 
 REWARDS = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0]
 LENGTHS = [10, 20, 30, 5, 5, 10]
@@ -297,7 +298,7 @@ def _option(option: Option) -> st.SearchStrategy[Any]:
     return st.one_of(st.sampled_from(ends), st.floats(low, min(option.high, largest)))
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "qae", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("name", ["rloo", *sorted(GROUP_BASELINES)])
 @settings(max_examples=40, deadline=None)
 @given(reward=_ACCEPTED_REWARDS, count=st.integers(2, 23))
 def test_equal_rewards_of_any_size_give_zero(name: str, reward: float, count: int) -> None:

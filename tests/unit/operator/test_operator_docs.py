@@ -20,8 +20,8 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda file: file.name)
-def test_generated_reasons_page_is_up_to_date(file: Path) -> None:
-    assert file.read_text() == files()[file], "python -m tools.operator_docs --write"
+def test_generated_page_is_up_to_date(file: Path) -> None:
+    assert file.read_text() == files()[file], "run `make docs`"
 
 
 def test_reason_constants_are_documented() -> None:

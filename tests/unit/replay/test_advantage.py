@@ -105,7 +105,7 @@ def test_estimators_and_options_have_explanations() -> None:
     assert {*ESTIMATORS, "gae"} == {*ADVANTAGES}
     options = {name for estimator in ADVANTAGES for name in complete_options("advantage", estimator, {})}
     assert options - {*OFF} == {"mean", "std", "leave_one_out", "quantile", "lam", "bootstrap"}, (
-        "an option that no stage turns off"
+        "state the option in the explanation of its estimator, then add it here and to CHANGES"
     )
 
 

@@ -47,7 +47,8 @@ def get_parser() -> Parser:
         "--sort",
         choices=list(SORT_FIELDS),
         metavar="FIELD",
-        help=f"order of the runs: {', '.join(SORT_FIELDS)}; numbers from the largest, ages from the newest, unknown values last",
+        help=f"order of the runs: {', '.join(SORT_FIELDS)}; numbers from the largest, ages from the newest, unknown values "
+        "last (default: namespace and name)",
     )
     return p
 

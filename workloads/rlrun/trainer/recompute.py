@@ -66,7 +66,7 @@ class Keeping(Mixture):
     def __call__(
         self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
     ) -> LossOutput:
-        # `Mixture.merged` calls the objective with a sequence of one token to get the names of metrics; real rows are longer.
+        # `Mixture.add_metrics` calls the objective with a sequence of one token to get the names of metrics; real rows are longer.
         if list(batch.sequence_lengths) != [1]:
             self.kept.append(_Call(logprobs.detach(), batch, environments, divisors))
         return super().__call__(logprobs, batch, environments=environments, divisors=divisors)
