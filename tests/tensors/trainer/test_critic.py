@@ -32,7 +32,6 @@ from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
-from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
@@ -64,7 +63,6 @@ def test_fresh_critic_has_policy_body_and_zero_values(
 ) -> None:
     policy = make_model("qwen3", tied=tied)
     policy.save_pretrained(tmp_path)
-    monkeypatch.setattr(load_weights, "load_model", None)  # no model is loaded whole
     trainer = TrainerConfig(
         name="test",
         uid="uid",

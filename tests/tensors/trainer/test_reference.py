@@ -17,7 +17,6 @@ from rlrun.trainer.learning.reference_model import FrozenReference, round_parame
 from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
-from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
@@ -124,7 +123,6 @@ def test_distillation_moves_student_to_teacher_despite_rewards(
 def test_teacher_loads_from_its_folder_with_equal_vocabulary(
     solo: Group, source: Path, tmp_path: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_weights, "load_model", None)  # no model is loaded whole
     policy = ModelConfig(path=str(source))
     options = {"initial": str(source), "group": solo, "check": check_model}
     found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, seq_len=64, **options)

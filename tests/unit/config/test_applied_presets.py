@@ -69,7 +69,8 @@ def test_applied_preset_is_the_same_objective() -> None:
         assert_same_objective(config.trainer.algorithm, applied.trainer.algorithm)
         assert_same_objective(config.orchestrator.algorithm, applied.orchestrator.algorithm)
         own, own_applied = (
-            item.orchestrator.environments[1].algorithm.over(item.orchestrator.algorithm) for item in (config, applied)
+            item.orchestrator.environments[1].algorithm.merged_over(item.orchestrator.algorithm)
+            for item in (config, applied)
         )
         assert_same_objective(own, own_applied)
         assert config.trainer.environment_algorithms.keys() == applied.trainer.environment_algorithms.keys()

@@ -31,7 +31,7 @@ def make_queue(client: Client, provider: Provider) -> Queue | None:
         namespaces=(),
         serves=lambda run: True,
         is_active=lambda: True,
-        again=lambda key, seconds: None,
+        requeue=lambda key, seconds: None,
     )
     return queue_of(cluster, QueueSettings(provider=provider), RenderSettings(provider=provider))
 
