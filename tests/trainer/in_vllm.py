@@ -31,11 +31,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlrun.config.models.language_models import ModelConfig
+from rlrun.inference import engine_settings
 from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
 from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.preflight import check_model
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
+from rlrun.trainer.modeling.recurrent import packing_of
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.proof import small_models
@@ -118,6 +120,7 @@ FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
     "deepseek_v3": lambda _: {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "glm4_moe_lite": lambda _: {"first_k_dense_replace": 1},
+    "lfm2": lambda document: {"conv_dim": document["hidden_size"], "block_dim": document["hidden_size"]},
     "minimax_m2": lambda document: {
         "rotary_dim": document["head_dim"],
         "scoring_func": "sigmoid",
@@ -277,9 +280,13 @@ class Served:
 def error_of(model: Any, sampled: Sampled) -> float:
     """Return the largest difference from the trainer's log-probabilities, with all sequences in one row."""
     ids = torch.tensor([token for tokens, _ in sampled for token in tokens])
-    row = _make_row(ids, [len(tokens) for tokens, _ in sampled])
+    lengths = [len(tokens) for tokens, _ in sampled]
+    rows = [[length] for length in lengths] if packing_of(model) == "alone" else [lengths]
     with torch.no_grad():
-        ours = token_statistics(model, row).logprobs
+        parts = ids.split([sum(row) for row in rows])
+        ours = torch.cat(
+            [token_statistics(model, _make_row(part, row)).logprobs for part, row in zip(parts, rows, strict=True)]
+        )
     theirs = torch.tensor([value for _, values in sampled for value in [0.0, *values]])
     return float((ours - theirs).abs().max())
 
@@ -317,6 +324,7 @@ def settings_of(folder: Path, root: Path) -> InferenceSettings:
         max_model_len=LONGEST,
         enforce_eager=True,
         max_num_seqs=8,
+        state_dtype=engine_settings._read_state_dtype(folder),
         extra_args=("--max-num-batched-tokens=128",),
     )
 
@@ -327,7 +335,7 @@ def examine_type(kind: str, folder: Path, group: Group, width: int, engine: Serv
     architectures.OPTIONS.update(OPTIONS)
     whole = whole_model(kind)
     remember_names(whole)
-    windows = any(
+    windows = not kind.startswith("llama4") and any(  # its chunks are not trained
         isinstance(getattr(part, name, None), int)
         for part in parts_of(whole.config.get_text_config())
         for name in WINDOWS

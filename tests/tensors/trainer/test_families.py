@@ -25,13 +25,12 @@ from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.tensor_names import file_tensors, remember_names, tensor_parts
 from rlrun.trainer.proof import architecture_check
-from rlrun.trainer.proof.architecture_check import find_fault
+from rlrun.trainer.proof.architecture_check import examine_model, find_fault
 from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from tests.support.sets import few_in_gate
 
-_MIXED = ["conv", "conv", "full_attention"]
 _LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
 _AS_THEY_COME = (
     "llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral3 mixtral gemma gemma2 vaultgemma gemma3_text gemma4_text "
@@ -40,10 +39,6 @@ _AS_THEY_COME = (
     "glm glm4 glm4_moe deepseek_v3 minimax_m2 smollm3 exaone4 exaone_moe ernie4_5 ernie4_5_moe helium arcee apertus seed_oss nanochat "
     "diffllama persimmon bitnet jetmoe afmoe aria_text axk1 cohere2_moe cwm glm4_moe_lite hy_v3 hyperclovax jais2 laguna mellum "
     "minimax_m3_vl_text modernbert-decoder solar_open youtu"
-)
-_STATEFUL = (
-    "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe jamba falcon_h1 falcon_mamba mamba mamba2 bamba granitemoehybrid recurrent_gemma "
-    "nemotron_h minimax olmo_hybrid kimi_linear zaya"
 )
 RIGHT: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in _AS_THEY_COME.split()},
@@ -54,18 +49,12 @@ RIGHT: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 128},
 }
 """Changes to the default configuration by model type; the plain default matches no published model."""
-CROSSING = r"cannot be trained: sequences in one row influence each other, so that log-probabilities differ by [\d.]+ "
 OWN_ATTENTION = "cannot be trained: its code does not support other attention functions"
 UNREAD = r"cannot be trained: its attention \(\w+\) has "
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    **{kind: ({}, CROSSING) for kind in _STATEFUL.split()},
-    "lfm2": ({"layer_types": _MIXED * 10 + _MIXED[1:]}, CROSSING),
-    "lfm2_moe": ({"layer_types": _MIXED * 10 + _MIXED[1:]}, CROSSING),
     "deepseek_v4": ({}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
     "doge": ({}, UNREAD + "attention_mask"),
     "llama4_text": ({"attention_chunk_size": 256}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
-    # Queries grow with their position in the row beyond floor_scale.
-    "llama4": ({"text_config": {"floor_scale": 8192, "vocab_size": 96}}, CROSSING),
     "minimax_m3_vl_text": ({"layer_types": ["full_attention"] * 59 + ["minimax_m3_sparse"]}, UNREAD + "block_indices"),
     "minicpm3": ({}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
     # Expert weights are a softmax over the experts within the router's jitter, in engines too; without jitter it
@@ -85,8 +74,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 GATE_RIGHT = ("llama", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss", "gpt2", "deepseek_v3")
 """One family for each kind of attention, experts and tensor names."""
 GATE_WRONG = [
-    "qwen3_next",
-    "lfm2",
     "doge",
     "llama4_text",
     "phimoe",
@@ -95,7 +82,7 @@ GATE_WRONG = [
     "deepseek_v32",
     "zamba2",
 ]
-"""One family for each refusal reason, and two for state that crosses sequences in all or some layers."""
+"""One family for each refusal reason."""
 
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/architectures.md"
@@ -111,7 +98,7 @@ def test_architecture_table_lists_every_architecture() -> None:
     assert not trained & others
     assert trained >= RIGHT.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
     # Accepted or refused depending on their options.
-    assert not trained & WRONG.keys() - {"minimax_m3_vl_text"}
+    assert not trained & WRONG.keys() - {"llama4_text", "minimax_m3_vl_text"}
 
 
 IN_VLLM = RESULTS.with_name("in_vllm.md")
@@ -181,41 +168,40 @@ def test_supported_options_are_accepted(kind: str, options: dict[str, Any], seq_
     assert find_fault(full_size(kind, **options), seq_len=seq_len) is None
 
 
+def test_seq_len_beyond_the_positions_of_a_model_is_refused() -> None:
+    assert find_fault(full_size("gpt2"), seq_len=512) is None
+    fault = find_fault(full_size("gpt2"), seq_len=2048) or "nothing"
+    assert "seqLen is 2048, but the model supports 1024 positions; lower seqLen" in fault
+
+
 @pytest.mark.parametrize(
-    ("kind", "options", "seq_len", "told"),
+    ("kind", "options"),
     [
-        ("gpt2", {}, 2048, "seqLen is 2048, but the model supports 1024 positions; lower seqLen"),
         # The longest sequence of a row selects the factors for all of its sequences.
         pytest.param(
             "phi3",
             {"rope_parameters": _LONG | {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}},
-            8192,
-            "sequences in one row influence each other",
             marks=pytest.mark.full,
         ),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
-            8192,
-            "sequences in one row influence each other",
-        ),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
     ],
 )
-def test_length_dependent_fault_needs_a_long_seq_len(
-    kind: str, options: dict[str, Any], seq_len: int, told: str
+def test_length_dependent_model_gets_rows_of_one_sequence_for_a_long_seq_len(
+    kind: str, options: dict[str, Any]
 ) -> None:
-    assert find_fault(full_size(kind, **options), seq_len=512) is None
-    assert told in (find_fault(full_size(kind, **options), seq_len=seq_len) or "nothing")
+    assert examine_model(full_size(kind, **options), seq_len=512).packing == "row"
+    verdict = examine_model(full_size(kind, **options), seq_len=8192)
+    assert (verdict.fault, verdict.packing) == (None, "alone")
+    assert "sequences in one row influence each other" in verdict.reason
 
 
 def test_architecture_check_covers_every_layer_kind() -> None:
     """Only the sixth of 8 layers is of another kind."""
     kinds = ["full_attention"] * 8
+    whole = examine_model(full_size("lfm2", num_hidden_layers=8, layer_types=kinds), seq_len=512)
     kinds[5] = "conv"
-    assert "sequences in one row" in (
-        find_fault(full_size("lfm2", num_hidden_layers=8, layer_types=kinds), seq_len=512) or "nothing"
-    )
-    assert find_fault(full_size("lfm2", num_hidden_layers=8, layer_types=["full_attention"] * 8), seq_len=512) is None
+    mixed = examine_model(full_size("lfm2", num_hidden_layers=8, layer_types=kinds), seq_len=512)
+    assert (whole.packing, mixed.packing) == ("row", "mixer")
 
 
 @pytest.mark.parametrize("broken", ["values", "gradients", "files", "names"])
@@ -254,7 +240,9 @@ def test_architecture_check_finds_each_kind_of_fault(broken: str, monkeypatch: p
         "files": "transformers loads 2 of ",
         "names": "transformers cannot load the files that the trainer writes",
     }
-    assert told[broken] in (find_fault(model, seq_len=512) or "nothing")
+    verdict = examine_model(model, seq_len=512)
+    assert told[broken] in (verdict.fault or verdict.reason)
+    assert (verdict.fault is None) == (broken == "values")  # rows of one sequence would be correct
 
 
 def test_architecture_check_leaves_no_trace() -> None:

@@ -55,7 +55,9 @@ def test_unsupported_family_is_refused_with_supported_ones() -> None:
     ):
         check_family(model, layers, "tp", 2)
     model.config.model_type = "mamba"
-    with pytest.raises(RoleError, match=r"trainer\.parallelism\.cp \(2\) is supported for .* of type mamba; set cp: 1"):
+    with pytest.raises(
+        RoleError, match=r"trainer\.parallelism\.cp \(2\) is supported for .* of type mamba: its layers .*; set cp: 1"
+    ):
         check_family(model, layers, "cp", 2)
 
 

@@ -28,6 +28,8 @@ _GATE = (
     "lfm2",
     "nemotron_h",
 )
+_WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
+"""Types whose text part is measured, but whose repositories contain an image model that would be lost."""
 _NUMBERS = re.compile(r"\s*\d+e-\d+ \|")
 
 
@@ -48,11 +50,11 @@ def _content(kind: str) -> dict[str, Any]:
 )
 def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
     told = training_refusal(_content(kind), kind)
-    if _NUMBERS.match(_rows()[kind]):
-        assert told is None
-    elif "influence each other" in _rows()[kind] and not kind.startswith("llama4"):
+    if kind in _WITH_IMAGES:
         assert told is not None
-        assert kind in told
+        assert "images or sound" in told
+    elif _NUMBERS.match(_rows()[kind]):
+        assert told is None
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def test_unsupported_parallelism_is_refused_with_families_and_fix() -> None:
     assert explain_undivided("qwen2", "tp", 2) is None
     said = explain_undivided("mamba", "tp", 2) or ""
     assert re.fullmatch(
-        r"is supported for the model types afmoe, arcee, .*, but the model is of type mamba; set tp: 1 and share it by dpShard",
+        r"is supported for the model types afmoe, arcee, .*, but the model is of type mamba: its layers carry state along a "
+        r"sequence; set tp: 1 and share it by dpShard",
         said,
     )
     assert "gpt_oss" not in said.partition(", but the model is")[0]

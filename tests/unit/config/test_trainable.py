@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from rlrun.config.families import (
+    choose_state_dtype,
     quantization_note,
     refusal_by_name,
     training_refusal,
@@ -25,11 +26,30 @@ from rlrun.config.quantization import Quantization, UnreadableFormatError, quant
         {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {"depth": 1}},
         {"model_type": "minimax_m2"},
         {"model_type": "nemotron"},
+        {"model_type": "qwen3_next", "linear_num_value_heads": 32},
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-"},
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
         {},
     ],
 )
 def test_trainable_configurations_are_not_refused(config: Mapping[str, object]) -> None:
     assert training_refusal(config, "m") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"model_type": "qwen3_next"}, "float32"),
+        ({"model_type": "new", "text_config": {"layer_types": ["linear_attention", "full_attention"]}}, "float32"),
+        ({"model_type": "nemotron_h", "mamba_ssm_cache_dtype": "float16"}, None),
+        ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "mamba_ssm_dtype": "float32"}}, None),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, None),
+    ],
+)
+def test_state_of_hybrid_is_float32_in_engines_unless_the_model_sets_it(
+    config: Mapping[str, object], dtype: str | None
+) -> None:
+    assert choose_state_dtype(config) == dtype
 
 
 _FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

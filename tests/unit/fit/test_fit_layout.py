@@ -36,7 +36,12 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             "tp",
             "2 is supported for the model types afmoe, .* is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
         ),
-        (dataclasses.replace(QWEN2, model_type="mamba"), trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
+        (
+            dataclasses.replace(QWEN2, model_type="mamba"),
+            trainer(2, cp=2),
+            "cp",
+            "type mamba: its layers carry state along a sequence; set cp: 1 and share it by dpShard",
+        ),
         (
             dataclasses.replace(MIXTURE, model_type="granitemoe"),
             trainer(2, ep=2),

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from rlrun.config.models.engine_arguments import is_owned
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.config.models.roles import InferenceConfig
 from rlrun.inference.__main__ import main
 from rlrun.inference.engine_settings import (
     InferenceSettings,
     SettingsError,
+    settings_from_config,
     settings_from_file,
     settings_from_mapping,
     vllm_arguments,
@@ -52,6 +55,23 @@ def test_cpu_arguments() -> None:
         "--max-model-len=256",
         "--enforce-eager",
     ]
+
+
+def test_state_of_a_hybrid_model_is_float32_unless_extra_args_set_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next"}))
+    model = ModelConfig(path=str(tmp_path))
+    config = InferenceConfig(
+        name="run", uid="u", output_dir=str(tmp_path), model=model, max_steps=1, seq_len=64, seed=0
+    )
+    own = vllm_arguments(settings_from_config(config, api_key="0123456789"))
+    assert own.count("--mamba-ssm-cache-dtype=float32") == 1
+    given = "--mamba-ssm-cache-dtype=bfloat16"
+    changed = config.model_copy(update={"extra_args": [given]})
+    arguments = vllm_arguments(settings_from_config(changed, api_key="0123456789"))
+    assert arguments[-1] == given, "the last value of a flag counts"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    arguments = vllm_arguments(settings_from_config(config, api_key="0123456789"))
+    assert not [one for one in arguments if "mamba" in one]
 
 
 def test_cuda_arguments() -> None:

@@ -192,7 +192,8 @@ def explain_undivided(kind: str, by: Kind, size: int) -> str | None:
         other: Kind = "cp" if by == "tp" else "tp"
         fix = f"set {by}: 1 and share it by dpShard" + (f", or {other}" if find_family(kind, other) is not None else "")
     row = FAMILIES.get(kind)
-    why = f": {row.reason}" if row is not None and row.reason else ""
+    reason = "its layers carry state along a sequence" if kind in _STATES else row.reason if row is not None else ""
+    why = f": {reason}" if reason else ""
     return f"is supported for the model types {', '.join(divisible_types(by))}, but the model is of type {kind}{why}; {fix}"
 
 
@@ -208,7 +209,7 @@ _STATES = frozenset(
         "xlstm", "zamba", "zamba2", "zaya",
     }
 )  # fmt: skip
-"""Model types with layers that carry state from one sequence of a row into the next."""
+"""Model types with recurrent layers, which carry state along a sequence."""
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "mamba", "recurrent", "lightning"})
 """Entries of `layer_types` for such layers."""
 _STATE_FIELDS = (
@@ -219,6 +220,8 @@ _STATE_FIELDS = (
     "mamba_d_state",
     "conv_L_cache",
 )
+_STATE_DTYPES = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+"""Fields of the configuration for the number format of the state, which vLLM reads."""
 _ENCODERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "vision_encoder", "speech_config")
 """Fields of the configuration for encoders of images and sound."""
 _TEXT_OF = frozenset({"gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal"})
@@ -258,11 +261,6 @@ def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
         read_quantization(config)
     except UnreadableFormatError as error:
         return _is_unreadable(shown, str(error))
-    if has_state(config):
-        return (
-            f"{shown} is a hybrid model ({kind}): its layers carry state across the sequences of a row, which the trainer does not "
-            "support; use a model with only attention layers, such as Qwen/Qwen3-8B, or evaluate this model with task: Eval"
-        )
     encoder = next((name for name in _ENCODERS if config.get(name)), None)
     if encoder is not None and kind not in _TEXT_OF:
         return (
@@ -289,8 +287,17 @@ def quantization_note(name: str) -> str | None:
     )
 
 
+def choose_state_dtype(config: Mapping[str, object]) -> str | None:
+    """Return the number format for the recurrent state of a hybrid model in engines, or None if the format is given or not needed.
+
+    In bfloat16 a state loses precision with every token, so that log-probabilities differ from the trainer's more and more.
+    """
+    given = any(part.get(name) for part in config_parts(config) for name in _STATE_DTYPES)
+    return "float32" if has_state(config) and not given else None
+
+
 def has_state(config: Mapping[str, object]) -> bool:
-    """Return whether layers of a model carry state past the end of a sequence."""
+    """Return whether a model has recurrent layers, by its `config.json`."""
     for part in config_parts(config):
         layers = part.get("layer_types")
         kinds = {str(layer) for layer in layers} if isinstance(layers, list) else set()

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from rlrun.config.families import choose_state_dtype
 from rlrun.config.models.engine_arguments import problem_of_arguments
 from rlrun.config.models.roles import TRAINING_TASKS, InferenceConfig
 from rlrun.hub.fetch import model_source, needs_plain_copy
+from rlrun.hub.refused_models import read_config
 from rlrun.hub.repository import keep_revisions
 from rlrun.protocol.files.paths import RunPaths
 
@@ -82,6 +84,8 @@ class InferenceSettings:
     """Branch, tag or commit of the model on the Hugging Face Hub. None: the main branch."""
     trust_remote_code: bool = False
     """Execute Python code from the model's repository."""
+    state_dtype: str | None = None
+    """Number format of the recurrent state of a hybrid model. None: vLLM's default for the model."""
     extra_args: tuple[str, ...] = ()
     """Additional vLLM flags, such as `--block-size=32`."""
 
@@ -197,6 +201,8 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         arguments.append(f"--revision={settings.revision}")
     if settings.trust_remote_code:
         arguments.append("--trust-remote-code")
+    if settings.state_dtype is not None:  # before `extra_args`, which may contain another value: the last one counts
+        arguments.append(f"--mamba-ssm-cache-dtype={settings.state_dtype}")
     return [*arguments, *settings.extra_args]
 
 
@@ -269,6 +275,11 @@ def _wait_for_plain_copy(folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def _read_state_dtype(folder: Path) -> str | None:
+    config = read_config(folder)
+    return None if config is None else choose_state_dtype(config)
+
+
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:
     """Return the settings of an engine for this run; raises `SettingsError` for invalid values."""
     paths, model = RunPaths(Path(config.output_dir)), config.model
@@ -298,5 +309,6 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
+        state_dtype=_read_state_dtype(Path(model.source(paths.model))),
         extra_args=tuple(config.extra_args),
     )

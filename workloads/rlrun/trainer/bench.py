@@ -40,6 +40,7 @@ from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.modeling.packed_attention import kernel_of, set_kernel
+from rlrun.trainer.modeling.recurrent import set_packing
 from rlrun.trainer.modeling.shard import Memory, load_model, shard_model
 from rlrun.trainer.proof.architecture_check import examine_model
 from rlrun.trainer.proof.start_check import check_stages
@@ -78,6 +79,7 @@ class Bench:
     def update(self, length: int, rows: int) -> Update:
         """Return this rank's part of a batch with `rows` sequences of `length` tokens per rank."""
         batch = fake_batch(length, rows * self.group.data_size, self.vocabulary)
+        # A row has one sequence of `length` tokens, as every packing allows.
         planned = plan_micro_batches([length] * len(batch.samples), row_tokens=length, ranks=self.group.data_size)
         return Update(batch, planned.ranks[self.group.data_rank])
 
@@ -206,7 +208,9 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group
     """Create the architecture with identical random weights on every rank, and the attention kernel of a real run."""
     torch.manual_seed(config.seed)
     model: Any = load_model(chosen, source, with_weights=False)
-    features = examine_model(model, seq_len=config.seq_len).features
+    verdict = examine_model(model, seq_len=config.seq_len)
+    features = verdict.features
+    set_packing(model, verdict.packing)
     check_stages(model, group, seq_len=config.seq_len)
     needs = needs_of(model.config, features)
     dtype = Memory.from_config(config).compute_dtype

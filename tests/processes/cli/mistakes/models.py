@@ -121,52 +121,14 @@ MODELS: Sequence[Mistake] = (
         },
     ),
     _model(
-        "a hybrid",
-        "qwen3_next",
-        "Qwen/Qwen3",
-        {
-            "architectures": ["Qwen3NextForCausalLM"],
-            "model_type": "qwen3_next",
-            "full_attention_interval": 4,
-            "linear_num_value_heads": 32,
-        },
-    ),
-    _model(
         "Qwen 3.5",
         "qwen3_5",
-        "Qwen/Qwen3",
+        "text",
         {
             "architectures": ["Qwen3_5ForConditionalGeneration"],
             "model_type": "qwen3_5",
             "text_config": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]},
             "vision_config": {"depth": 27},
-        },
-    ),
-    _model(
-        "Nemotron-H",
-        "nemotron_h",
-        "Qwen/Qwen3",
-        {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-"},
-    ),
-    _model(
-        "Kimi Linear",
-        "kimi_linear",
-        "Qwen/Qwen3",
-        {
-            "architectures": ["KimiLinearForCausalLM"],
-            "model_type": "kimi_linear",
-            "linear_attn_config": {"kda_layers": [1, 2, 3]},
-        },
-    ),
-    _model(
-        "LFM 2",
-        "lfm2",
-        "Qwen/Qwen3",
-        {
-            "architectures": ["Lfm2ForCausalLM"],
-            "model_type": "lfm2",
-            "layer_types": ["conv", "full_attention"],
-            "conv_L_cache": 3,
         },
     ),
 )

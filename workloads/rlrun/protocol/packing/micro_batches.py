@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, count, islice
+from typing import Literal
 
 from rlrun.protocol.packing.bin_packing import (
     EXACT_SAMPLES,
@@ -386,7 +387,14 @@ def sequence_work(length: int, quadratic: float) -> int:
     return WORK_UNITS * length + round(WORK_UNITS * quadratic * length * length)
 
 
-def plan_micro_batches(lengths: Sequence[int], *, row_tokens: int, ranks: int, quadratic: float = 0.0) -> Plan:
+def plan_micro_batches(
+    lengths: Sequence[int],
+    *,
+    row_tokens: int,
+    ranks: int,
+    quadratic: float = 0.0,
+    samples_per_row: Literal[1] | None = None,
+) -> Plan:
     """Distribute all samples to all ranks.
 
     Args:
@@ -394,6 +402,7 @@ def plan_micro_batches(lengths: Sequence[int], *, row_tokens: int, ranks: int, q
         row_tokens: maximum number of tokens of one micro-batch.
         ranks: data-parallel world size.
         quadratic: work of one pair of tokens (attention) relative to that of one token.
+        samples_per_row: maximum number of samples of one micro-batch. Default: unlimited.
 
     Returns:
         The plan. A row is empty only if there are fewer samples than rows.
@@ -404,10 +413,20 @@ def plan_micro_batches(lengths: Sequence[int], *, row_tokens: int, ranks: int, q
     for index, need in enumerate(lengths):
         if not 0 < need <= row_tokens:
             raise ValueError(f"lengths[{index}] is {need}; a row holds 1 to {row_tokens} tokens")
-    rows = -(-fewest_rows(lengths, row_tokens, multiple=ranks) // ranks)
     works = [sequence_work(length, quadratic) for length in lengths]
+    if samples_per_row == 1:
+        return _plan_single_rows(works, ranks)
+    rows = -(-fewest_rows(lengths, row_tokens, multiple=ranks) // ranks)
     load = Load(tuple(lengths), tuple(works), ranks=ranks, rows=rows, row_tokens=row_tokens)
     dealt = [
         level_rows(own, load.lengths, load.works, count=rows, row_tokens=row_tokens) for own in distribute_rows(load)
     ]
     return Plan(tuple(tuple(tuple(row) for row in own) for own in dealt))
+
+
+def _plan_single_rows(works: Sequence[int], ranks: int) -> Plan:
+    """Give every rank the same number of rows with one sample each, longest first; the last rows of a rank may be empty."""
+    padded = [*works, *([0] * (-len(works) % ranks))]
+    dealt = balance_sets(padded, ranks)
+    ordered = [sorted(own, key=lambda sample: (-padded[sample], sample)) for own in dealt]
+    return Plan(tuple(tuple((s,) if s < len(works) else () for s in own) for own in ordered))

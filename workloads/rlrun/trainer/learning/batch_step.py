@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from loguru import logger
 from torch import nn
 
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Validation
+from rlrun.protocol.packing.bin_packing import fewest_rows
 from rlrun.protocol.packing.micro_batches import Row, plan_micro_batches
 from rlrun.trainer.channel.batch_feed import read_checked
 from rlrun.trainer.learning.forward import logprobs_without_gradient
@@ -66,6 +68,7 @@ class Steps:
 
     def __init__(self, config: TrainerConfig, policy: Policy, learner: Learner) -> None:
         self._config, self._policy, self._learner, self._group = config, policy, learner, policy.group
+        self._logged_packing = False
 
     def load_batch(self, path: Path, step: int, *, written_by: int | None) -> Batch:
         """Read and check the batch of a step.
@@ -112,13 +115,28 @@ class Steps:
 
     def _plan_rows(self, batch: Batch) -> tuple[Row, ...]:
         """Plan the micro-batches of all ranks and return this rank's."""
-        lengths = [len(sample) for sample in batch.samples]
-        return plan_micro_batches(
+        lengths, packing = [len(sample) for sample in batch.samples], self._learner.packing
+        row_tokens = max(self._config.micro_batch_tokens or self._config.seq_len, *lengths)
+        planned = plan_micro_batches(
             lengths,
-            row_tokens=max(self._config.micro_batch_tokens or self._config.seq_len, *lengths),
+            row_tokens=row_tokens,
             ranks=self._group.data_size,
             quadratic=self._policy.cost.quadratic,
-        ).ranks[self._group.data_rank]
+            samples_per_row=1 if packing == "alone" else None,
+        ).ranks
+        if packing != "row" and self._group.leads and not self._logged_packing:
+            self._logged_packing = True
+            rows = sum(bool(row) for own in planned for row in own)
+            shared = (
+                ""
+                if packing == "mixer"
+                else f"; shared rows of {row_tokens} tokens would be {fewest_rows(lengths, row_tokens)}"
+            )
+            logger.info(
+                f"packing {packing}: the first batch has {len(lengths)} sequences in {rows} rows, "
+                f"{sum(lengths) / rows:.0f} tokens per row{shared}"
+            )
+        return planned[self._group.data_rank]
 
     def _measure_performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
         """Compute the throughput in tokens/s of forward, backward and optimizer; on CUDA also MFU and peak memory in bytes."""

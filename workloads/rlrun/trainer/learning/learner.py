@@ -20,6 +20,7 @@ from rlrun.trainer.learning.run_objective import KlInputs, Update, kl_advantages
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.train_step import Prepared, train_step
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck
+from rlrun.trainer.modeling.recurrent import Packing, strictest_packing
 from rlrun.trainer.ranks.group import Group
 
 
@@ -34,6 +35,16 @@ class Learner:
     max_grad_norm: float | None = None
     reference: ReferenceSource | None = None
     critic: Critic | None = None
+
+    @property
+    def packing(self) -> Packing:
+        """Packing of rows that all models in the trainer compute correctly."""
+        models = [self.model]
+        if isinstance(self.reference, FrozenReference):
+            models.append(self.reference.model)
+        if self.critic is not None:
+            models.append(self.critic.module)
+        return strictest_packing(models)
 
     def step(
         self,

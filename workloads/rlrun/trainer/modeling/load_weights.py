@@ -23,6 +23,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
+from rlrun.trainer.modeling.recurrent import Packing, set_packing
 from rlrun.trainer.modeling.shard import Memory, loading_errors, local_part, shard_model
 from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.stored.load_plan import make_buffers, plan_tensors
@@ -35,10 +36,18 @@ _NAMED = 3
 """Maximum number of tensors named in an error message."""
 
 
-ArchitectureCheck = Callable[[PreTrainedModel, str, Group, int], frozenset[Feature]]
-"""Architecture check: arguments are model (on meta), source, ranks and longest sequence in tokens; returns required features of the
-attention kernel, raises `RoleError`.
-"""
+@dataclass(frozen=True)
+class Support:
+    """Requirements of an architecture that the trainer computes correctly."""
+
+    features: frozenset[Feature]
+    """Kernel features that the model's attention needs."""
+    packing: Packing
+    """Rows with which the model computes correctly."""
+
+
+ArchitectureCheck = Callable[[PreTrainedModel, str, Group, int], Support]
+"""Architecture check: arguments are model (on meta), source, ranks and longest sequence in tokens; raises `RoleError`."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +92,14 @@ def load_sharded(
     """
     memory, with_weights = options.memory, options.with_weights
     model = model_on_meta(config, source)
-    features = check(model, source, group, seq_len)
+    support = check(model, source, group, seq_len)
+    features = support.features
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
     chosen = select_kernel(options.kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
 
     def finished(model: nn.Module) -> None:
+        set_packing(model, support.packing)
         packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
         options.prepare(model)
 

@@ -24,6 +24,7 @@ from rlrun.trainer.modeling.attention.compute import attend
 from rlrun.trainer.modeling.attention.packed_layout import Block, Context, Layout, Scores, part_layout, row_layout
 from rlrun.trainer.modeling.attention.select import read_machine
 from rlrun.trainer.modeling.parallel.collectives import gather_parts
+from rlrun.trainer.modeling.recurrent import packing_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -209,7 +210,9 @@ def set_kernel(model: PreTrainedModel, kernel: Kernel, features: Collection[Feat
         features: required features; sinks are computed outside of compiled code.
         cp: number of context parallel ranks; their exchange is outside of compiled code too.
     """
-    model.set_attn_implementation(implementation_name(kernel, traced="sinks" not in features and cp == 1))
+    # A layer with divided mixers is compiled in parts, so its attention stays outside of them too.
+    traced = "sinks" not in features and cp == 1 and packing_of(model) != "mixer"
+    model.set_attn_implementation(implementation_name(kernel, traced=traced))
 
 
 def kernel_of(model: PreTrainedModel) -> AttentionKernel:

@@ -44,6 +44,7 @@ from rlrun.trainer.modeling.parallel.expert_parallel import divide_experts, expe
 from rlrun.trainer.modeling.parallel.pipeline import postpone_products
 from rlrun.trainer.modeling.parallel.pipeline_stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor_parallel import check_family, divide_layers
+from rlrun.trainer.modeling.recurrent import divide_mixers, packing_of, pass_rows
 from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group, ParallelDims
@@ -196,6 +197,9 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     recipe = _sharding_recipe(model, memory, group)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     placement = _choose_dimension(memory, dims.fsdp)
+    divided = packing_of(model) == "mixer"
+    if divided:
+        divide_mixers(layers)
     # Each layer is one FSDP unit; its experts are a separate unit over their own mesh.
     for layer in layers:
         _keep_and_compile(layer, recipe)
@@ -211,6 +215,8 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
             offload_policy=offload,
             shard_placement_fn=placement,
         )
+    if divided:
+        pass_rows(model, layers)
     # Embedding, last norm and head form the root unit, which is also sharded over tensor ranks.
     outer = group.mesh if group.meshes is None else group.meshes.outer
     fully_shard(model, mesh=outer, mp_policy=policy, offload_policy=offload)

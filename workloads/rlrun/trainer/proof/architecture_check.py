@@ -11,14 +11,14 @@ import copy
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from loguru import logger
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rlrun.fit.attention_kernels import Feature
@@ -28,9 +28,12 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.load_weights import Support
 from rlrun.trainer.modeling.model_files import published_tensors
 from rlrun.trainer.modeling.noise import set_noise, source_noise
 from rlrun.trainer.modeling.packed_attention import row_layout
+from rlrun.trainer.modeling.recurrent import PACKINGS, Packing, divide_mixers, pass_rows
+from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, tensor_parts
 from rlrun.trainer.proof.small_models import LONGEST, quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
@@ -62,6 +65,10 @@ class Verdict:
     """Reason why the trainer cannot train such models, or None."""
     features: frozenset[Feature]
     """Kernel features that the model's attention needs."""
+    packing: Packing = "row"
+    """Rows with which the trainer computes such models correctly."""
+    reason: str = ""
+    """Reason why `packing` is not `row`."""
 
 
 _found: dict[str, Verdict] = {}
@@ -75,7 +82,7 @@ class _Numbers:
     """Gradients of a weighted sum of the log-probabilities, by parameter."""
 
 
-def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq_len: int) -> frozenset[Feature]:
+def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq_len: int) -> Support:
     """Raise an error for a model whose log-probabilities, gradients or files would be wrong. All ranks call it together; rank 0 computes.
 
     Args:
@@ -86,16 +93,39 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
         seq_len: longest sequence of the run, in tokens.
 
     Returns:
-        Kernel features that the model's attention needs.
+        Kernel features that the model's attention needs, and the packing of its rows, which rank 0 logs if it is not `row`.
 
     Raises:
         RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
     own = examine_model(model, seq_len=seq_len) if group.leads else None
-    fault, features = group.broadcast(None if own is None else [own.fault, sorted(own.features)])
+    fault, features, packing = group.broadcast(None if own is None else [own.fault, sorted(own.features), own.packing])
+    if fault is None:
+        fault = _layout_fault(model, packing, group)
     if fault is not None:
         raise RoleError(f"model {show_source(source)}: {fault}", exit_codes.CONFIGURATION)
-    return frozenset(features)
+    if own is not None and own.packing != "row":
+        logger.info(f"{type(model).__name__}: packing {own.packing}: {own.reason}; {_COSTS[own.packing]}")
+    return Support(frozenset(features), packing)
+
+
+_COSTS: Mapping[Packing, str] = {
+    "mixer": "each of its recurrent mixers runs once per sequence of a row, everything else runs on the whole row",
+    "alone": "each row has one sequence, so a step needs one forward and backward pass per sequence",
+}
+
+
+def _layout_fault(model: PreTrainedModel, packing: Packing, group: Group) -> str | None:
+    """Return why ranks cannot share the rows or layers of a model that is not packed by `row`, or None."""
+    if packing == "row":
+        return None
+    for field, size in (("cp", group.dims.cp), ("tp", group.dims.tp)):
+        if size > 1:
+            return (
+                f"trainer.parallelism.{field} ({size}) is not supported for {type(model).__name__}, whose layers carry state along a "
+                f"sequence; set {field}: 1 and share it by dpShard"
+            )
+    return None
 
 
 def find_fault(model: PreTrainedModel, *, seq_len: int) -> str | None:
@@ -115,41 +145,79 @@ def examine_model(model: PreTrainedModel, *, seq_len: int) -> Verdict:
     )
     if key not in _found:
         with _keep_state(), packed_attention.observed_features() as features:
-            fault = _find_difference(model, seq_len)
-        told = None if fault is None else f"{type(model).__name__} cannot be trained: {fault}"
-        _found[key] = Verdict(told, frozenset(features))
+            found = _compare_levels(model, seq_len)
+        told = None if found.fault is None else f"{type(model).__name__} cannot be trained: {found.fault}"
+        _found[key] = replace(found, fault=told, features=frozenset(features))
     return _found[key]
 
 
-def _find_difference(model: PreTrainedModel, seq_len: int) -> str | None:
-    fault = None
+def _compare_levels(model: PreTrainedModel, seq_len: int) -> Verdict:
+    """Return the cheapest packing whose numbers equal those of transformers, or the fault; without features."""
+    trials: list[Verdict] = []
     for seed in SEEDS:
         try:
             small = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=seed)
-            ours, alone, in_training = (copy.deepcopy(small) for _ in range(3))
             ids, weights = _draw_inputs(len(small.get_input_embeddings().weight), seed)
-            expected = _compute_eager(_as_engines_compute(small, source_noise(model)), ids, weights)
+            evaluated = _as_engines_compute(copy.deepcopy(small), source_noise(model))
+            expected = _compute_eager(evaluated, ids, weights)
         except Exception as error:
-            return f"a small model of it fails in the start check: {_error_reason(error)}{_too_long(model, seq_len)}"
+            fault = f"a small model of it fails in the start check: {_error_reason(error)}{_too_long(model, seq_len)}"
+            return Verdict(fault, frozenset())
         try:
-            fault = _describe_difference(_compute_packed(ours, ids, weights, [LENGTHS]), expected)
-            if fault is None:
-                break
-            rows = [(length,) for length in LENGTHS]
-            apart = _describe_difference(_compute_packed(alone, ids, weights, rows), expected)
-            trained = _describe_difference(_compute_eager(in_training, ids, weights), expected)
+            trials.append(_try_levels(small, ids, weights, expected))
         except RoleError as error:
-            return str(error)
+            return Verdict(str(error), frozenset())
         except Exception as error:
-            return f"its code does not support packed rows, which the trainer uses: {_error_reason(error)}"
-        if apart is None:
-            fault = f"sequences in one row influence each other, so that {fault}"
-        elif trained is not None:
+            fault = f"its code does not support packed rows, which the trainer uses: {_error_reason(error)}"
+            return Verdict(fault, frozenset())
+        if trials[-1].fault is None and trials[-1].packing != "alone":
+            break
+    found = min(trials, key=lambda trial: (trial.fault is not None, PACKINGS.index(trial.packing)))
+    if found.fault is not None:
+        return replace(found, fault=f"{trials[-1].fault} (on a small model of it with random weights)")
+    copy_names(model, small)
+    return replace(found, fault=_file_fault(small))
+
+
+def _try_levels(small: PreTrainedModel, ids: Tensor, weights: Tensor, expected: _Numbers) -> Verdict:
+    """Compare packed rows of a small model with the expected numbers, for one packing after the other."""
+    fault = _describe_difference(_compute_packed(copy.deepcopy(small), ids, weights, [LENGTHS]), expected)
+    if fault is None:
+        return Verdict(None, frozenset())
+    rows = [(length,) for length in LENGTHS]
+    if _describe_difference(_compute_packed(copy.deepcopy(small), ids, weights, rows), expected) is not None:
+        if _describe_difference(_compute_eager(copy.deepcopy(small), ids, weights), expected) is not None:
             fault = f"its code computes differently in training mode than in evaluation mode, so that {fault}"
-    if fault is not None:
-        return f"{fault} (on a small model of it with random weights)"
-    copy_names(model, ours)
-    return _file_fault(ours)
+        return Verdict(fault, frozenset())
+    reason = f"sequences in one row influence each other, so that {fault}"
+    mixer_fault = _try_mixers(copy.deepcopy(small), ids, weights, expected)
+    if mixer_fault is None:
+        return Verdict(None, frozenset(), "mixer", reason)
+    return Verdict(None, frozenset(), "alone", f"{reason}, and {mixer_fault}")
+
+
+def _try_mixers(model: PreTrainedModel, ids: Tensor, weights: Tensor, expected: _Numbers) -> str | None:
+    """Return why a model with divided mixers differs from the expected numbers, or None."""
+    layers, called = decoder_layers(model), set[nn.Module]()
+    mixers = divide_mixers(layers)
+    pass_rows(model, layers)
+    if not mixers:
+        return "its layers have no recurrent mixer of a known kind"
+    for mixer in mixers:
+        mixer.register_forward_hook(lambda module, *_: called.add(module))
+    try:
+        fault = _describe_difference(_compute_packed(model, ids, weights, [LENGTHS]), expected)
+    except Exception as error:  # the architecture's code may raise any error
+        return f"its mixers ({_class_names(mixers)}) fail per sequence: {_error_reason(error)}"
+    if fault is None and len(called) < len(mixers):
+        fault = f"{len(mixers) - len(called)} of its {len(mixers)} mixers were not called"
+    return (
+        None if fault is None else f"with mixers ({_class_names(mixers)}) that compute each sequence separately {fault}"
+    )
+
+
+def _class_names(modules: Sequence[nn.Module]) -> str:
+    return ", ".join(sorted({type(module).__name__ for module in modules}))
 
 
 def _as_engines_compute(small: PreTrainedModel, values: Mapping[str, float]) -> PreTrainedModel:

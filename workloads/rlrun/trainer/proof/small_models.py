@@ -129,6 +129,8 @@ def _shrink_part(part: Any, seq_len: int) -> None:
             setattr(part, name, [_small_size(name, entry, sizes) for entry in value])
     if state_heads is not None:
         part.mamba_n_heads = state_heads
+        if getattr(part, "mamba_d_ssm", None) is not None:
+            part.mamba_d_ssm = state_heads * part.mamba_d_head
 
 
 def _small_size(name: str, value: int, sizes: _Sizes) -> int:
@@ -277,13 +279,22 @@ def _tells_kind(name: str, value: object) -> bool:
     return isinstance(value, bool | int | str) and name[0] != "_" and not any(part in name for part in _NUMBER)
 
 
+_DECAYS = {"A_log": -3.0, "recurrent_param": -4.0}
+"""Means of the parameters whose exponential (`A_log`) or softplus (`recurrent_param`, RecurrentGemma) is a decay rate per token."""
+
+
 @torch.no_grad()
 def _randomize_weights(model: nn.Module) -> None:
     """Initialize matrices so that activations stay near 1, and add noise to vectors (norms, biases, sinks), so that no parameter is
     neutral.
+
+    Logarithms of decay rates are drawn so low that the state of a recurrent mixer lives as long as a sequence: with transformers'
+    initial values a state decays within a few tokens, and a state that crosses sequences would be nearly invisible.
     """
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] in _DECAYS:
+            parameter.normal_(_DECAYS[name.rpartition(".")[2]], 0.2)
+        elif parameter.ndim > 1:
             parameter.normal_(0, _GAIN / math.sqrt(parameter.shape[-1]))
         else:
             parameter.add_(torch.randn_like(parameter), alpha=0.2)

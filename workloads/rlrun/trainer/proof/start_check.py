@@ -16,11 +16,10 @@ from transformers import PreTrainedModel
 
 from rlrun.config.layout_rules import stages_problem
 from rlrun.config.models.language_models import ModelConfig
-from rlrun.fit.attention_kernels import Feature
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import find_head
-from rlrun.trainer.modeling.load_weights import load_sharded, model_on_meta
+from rlrun.trainer.modeling.load_weights import Support, load_sharded, model_on_meta
 from rlrun.trainer.modeling.parallel.pipeline_stages import keep_stage
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.proof.architecture_check import check_architecture, find_fault
@@ -88,7 +87,7 @@ def _hidden_states(model: PreTrainedModel, ids: Tensor, received: Tensor | None)
     return hidden
 
 
-def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int) -> frozenset[Feature]:
+def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int) -> Support:
     """Raise an error for a model that the trainer would compute, divide into stages or publish wrongly. All ranks call it together.
 
     Args:
@@ -98,14 +97,14 @@ def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int)
         seq_len: longest sequence of the run, in tokens.
 
     Returns:
-        Kernel features that the model's attention needs.
+        Kernel features that the model's attention needs, and the packing of its rows.
 
     Raises:
         RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
-    features = check_architecture(model, source, group, seq_len=seq_len)
+    support = check_architecture(model, source, group, seq_len=seq_len)
     check_stages(model, group, seq_len=seq_len)
-    return features
+    return support
 
 
 load_checked = partial(load_sharded, check=check_model)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlrun.trainer.modeling.packed_attention import Layout, part_layout, row_layout
 from rlrun.trainer.modeling.parallel.collectives import reduce_from
+from rlrun.trainer.modeling.recurrent import start_row
 from rlrun.trainer.ranks.group import Meshes
 
 _ATTRIBUTE = "_rlrun_meshes"
@@ -53,6 +54,7 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
         packed: layout of the row.
         predicted: positions whose log-probabilities are requested, `[N]` int64, greater than 0.
     """
+    start_row(model, packed)
     meshes = meshes_of(model)
     before = predicted - 1
     if meshes is not None and meshes.cp is not None:

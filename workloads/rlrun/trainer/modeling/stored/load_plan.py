@@ -134,14 +134,17 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
         if not own:
             continue
         maker = _buffer_maker(model, path)
-        first, second = (_make_module(maker, module, own, filling) for filling in _FILLINGS)
-        for name in own:
-            if not torch.equal(first[name], second[name]):
-                raise RoleError(
-                    f"{type(model).__name__} cannot be trained: its files lack the buffer {prefix}{name}, and its code does not "
-                    "initialize it in _init_weights; initialize it there, or register it with persistent=True",
-                    exit_codes.CONFIGURATION,
-                )
+        for owners in ([module], [module, maker]):  # Falcon-H1's decoder initializes buffers of its layers
+            first, second = (_make_module(maker, module, own, filling, owners) for filling in _FILLINGS)
+            undefined = [name for name in own if not torch.equal(first[name], second[name])]
+            if not undefined:
+                break
+        if undefined:
+            raise RoleError(
+                f"{type(model).__name__} cannot be trained: its files lack the buffer {prefix}{undefined[0]}, and its code does not "
+                "initialize it in _init_weights; initialize it there, or register it with persistent=True",
+                exit_codes.CONFIGURATION,
+            )
 
 
 def _buffer_maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
@@ -155,12 +158,15 @@ def _buffer_maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
     return found
 
 
-def _make_module(model: PreTrainedModel, module: nn.Module, names: list[str], filling: int) -> dict[str, Tensor]:
+def _make_module(
+    model: PreTrainedModel, module: nn.Module, names: list[str], filling: int, owners: Sequence[nn.Module]
+) -> dict[str, Tensor]:
     for name in names:
         module.get_buffer(name).fill_(filling)
     others = [tensor for name, tensor in _own_buffers(module) if name not in names]
     with torch.no_grad(), _left_alone(others), guard_torch_init_functions():
-        model._init_weights(module)
+        for owner in owners:
+            model._init_weights(owner)
     return {name: module.get_buffer(name).clone() for name in names}
 
 
