@@ -85,14 +85,17 @@ Above 1e-4, with transformers and the trainer in agreement:
 
 - DeepSeek V2 and V3, GLM 4.7 Flash: equal at the first position, apart from the second on. vLLM's rotary kernel for CPUs turns
   latent attention's queries (`[T, heads, 64]`) wrongly, called alone too. GPUs have another kernel, which was not measured.
+- LFM 2 and its mixture: only the attention layers differ (a model without convolutions too), from the second position on. They give the
+  same kernel queries `[T, heads, 32]`.
 - Cohere 2 and its mixture: vLLM's windows are one token longer than those of transformers.
 - ERNIE 4.5's mixture: on a CPU vLLM leaves out the bias by which experts are chosen. Apertus: parameters of its activation in bfloat16.
 - Gemma 3n, 4 and unified: 30 layers, in which transformers' own two attentions differ by 1e-3 and 2e-4. Gemma 3n by
   much more, and unified's second version by 5e-3: not explained.
-- JetMoE, which vLLM computes by transformers' code: not explained.
+- JetMoE and Zaya, which vLLM computes by transformers' code: not explained.
 
 Models with images (Gemma 3 and 4, Fuyu, GOT-OCR 2) need torchvision and the files of their processors, which a small model has not: their
-language models are in the table. A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
+language models are in the table. Qwen 3.5's classes
+import torchvision too. A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
