@@ -32,6 +32,7 @@ from transformers import (
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.trainer.modeling import load_weights
+from rlrun.trainer.modeling.load_weights import Support
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.stored.weight_files import open_files
 from rlrun.trainer.proof import start_check
@@ -89,7 +90,7 @@ def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
 
     with (
         mock.patch.object(load_weights, "open_files", kept),
-        mock.patch.object(start_check, "check_architecture", return_value=frozenset()),
+        mock.patch.object(start_check, "check_architecture", return_value=Support(frozenset(), "row")),
         LiveBytes() as memory,
     ):
         model = load_checked(ModelConfig(path=str(folder)), str(folder), group, seq_len=64)

@@ -35,7 +35,7 @@ from rlrun.hub.refused_models import convert_command
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
-from rlrun.trainer.modeling.load_weights import LoadOptions
+from rlrun.trainer.modeling.load_weights import LoadOptions, Support
 from rlrun.trainer.modeling.shard import check_source, load_model, local_part
 from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
@@ -187,7 +187,7 @@ def test_missing_weights_are_refused(tmp_path: Path, solo: Group) -> None:
 
 def test_buffer_without_initialization_is_named(tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     gemma3().save_pretrained(tmp_path)
-    monkeypatch.setattr(start_check, "check_architecture", lambda *_, **__: frozenset())
+    monkeypatch.setattr(start_check, "check_architecture", lambda *_, **__: Support(frozenset(), "row"))
     monkeypatch.setattr(Gemma3PreTrainedModel, "_init_weights", lambda self, module: None)
     with pytest.raises(RoleError, match=r"its files lack the buffer model\.embed_tokens\.embed_scale") as caught:
         load(tmp_path, solo)
