@@ -27,11 +27,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlrun.config.models.language_models import LoRAConfig, ModelConfig
-from rlrun.fit.model_sources import UnknownModelError, read_shape
+from rlrun.fit.model_sources import UnknownModelError, auto_class, read_shape
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling import lora, packed_attention
@@ -101,7 +101,8 @@ def whole_model(kind: str) -> Any:
     """Build the model of a type's default configuration on the meta device."""
     packed_attention.register_attention()
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**OPTIONS.get(kind, {})))
+        config = CONFIG_MAPPING[kind](**OPTIONS.get(kind, {}))
+        return auto_class(config).from_config(config)
 
 
 def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
@@ -128,7 +129,8 @@ def save_published(whole: Any, source: Path, *, windows: bool) -> Tensor:
 
 def engines(source: Path) -> Any:
     """Load the saved model with transformers for evaluation."""
-    return AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", dtype=torch.float32).eval()
+    kind = auto_class(AutoConfig.from_pretrained(source))
+    return kind.from_pretrained(source, attn_implementation="eager", dtype=torch.float32).eval()
 
 
 def compute_separately(model: Any, ids: Tensor) -> Tensor:
@@ -184,7 +186,8 @@ def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
         return f"other names: {sorted(before.keys() ^ after.keys())[:3]}"
     if unequal := [name for name in before if not torch.equal(before[name], after[name])]:
         return f"other values: {unequal[:3]}"
-    read, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    kind = auto_class(AutoConfig.from_pretrained(folder))
+    read, report = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     if report["missing_keys"] or report["unexpected_keys"]:
         return f"missing {sorted(report['missing_keys'])[:3]}, unexpected {sorted(report['unexpected_keys'])[:3]}"
     own = engines(source).state_dict()

@@ -30,8 +30,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from rlrun.config.families import has_vision
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.inference import engine_settings
+from rlrun.hub.refused_models import read_config
 from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
 from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.preflight import check_model
@@ -328,6 +330,7 @@ def settings_of(folder: Path, root: Path) -> InferenceSettings:
         enforce_eager=True,
         max_num_seqs=8,
         state_dtype=engine_settings._read_state_dtype(folder),
+        language_model_only=has_vision(read_config(folder) or {}),
         extra_args=("--max-num-batched-tokens=128",),
     )
 

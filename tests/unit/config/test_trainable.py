@@ -24,6 +24,9 @@ from rlrun.config.quantization import Quantization, UnreadableFormatError, quant
         {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
         {"model_type": "gpt_oss", "layer_types": ["sliding_attention", "full_attention"]},
         {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {"depth": 1}},
+        {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}, "vision_config": {"depth": 27}},
+        {"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}},
+        {"model_type": "mistral3", "text_config": {"model_type": "mistral"}, "vision_config": {"hidden_size": 1024}},
         {"model_type": "minimax_m2"},
         {"model_type": "nemotron"},
         {"model_type": "qwen3_next", "linear_num_value_heads": 32},
@@ -50,6 +53,21 @@ def test_state_of_hybrid_is_float32_in_engines_unless_the_model_sets_it(
     config: Mapping[str, object], dtype: str | None
 ) -> None:
     assert choose_state_dtype(config) == dtype
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoder"),
+    [
+        ("glm4v", "vision_config"),
+        ("kimi_k25", "vision_config"),
+        ("qwen2_audio", "audio_config"),
+        ("llava_qwen2", "mm_vision_tower"),
+    ],
+)
+def test_model_with_another_encoder_is_refused_by_name(kind: str, encoder: str) -> None:
+    refusal = str(training_refusal({"model_type": kind, encoder: {"depth": 2}}, "m"))
+    assert f"m is a model for images or sound ({kind}, {encoder} in config.json)" in refusal
+    assert "use one of these, such as Qwen/Qwen3-VL-8B-Instruct" in refusal
 
 
 _FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

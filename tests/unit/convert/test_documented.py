@@ -17,7 +17,7 @@ REFUSED = {
     "weights-only": "checkpoint.resume.from_run",
     "--bench": "the option --bench of trainer, sft and rl",
     "trainer.loss.type": "algorithm.loss.name takes package.module:function",
-    "model.vlm": "only text models",
+    "model.vlm": "trained on text",
     "inference.deployment.type": "set inference.replicas",
     "teacher": "rlrun synthesize",
 }

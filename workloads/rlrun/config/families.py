@@ -226,6 +226,8 @@ _ENCODERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower",
 """Fields of the configuration for encoders of images and sound."""
 _TEXT_OF = frozenset({"gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal"})
 """Types with encoders of which only the text part is loaded, as a causal language model."""
+_TEXT_TRAINED = frozenset({"mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"})
+"""Types with an encoder of images whose language model is trained on text; the encoder is frozen."""
 _AS_PUBLISHED: tuple[tuple[str, str], ...] = (("moonshotai/kimi-k2-thinking", "compressed-tensors"),)
 """Repositories that their authors publish only in a format that the trainer does not read, in lower case, with the format."""
 _SUFFIXES = (
@@ -262,12 +264,18 @@ def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
     except UnreadableFormatError as error:
         return _is_unreadable(shown, str(error))
     encoder = next((name for name in _ENCODERS if config.get(name)), None)
-    if encoder is not None and kind not in _TEXT_OF:
+    if encoder is not None and kind not in _TEXT_OF | _TEXT_TRAINED:
         return (
-            f"{shown} is a model for images or sound ({kind}, {encoder} in config.json), but only text models can be trained; use a text "
-            "model of its family, such as Qwen/Qwen3-8B"
+            f"{shown} is a model for images or sound ({kind}, {encoder} in config.json), and the trainer supports such models of the types "
+            f"{', '.join(sorted(_TEXT_TRAINED | {'gemma3'}))}; use one of these, such as Qwen/Qwen3-VL-8B-Instruct, or a text model, such "
+            "as Qwen/Qwen3-8B"
         )
     return None
+
+
+def has_vision(config: Mapping[str, object]) -> bool:
+    """Return whether a model has an encoder of images, by the content of its `config.json`."""
+    return bool(config.get("vision_config"))
 
 
 def refusal_by_name(name: str) -> str | None:

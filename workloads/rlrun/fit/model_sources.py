@@ -86,16 +86,36 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
 def _on_meta(config: Mapping[str, object]) -> Any | None:
     try:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
     except ImportError:
         return None
     kind = str(config.get("model_type", ""))
     try:
         with torch.device("meta"):
             own = {name: value for name, value in config.items() if name != "model_type"}
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own))
+            found = AutoConfig.for_model(kind, **own)
+            return auto_class(found).from_config(found)
     except Exception:  # any code of an architecture may fail
         return None
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers (`AutoModelFor...`) that builds all parts of a language model, which is also the class in engines.
+
+    For some types with images the causal class builds only the language model (Qwen 3.5), and for others it does not exist (Qwen3-VL).
+    Code in the repository itself defines causal language models.
+
+    Args:
+        config: `PreTrainedConfig` of the whole model.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    has_class = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if getattr(config, "vision_config", None) is not None and has_class and not own_code:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def cached_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.config.families import choose_state_dtype
+from rlrun.config.families import choose_state_dtype, has_vision
 from rlrun.config.models.engine_arguments import problem_of_arguments
 from rlrun.config.models.roles import TRAINING_TASKS, InferenceConfig
 from rlrun.hub.fetch import model_source, needs_plain_copy
@@ -86,6 +86,8 @@ class InferenceSettings:
     """Execute Python code from the model's repository."""
     state_dtype: str | None = None
     """Number format of the recurrent state of a hybrid model. None: vLLM's default for the model."""
+    language_model_only: bool = False
+    """Leave out the model's encoder of images, because requests have only text."""
     extra_args: tuple[str, ...] = ()
     """Additional vLLM flags, such as `--block-size=32`."""
 
@@ -203,6 +205,8 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         arguments.append("--trust-remote-code")
     if settings.state_dtype is not None:  # before `extra_args`, which may contain another value: the last one counts
         arguments.append(f"--mamba-ssm-cache-dtype={settings.state_dtype}")
+    if settings.language_model_only:
+        arguments.append("--language-model-only")
     return [*arguments, *settings.extra_args]
 
 
@@ -285,8 +289,9 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
     paths, model = RunPaths(Path(config.output_dir)), config.model
     lora = config.lora if config.lora is not None and config.lora.served_as_adapter else None
     runs = lora.slots if lora is not None else 1
+    source = model.source(paths.model)
     return InferenceSettings(
-        model_path=model.source(paths.model),
+        model_path=source,
         served_model_name=config.name,
         weights_dir=str(paths.weights if runs == 1 else paths.root.parent),
         api_key=api_key,
@@ -309,6 +314,7 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
-        state_dtype=_read_state_dtype(Path(model.source(paths.model))),
+        state_dtype=_read_state_dtype(Path(source)),
+        language_model_only=has_vision(read_config(Path(source)) or {}),
         extra_args=tuple(config.extra_args),
     )

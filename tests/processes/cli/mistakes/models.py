@@ -110,14 +110,14 @@ MODELS: Sequence[Mistake] = (
         },
     ),
     _model(
-        "a vision model",
-        "qwen3_vl",
-        "text",
+        "a vision model of another family",
+        "glm4v",
+        "Qwen/Qwen3-VL",
         {
-            "architectures": ["Qwen3VLForConditionalGeneration"],
-            "model_type": "qwen3_vl",
-            "text_config": {"model_type": "qwen3_vl_text"},
-            "vision_config": {"depth": 27},
+            "architectures": ["Glm4vForConditionalGeneration"],
+            "model_type": "glm4v",
+            "text_config": {"model_type": "glm4v_text"},
+            "vision_config": {"depth": 24},
         },
     ),
     _model(

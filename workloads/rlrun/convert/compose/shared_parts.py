@@ -78,14 +78,17 @@ def name_run(draft: Draft, key: str, context: Context) -> Field:
 
 
 def put_model(draft: Draft, key: str) -> None:
-    """Set `model.name` or `model.path`; a vision-language model is refused."""
+    """Set `model.name` or `model.path`; a vision-language model is refused, because such files train on images."""
     path = draft.get(key)
     if not isinstance(path, str) or not path:
         draft.missing.append(f"spec.model: the model is missing; add {key}=ORG/NAME or a folder")
         draft.set_field("model.name", "Qwen/Qwen3-0.6B", note="a placeholder")
         return
     if _VISION.search(PurePosixPath(path).name):
-        draft.refused[key] = "vision-language models are not supported"
+        draft.refused[key] = (
+            "training on images is not supported; for text only, convert with a text model's name and set model.name to this "
+            "vision-language model"
+        )
     draft.set_field("model.name" if is_on_hub(path) else "model.path", at_home(path), key)
 
 

@@ -11,17 +11,19 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
 from rlrun.fit.attention_kernels import Feature
+from rlrun.fit.model_sources import auto_class
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
+from rlrun.trainer.modeling.encoders import freeze_encoders
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
 from rlrun.trainer.modeling.recurrent import Packing, set_packing
 from rlrun.trainer.modeling.shard import Memory, loading_errors, local_part, shard_model
@@ -56,7 +58,7 @@ class LoadOptions:
 
     with_weights: bool = True
     """Read the weights. False leaves trained parameters undefined, to be loaded from a checkpoint; parameters that the architecture
-    freezes (biases of routers) are always read, because checkpoints lack them."""
+    freezes (biases of routers), and encoders, are always read, because checkpoints lack them."""
     memory: Memory | None = None
     """Options of memory, see `shard_model`."""
     kernel: AttentionKernel = "auto"
@@ -185,7 +187,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
     remove_noise(architecture)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = auto_class(architecture).from_config(
                 architecture, trust_remote_code=trust, dtype=torch.float32, attn_implementation=packed_attention.NAME
             )
     except Exception as error:  # code of the architecture may raise any error
@@ -198,6 +200,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
             exit_codes.CONFIGURATION,
         ) from error
     model.config.use_cache = False
+    freeze_encoders(model)
     remember_noise(model, values)
     if cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False, **options):
         model.generation_config = GenerationConfig.from_pretrained(source, **options)

@@ -22,6 +22,7 @@ from torch.nn.functional import dropout, linear
 from rlrun.config.models.language_models import LoRAConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.encoders import encoder_parts
 from rlrun.trainer.modeling.parallel.pipeline_stages import of_all_stages
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import tensor_parts
@@ -115,7 +116,14 @@ def inject_adapters(model: nn.Module, config: LoRAConfig) -> None:
             exit_codes.CONFIGURATION,
         )
     chosen = select_names(candidates, config.targets or ["*"], "targets", "linear layers of attention and MLP")
-    holders = [name for name, module in model.named_modules() if name and any(True for _ in module.parameters())]
+    encoders = {id(module) for part in encoder_parts(model).values() for module in part.modules()}
+    holders = [
+        name
+        for name, module in model.named_modules()
+        if name
+        and any(True for _ in module.parameters())
+        and encoders.isdisjoint(id(inner) for inner in module.modules())
+    ]
     saved = select_names(holders, config.modules_to_save, "modulesToSave", "modules")
     adapted_layers = [name for name in chosen if not any(f"{name}.".startswith(f"{full}.") for full in saved)]
     if not adapted_layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,22 +12,26 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers.utils.hub import cached_file
 
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.parallel.pipeline_stages import second_copy
 from rlrun.trainer.modeling.source_config import source_config
 
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Files of a model for images that describe how an image becomes tensors."""
+
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Small files of a model folder by name: `config.json`, `generation_config.json` and the tokenizer's files."""
+    """Small files of a model folder by name: `config.json`, `generation_config.json`, and the files of tokenizer and processors."""
 
     contents: Mapping[str, bytes]
 
 
 def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFiles:
-    """Read the files that all version folders contain; `config.json` gets the published number format."""
+    """Read the small files of all version folders; `config.json` gets the published number format."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -40,7 +45,18 @@ def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFile
         document["architectures"] = [type(model).__name__.removeprefix("FSDP")]
         document.pop("_attn_implementation", None)
         (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+        _copy_processors(source, config, folder)
         return ModelFiles({path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()})
+
+
+def _copy_processors(source: str, config: ModelConfig, folder: Path) -> None:
+    """Copy the options of image processors unchanged, because their classes need packages that a trainer of text does not have."""
+    for name in _PROCESSORS:
+        found = cached_file(
+            source, name, revision=config.revision or "main", _raise_exceptions_for_missing_entries=False
+        )
+        if found is not None:
+            shutil.copyfile(found, folder / name)
 
 
 def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedConfig:

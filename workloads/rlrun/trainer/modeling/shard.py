@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.layout_rules import compile_problem
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
+from rlrun.fit.model_sources import auto_class
 from rlrun.fit.trainer_memory import GATHERED_SHARE
 from rlrun.hub.refused_models import refuse_pickles
 from rlrun.hub.repository import show_source
@@ -37,6 +37,7 @@ from rlrun.trainer.modeling.activation_checkpointing import (
 )
 from rlrun.trainer.modeling.activation_offload import Offload
 from rlrun.trainer.modeling.compile_fallback import compile_layer
+from rlrun.trainer.modeling.encoders import encoder_parts, freeze_encoders, text_decoder
 from rlrun.trainer.modeling.noise import remove_noise
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import sharded_rows
@@ -86,12 +87,15 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
         architecture = source_config(config, source)
         remove_noise(architecture)
         if with_weights:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = auto_class(architecture).from_pretrained(
                 source, config=architecture, use_safetensors=True, **options, **shape
             )
         else:
-            model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code, **shape)
+            model = auto_class(architecture).from_config(
+                architecture, trust_remote_code=config.trust_remote_code, **shape
+            )
     model.config.use_cache = False
+    freeze_encoders(model)
     return model
 
 
@@ -110,9 +114,9 @@ def loading_errors(source: str) -> Iterator[None]:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the list of decoder layers of any architecture."""
+    """Return the list of decoder layers of any architecture. An encoder may have a list of the same length, so the decoder comes first."""
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
+    for module in (*text_decoder(model).modules(), *model.modules()):
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise RoleError(f"{type(model).__name__} has no list of {count} decoder layers to shard", exit_codes.DATA)
@@ -217,8 +221,11 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
         )
     if divided:
         pass_rows(model, layers)
-    # Embedding, last norm and head form the root unit, which is also sharded over tensor ranks.
     outer = group.mesh if group.meshes is None else group.meshes.outer
+    # Encoders are separate units: rows of text do not call them, so that they are never gathered for a step.
+    for part in encoder_parts(model).values():
+        fully_shard(part, mesh=outer, mp_policy=policy, offload_policy=offload)
+    # Embedding, last norm and head form the root unit, which is also sharded over tensor ranks.
     fully_shard(model, mesh=outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
         if group.world_size > 1:  # on a single rank FSDP would copy the gradient to divide it by 1

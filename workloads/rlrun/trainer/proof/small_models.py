@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ def shrink_config(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig
     small = copy.deepcopy(config)
     for part in config_parts(small):
         _shrink_part(part, seq_len)
+    if isinstance(vision := getattr(small, "vision_config", None), PreTrainedConfig):
+        _shrink_vision(vision, small.get_text_config().hidden_size)
     return small
 
 
@@ -106,6 +108,42 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
 )  # fmt: skip
 
 
+_VISION_DEPTH = 2
+_VISION_SIZES: Mapping[str, int] = {
+    "depth": _VISION_DEPTH,
+    "num_hidden_layers": _VISION_DEPTH,
+    "hidden_size": 32,
+    "embed_dim": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "num_position_embeddings": 64,
+}
+"""Sizes of an encoder of images. No row of text reaches it, and with its default sizes it has up to 0.6 billion parameters."""
+_PATCH = 4
+"""Edge of a patch, in pixels."""
+
+
+def _shrink_vision(part: PreTrainedConfig, text_hidden: int) -> None:
+    """Reduce an encoder of images in place; the number of patches per image stays, because other code depends on it."""
+    own = vars(part)
+    patch = own.get("patch_size")
+    if _is_size(own.get("image_size")) and _is_size(patch):
+        part.image_size = own["image_size"] // patch * _PATCH
+    if _is_size(patch):
+        part.patch_size = _PATCH
+    for name, size in _VISION_SIZES.items():
+        stored = part.attribute_map.get(name, name)
+        if _is_size(own.get(stored)):
+            setattr(part, stored, size)
+    if _is_size(own.get("out_hidden_size")):
+        part.out_hidden_size = text_hidden
+    for name, value in list(own.items()):
+        if name.endswith("_indexes") and isinstance(value, list):
+            setattr(part, name, list(range(_VISION_DEPTH))[-len(value) :] if value else [])
+
+
 _RULE = re.compile("|".join(f"({pattern})" for pattern, _ in _RULES))
 
 
@@ -131,6 +169,7 @@ def _shrink_part(part: Any, seq_len: int) -> None:
         part.mamba_n_heads = state_heads
         if getattr(part, "mamba_d_ssm", None) is not None:
             part.mamba_d_ssm = state_heads * part.mamba_d_head
+    _set_axis_sections(part)
 
 
 def _small_size(name: str, value: int, sizes: _Sizes) -> int:
@@ -183,12 +222,28 @@ def _shrink_rotary(options: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
         elif name in ("long_factor", "short_factor"):
             small[name] = value[: max(len(value) // sizes.factor, 1)]
         elif name == "mrope_section":
-            small[name] = [max(count // sizes.factor, 1) for count in value]
+            small[name] = _axis_sections(sum(value) // sizes.factor)
         elif name == "original_max_position_embeddings" and value:
             small[name] = sizes.limit_length(value)
         else:
             small[name] = value
     return small
+
+
+def _axis_sections(frequencies: int) -> list[int]:
+    """Divide the frequencies of a head among three axes of positions; code of transformers splits frequencies by exactly these counts."""
+    third = frequencies // 3
+    return [frequencies - 2 * third, third, third]
+
+
+def _set_axis_sections(part: Any) -> None:
+    """Set the sections of a small configuration without them, because the default in the code fits only the full size of a head."""
+    options = getattr(part, "rope_parameters", None)
+    if "mrope_section" not in getattr(part, "ignore_keys_at_rope_validation", ()) or not isinstance(options, dict):
+        return
+    head = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+    share = options.get("partial_rotary_factor", 1.0)
+    options.setdefault("mrope_section", _axis_sections(int(head * share) // 2))
 
 
 _GAIN = 1.5

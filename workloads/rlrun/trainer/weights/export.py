@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlrun.config.models.checkpoint import ExportConfig
 from rlrun.config.models.language_models import DType, LoRAConfig, ModelConfig
+from rlrun.fit.model_sources import auto_class
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
 from rlrun.protocol.files.durable import link_files, new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors
@@ -29,6 +30,7 @@ from rlrun.trainer.checkpoints import dcp_files
 from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_files import CheckpointReader
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.encoders import freeze_encoders
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.source_config import source_config
@@ -154,9 +156,10 @@ def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
     try:
         architecture = source_config(model, source)
         with torch.device("meta"):
-            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+            skeleton: PreTrainedModel = auto_class(architecture).from_config(
                 architecture, trust_remote_code=model.trust_remote_code
             )
+        freeze_encoders(skeleton)
         names = stored_names(source, {"revision": options["revision"]})
         remember_names(skeleton, names)
         _read_frozen(skeleton, source, {"revision": options["revision"]})

@@ -256,7 +256,7 @@ RUN_ROWS: tuple[Row, ...] = (
     mapped_key("resume", "checkpoint.resume", by=defer_value("resume"), text="like the option --resume"),
     ignored_key("resume.skip_checks", "a folder of another run is never resumed"),
     mapped_key("resume.step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step", by=step_to_resume),
-    refused_key("model.vlm", "not supported: only text models can be trained"),
+    refused_key("model.vlm", "not supported: models are trained on text, and encoders of images are frozen; remove it"),
     *of_tokenizer(""),
 )  # fmt: skip
 

@@ -161,7 +161,7 @@ def of_model(table: str) -> tuple[Row, ...]:
             "not supported: trainer.compute_dtype is float32 or bfloat16"),
         ),
         refused_key(f"{table}.index_cache", "not supported: attention is dense"),
-        refused_key(f"{table}.vlm", "not supported: only text models can be trained"),
+        refused_key(f"{table}.vlm", "not supported: models are trained on text, and encoders of images are frozen; remove it"),
         *_of_parallelism(table),
         *_of_lora(f"{table}.lora"),
         *_of_lora(f"{table}.experimental.lora"),

@@ -21,6 +21,7 @@ from rlrun.config.models.parallel import PipelineSchedule
 from rlrun.fit.layout import cut_layers
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.encoders import encoder_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -142,11 +143,15 @@ def keep_stage(
         dtype,
         layers,
     )
-    # Replace layers, norm, embedding and head of other stages. A tied embedding stays on the first and the last stage.
+    # Replace layers, norm, embedding and head of other stages. A tied embedding stays on the first and the last stage. Encoders are
+    # only on the first one, which publishes them.
     decoder = model.get_decoder()
     for number in range(len(layers)):
         if not any(number in run for run in stage.layers.values()):
             layers[number] = Elsewhere()
+    if not stage.first:
+        for name in encoder_parts(model):
+            model.set_submodule(name, Elsewhere())
     if not stage.last:
         decoder.norm = Elsewhere()
     if not tied:
