@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,14 +26,31 @@ def test_model_without_loaded_values_fails_the_update(
     assert lossy == {"lost": "1 parameters of vLLM's Model got no values: forgotten.weight"}
 
 
-@pytest.mark.full
-def test_second_version_of_gpt_oss_is_served(tmp_path: Path) -> None:
+def served(kind: str, folder: Path) -> dict[str, Any]:
+    """Serve two versions of a small model of a type, and return the differences from the trainer."""
     done = run_program(
-        [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"], cwd=Path(__file__).parents[2]
+        [sys.executable, "-m", "tests.trainer.in_vllm", str(folder), kind], cwd=Path(__file__).parents[2]
     )
-    logs = "".join(file.read_text()[-3000:] for file in tmp_path.glob("*.log"))
-    found = json.loads((tmp_path / "gpt_oss.found").read_text())
+    logs = "".join(file.read_text()[-3000:] for file in folder.glob("*.log"))
+    found: dict[str, Any] = json.loads((folder / f"{kind}.found").read_text())
     assert "failed" not in found, f"{found}\n{done.stderr[-3000:]}\n{logs}"
     assert max(found["first"], found["second"]) < LIMIT, found
     assert found["moved"] > 1.0
     assert done.returncode == 0
+    return found
+
+
+@pytest.mark.full
+def test_second_version_of_gpt_oss_is_served(tmp_path: Path) -> None:
+    served("gpt_oss", tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_vision_repository_is_served_without_its_encoder(kind: str, tmp_path: Path) -> None:
+    assert served(kind, tmp_path)["encoder"] == 0
+
+
+@pytest.mark.full
+def test_vision_repository_is_served_with_its_encoder(tmp_path: Path) -> None:
+    assert served("qwen3_vl+encoder", tmp_path)["encoder"] > 10_000

@@ -29,11 +29,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoTokenizer
 
 from rlrun.config.families import has_vision
 from rlrun.config.models.language_models import ModelConfig
-from rlrun.inference import engine_settings
 from rlrun.hub.refused_models import read_config
+from rlrun.inference import engine_settings
 from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
 from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.preflight import check_model
@@ -95,9 +96,9 @@ Above 1e-4, with transformers and the trainer in agreement:
   much more, and unified's second version by 5e-3: not explained.
 - JetMoE and Zaya, which vLLM computes by transformers' code: not explained.
 
-Models with images (Gemma 3 and 4, Fuyu, GOT-OCR 2) need torchvision and the files of their processors, which a small model has not: their
-language models are in the table. Qwen 3.5's classes
-import torchvision too. A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
+Models with images are served without their encoder. Gemma 4, Fuyu and GOT-OCR 2 still need the files of their processors, which a small
+model has not: their language models are in the table. Qwen-VL and Mistral 3 are served by `tests/engine/test_engine_families.py`. Qwen 3.5's
+classes were not tried with torchvision. A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
@@ -133,6 +134,8 @@ FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
 }
 """Fields of published models that vLLM reads and transformers does not need."""
+IMAGE_IDS = (104, 105, 106, 107)
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IMPORTED = (
     "vllm.engine.arg_utils",
     "vllm.entrypoints.launchers.cli_args",
@@ -166,7 +169,17 @@ class Engine:
     @property
     def name(self) -> str:
         """Class of the served model."""
-        return type(self._engine.model_executor.driver_worker.worker.model_runner.get_model()).__name__
+        return type(self._model).__name__
+
+    @property
+    def encoder(self) -> int:
+        """Number of parameters of the served model's encoder of images."""
+        named = self._model.named_parameters()
+        return sum(one.numel() for name, one in named if name.startswith(("visual.", "vision_tower.")))
+
+    @property
+    def _model(self) -> Any:
+        return self._engine.model_executor.driver_worker.worker.model_runner.get_model()
 
     async def pause_generation(self, **_: object) -> None:
         """Do nothing, because no request is in flight."""
@@ -229,6 +242,8 @@ def serve(asked: Connection) -> None:
                     settings, expected = argument, check_model(argument)
                     engine, answer = Engine(settings), None
                     answer = engine.name
+                elif act == "count encoder":
+                    answer = engine.encoder
                 elif act == "sample":
                     answer = engine.sample(argument)
                 else:
@@ -319,7 +334,26 @@ def widen(width: int) -> None:
     small_models._read_sizes = rounded
 
 
-def settings_of(folder: Path, root: Path) -> InferenceSettings:
+def write_processor(source: Path) -> None:
+    """Give a small Qwen3-VL the files of its processors, and tokens of images that are in its vocabulary."""
+    file = source / "config.json"
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(zip(names, IMAGE_IDS, strict=True))))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens(list(IMAGE_TOKENS), special_tokens=True)
+    assert tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS)) == list(IMAGE_IDS)
+    tokenizer.save_pretrained(source)
+    patches = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    size = {"shortest_edge": 64, "longest_edge": 1024}
+    for name, content in {
+        "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessor", **patches, "size": size},
+        "video_preprocessor_config.json": {"video_processor_type": "Qwen3VLVideoProcessor", **patches, "size": size},
+        "processor_config.json": {"processor_class": "Qwen3VLProcessor"},
+    }.items():
+        (source / name).write_text(json.dumps(content))
+
+
+def settings_of(folder: Path, root: Path, *, encoder: bool = False) -> InferenceSettings:
     return InferenceSettings(
         model_path=str(folder),
         served_model_name="small",
@@ -331,13 +365,16 @@ def settings_of(folder: Path, root: Path) -> InferenceSettings:
         max_num_seqs=8,
         state_dtype=engine_settings._read_state_dtype(folder),
         language_model_only=has_vision(read_config(folder) or {}),
-        extra_args=("--max-num-batched-tokens=128",),
+        extra_args=("--max-num-batched-tokens=128", *(("--no-language-model-only",) if encoder else ())),
     )
 
 
 def examine_type(kind: str, folder: Path, group: Group, width: int, engine: Served) -> dict[str, Any]:
-    """Return the errors of a type's two versions."""
+    """Return the errors of a type's two versions. After the type, `+encoder` keeps the encoder of images in the engine."""
+    kind, _, encoder = kind.partition("+")
     widen(width)
+    if encoder:
+        small_models._VOCABULARY = 128  # the tokenizer's, and tokens of images
     architectures.OPTIONS.update(OPTIONS)
     whole = whole_model(kind)
     remember_names(whole)
@@ -352,13 +389,16 @@ def examine_type(kind: str, folder: Path, group: Group, width: int, engine: Serv
         file = source / "config.json"
         document = json.loads(file.read_text())
         file.write_text(json.dumps(document | FIELDS[kind](document)))
+    if encoder:
+        write_processor(source)
     config = ModelConfig(path=str(source), dtype="float32")
     model = load_checked(config, str(source), group, seq_len=LONGEST)
     files = model_files(model, config, str(source))
     prompts = [[int(token) for token in prompt] for prompt in ids[: sum(PROMPTS)].split(PROMPTS)]
     weights = folder / "weights"
     hf_writer.publish_version(model, weights / "v0", files=files, dtype="float32", group=group)
-    found = {"width": width, "class": engine.ask("start", settings_of(weights / "v0", weights))}
+    found = {"width": width, "class": engine.ask("start", settings_of(weights / "v0", weights, encoder=bool(encoder)))}
+    found["encoder"] = engine.ask("count encoder", None)
     first = engine.ask("sample", prompts)
     found["first"] = error_of(model, first)
     change(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,14 @@ def test_configuration_hash_covers_results_but_not_location() -> None:
     assert resolved(seed=4).config_hash() != base
     assert resolved(trainer={"optimizer": {"lr": 1e-3}}).config_hash() != base
     assert len(base) == 16
+
+
+def test_engine_of_vision_repository_leaves_out_the_encoder(tmp_path: Path) -> None:
+    for content, expected in (({"vision_config": {"depth": 27}}, True), ({"model_type": "qwen3"}, False)):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        config = resolved(model={"path": str(tmp_path)}).inference
+        assert settings_from_config(config, api_key="12345678").language_model_only is expected
+    assert settings_from_config(resolved().inference, api_key="12345678").language_model_only is False
 
 
 def test_engine_receives_lora_rank_of_trainer() -> None:

@@ -140,6 +140,12 @@ def test_settings_file_errors_are_one_line(tmp_path: Path, capsys: pytest.Captur
         assert capsys.readouterr().err.startswith(f"inference: {file}: ")
 
 
+def test_encoder_of_images_is_left_out_unless_the_user_keeps_it() -> None:
+    arguments = vllm_arguments(settings(language_model_only=True, extra_args=["--no-language-model-only"]))
+    assert arguments[-2:] == ["--language-model-only", "--no-language-model-only"], "vLLM takes the last one"
+    assert not any("language-model-only" in argument for argument in vllm_arguments(settings()))
+
+
 def test_controlled_flags_are_refused_as_user_arguments() -> None:
     everything = settings(
         device="cuda",

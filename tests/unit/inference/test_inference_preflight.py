@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rlrun.inference.engine_settings import InferenceSettings
+from rlrun.inference.weights import preflight
 from rlrun.inference.weights.preflight import (
     INDEX,
     FolderError,
@@ -118,6 +120,19 @@ def test_weights_must_be_inside_complete_and_fit(tmp_path: Path) -> None:
 
 def model_settings(path: str) -> InferenceSettings:
     return InferenceSettings(model_path=path, served_model_name="m", weights_dir="/w", api_key="0123456789")
+
+
+def test_model_with_an_encoder_needs_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    weights(tmp_path, {"a": (1,)})
+    one = dataclasses.replace(model_settings(str(tmp_path)), language_model_only=True)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "torchvision" else object())
+    with pytest.raises(FolderError, match=r"need torchvision, .*run pip install torchvision"):
+        check_model(one)
+    assert check_model(model_settings(str(tmp_path))) == {"a": (1,)}
+    monkeypatch.setattr(preflight, "find_spec", lambda name: object())
+    assert check_model(one) == {"a": (1,)}
 
 
 def test_model_folder_needs_config_tokenizer_and_weights(tmp_path: Path) -> None:

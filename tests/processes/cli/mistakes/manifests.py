@@ -88,6 +88,28 @@ MANIFESTS: Sequence[Mistake] = (
         ),
     ),
     Mistake(
+        "a row with an image",
+        "rlrun validate run.yaml",
+        78,
+        "spec.environments[0].args",
+        "the column 'images' is not empty",
+        "remove the row",
+        manifest("reverse-text\n    args: {length: 5}", "dataset\n    args: {path: rows.jsonl, reward: exact}")
+        | {"rows.jsonl": '{"prompt": "<image> a?", "answer": "b", "images": ["a.png"]}\n'},
+    ),
+    Mistake(
+        "a chat with an image",
+        "rlrun validate sft.yaml",
+        78,
+        "spec.data.sources[0].path",
+        "messages[0].content[0] has content of type 'image'",
+        "remove the part",
+        {
+            "chats.jsonl": '{"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, '
+            '{"role": "assistant", "content": "b"}]}\n'
+        },
+    ),
+    Mistake(
         "an unknown reward",
         "rlrun validate run.yaml",
         78,

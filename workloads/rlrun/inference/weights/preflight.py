@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -159,6 +160,11 @@ def check_model(settings: InferenceSettings) -> Shapes | None:
         raise FolderError(f"model: {folder} has no config.json; use a folder that save_pretrained wrote")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise FolderError(f"model: {folder} has no tokenizer ({TOKENIZER_FILES[0]}); save it in the same folder")
+    if settings.language_model_only and find_spec("torchvision") is None:
+        raise FolderError(
+            f"model: {folder} has an encoder of images, and vLLM's classes of such models need torchvision, also without the encoder; "
+            "run pip install torchvision==0.28.0"
+        )
     try:
         return tensor_shapes(folder)
     except FolderError as error:
