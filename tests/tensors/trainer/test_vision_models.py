@@ -42,7 +42,7 @@ from rlrun.trainer.weights.hf_writer import publish_version
 from tests.support.sets import few_in_gate
 from tests.trainer.architectures import ROW, compute_separately, files_of
 
-_TYPES = ["gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"]
+_TYPES = ["gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"]
 PROVED = few_in_gate(_TYPES, ["gemma3", "qwen3_vl"])
 TRAINED = few_in_gate(_TYPES, ["qwen3_vl"])
 ENCODERS = ("visual", "vision_tower", "multi_modal_projector")
@@ -185,7 +185,7 @@ def test_encoder_is_only_on_the_first_stage(tmp_path: Path) -> None:
         assert any(of_encoder(name) for name, _ in model.named_parameters()) == bool(expected)
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl"])
 def test_small_model_has_a_small_encoder(kind: str) -> None:
     config = CONFIG_MAPPING[kind]()
     config.get_text_config().num_hidden_layers = 4

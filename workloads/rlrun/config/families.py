@@ -226,7 +226,7 @@ _ENCODERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower",
 """Fields of the configuration for encoders of images and sound."""
 _TEXT_OF = frozenset({"gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal"})
 """Types with encoders of which only the text part is loaded, as a causal language model."""
-_TEXT_TRAINED = frozenset({"mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"})
+_TEXT_TRAINED = frozenset({"mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl"})
 """Types with an encoder of images whose language model is trained on text; the encoder is frozen."""
 _AS_PUBLISHED: tuple[tuple[str, str], ...] = (("moonshotai/kimi-k2-thinking", "compressed-tensors"),)
 """Repositories that their authors publish only in a format that the trainer does not read, in lower case, with the format."""
