@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.protocol.files.batch import Sample
-from rlrun.protocol.packing.micro_batches import plan
+from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.modeling.load_weights import LoadOptions
@@ -56,7 +56,7 @@ def compute_gradients(source: str, mode: Any, group: Group) -> dict[str, Any]:
     model = load_checked(ModelConfig(path=source), source, group, seq_len=32, options=options)
     assert packing_of(model) == "mixer"
     samples = [make_sample(length, seed) for seed, length in enumerate(LENGTHS)]
-    rows = plan(LENGTHS, row_tokens=ROW_TOKENS, ranks=group.data_size).ranks[group.data_rank]
+    rows = plan_micro_batches(LENGTHS, row_tokens=ROW_TOKENS, ranks=group.data_size).ranks[group.data_rank]
     inputs = micro_batches([[samples[index] for index in row] for row in rows], group.device)
     loss = 0.0
     for row in inputs:

@@ -264,7 +264,7 @@ def test_rows_of_one_sequence_train_like_divided_mixers(
     for packing in (None, "alone"):
         steps = make_steps(folder, solo, packing)
         batches = [make_batch([9, 4, 13, 6, 3], step=step) for step in (1, 2, 3)]
-        sizes = [len(row) for row in steps.updates(batches[0])[0].rows]
+        sizes = [len(row) for row in steps.divide_batch(batches[0])[0].rows]
         assert sizes == [1] * 5 if packing == "alone" else len(sizes) == 2
         losses.append([steps.train(batch.step, batch, lambda: None)["loss"] for batch in batches])
     logger.remove(sink)

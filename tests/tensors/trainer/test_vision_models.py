@@ -42,8 +42,8 @@ from rlrun.trainer.weights.hf_writer import publish_version
 from tests.support.sets import few_in_gate
 from tests.trainer.architectures import ROW, compute_separately, files_of
 
-_TYPES = ["gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"]
-PROVED = few_in_gate(_TYPES, ["gemma3", "qwen3_vl"])
+_TYPES = ["gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl"]
+PROVED = few_in_gate(_TYPES, ["gemma3", "qwen3_5", "qwen3_vl"])
 TRAINED = few_in_gate(_TYPES, ["qwen3_vl"])
 ENCODERS = ("visual", "vision_tower", "multi_modal_projector")
 PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4}
