@@ -63,7 +63,20 @@ def prepare_model(
     say(f"creating {what}{warm_up}")
     log = paths.logs(attempt, "trainer") / "model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = module_command(_PLAIN_COPY if tiny is None else _TINY_MODEL, ["--config", str(file)])
+    code = _run_program(_PLAIN_COPY if tiny is None else _TINY_MODEL, file, log, interrupted)
+    if code or not paths.model.is_dir():
+        lines = "\n".join(f"  | {line}" for line in last_lines(log))
+        raise PreflightError(
+            f"{what} could not be created (exit code {code}):\n{lines}\n  its log: {log}",
+            exit_codes.FAILURE,
+        )
+    size = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
+    say(f"created {what} in {time.monotonic() - began:.0f} s: {show_size(size)}")
+
+
+def _run_program(module: str, file: Path, log: Path, interrupted: Callable[[], bool]) -> int:
+    """Run a program that creates the model, and return its exit code; raises `KeyboardInterrupt` if `interrupted` returns True."""
+    command = module_command(module, ["--config", str(file)])
     with log.open("ab") as output:
         making = subprocess.Popen(
             command,
@@ -81,12 +94,5 @@ def prepare_model(
     finally:
         with suppress(ProcessLookupError):  # the warm-up's environment may have left processes
             os.killpg(making.pid, signal.SIGKILL)
-        making.wait()
-    if making.returncode or not paths.model.is_dir():
-        lines = "\n".join(f"  | {line}" for line in last_lines(log))
-        raise PreflightError(
-            f"{what} could not be created (exit code {making.returncode}):\n{lines}\n  its log: {log}",
-            exit_codes.FAILURE,
-        )
-    size = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
-    say(f"created {what} in {time.monotonic() - began:.0f} s: {show_size(size)}")
+        code = making.wait()
+    return code

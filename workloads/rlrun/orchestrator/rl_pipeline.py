@@ -75,8 +75,7 @@ class Pipeline:
             for arena in context.arenas
         }
         self._changed = checkpoint.report_changed_tasks(base, self._tasks)
-        # The curriculum's pools contain positions of tasks, which now are other tasks.
-        if self._changed:
+        if self._changed:  # the curriculum's pools contain positions of tasks, which now are other tasks
             base = replace(base, sampler={})
         self._metrics = self._open_metrics(base)
         self._sync = WeightSync(
@@ -109,12 +108,7 @@ class Pipeline:
             pool, self._signal, wanted=lambda: engine_requests.engines, spot=lambda: engine_requests.spot
         )
         self._producer = BatchProducer(
-            context,
-            self._groups,
-            sync=self._sync,
-            metrics=self._metrics,
-            writer=self._writer,
-            turns=self._turns,
+            context, self._groups, sync=self._sync, metrics=self._metrics, writer=self._writer, turns=self._turns
         )
         engines = EngineReports(self._sync, self._meter, self._drain)
         self._standing = Standing(

@@ -222,11 +222,10 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     if divided:
         pass_rows(model, layers)
     outer = group.mesh if group.meshes is None else group.meshes.outer
-    # Encoders are separate units: rows of text do not call them, so that they are never gathered for a step.
-    for part in encoder_parts(model).values():
-        fully_shard(part, mesh=outer, mp_policy=policy, offload_policy=offload)
-    # Embedding, last norm and head form the root unit, which is also sharded over tensor ranks.
-    fully_shard(model, mesh=outer, mp_policy=policy, offload_policy=offload)
+    # Encoders are separate units: rows of text do not call them, so that they are never gathered for a step. Embedding, last norm and head
+    # form the root unit, which is also sharded over tensor ranks.
+    for unit in (*encoder_parts(model).values(), model):
+        fully_shard(unit, mesh=outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
         if group.world_size > 1:  # on a single rank FSDP would copy the gradient to divide it by 1
             module.set_gradient_divide_factor(1.0)

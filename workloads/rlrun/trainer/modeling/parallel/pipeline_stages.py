@@ -143,8 +143,14 @@ def keep_stage(
         dtype,
         layers,
     )
-    # Replace layers, norm, embedding and head of other stages. A tied embedding stays on the first and the last stage. Encoders are
-    # only on the first one, which publishes them.
+    _replace_other_stages(model, layers, stage)
+    object.__setattr__(model, _ATTRIBUTE, stage)
+
+
+def _replace_other_stages(model: PreTrainedModel, layers: nn.ModuleList, stage: Stage) -> None:
+    """Replace layers, norm, embedding and head of other stages. A tied embedding stays on the first and the last stage. Encoders are only
+    on the first one, which publishes them.
+    """
     decoder = model.get_decoder()
     for number in range(len(layers)):
         if not any(number in run for run in stage.layers.values()):
@@ -154,7 +160,7 @@ def keep_stage(
             model.set_submodule(name, Elsewhere())
     if not stage.last:
         decoder.norm = Elsewhere()
-    if not tied:
+    if not stage.tied:
         if not stage.first:
             model.set_input_embeddings(Elsewhere())
         if not stage.last:
@@ -162,7 +168,6 @@ def keep_stage(
     elif not stage.first and not stage.last:
         model.set_input_embeddings(Elsewhere())
         model.set_output_embeddings(Elsewhere())
-    object.__setattr__(model, _ATTRIBUTE, stage)
 
 
 def last_stage(model: PreTrainedModel) -> AbstractContextManager[None]:
