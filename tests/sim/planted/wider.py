@@ -50,7 +50,7 @@ def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.E
     put(
         stack,
         snapshot.RunSnapshot,
-        "strangers",
+        "leftover_objects",
         property(lambda self: [s for s in real(self) if not s.startswith("Lease")]),
     )
 
