@@ -62,7 +62,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> NoHostReads:
         return call
 
     monkeypatch.setattr(update, "read_scalars", allowing(update.read_scalars))
-    for name in ("data_sums", "maxima", "sums"):
+    for name in ("data_sums", "max_over_ranks", "sum_over_ranks"):
         monkeypatch.setattr(Group, name, uncounted(guard, getattr(Group, name)))
     monkeypatch.setattr(packed_attention, "packed_attention", by_sequence)
     for name in ("_loss_divisors", "micro_batches"):  # these work on numbers of the host

@@ -120,15 +120,4 @@ MODELS: Sequence[Mistake] = (
             "vision_config": {"depth": 24},
         },
     ),
-    _model(
-        "Qwen 3.5",
-        "qwen3_5",
-        "text",
-        {
-            "architectures": ["Qwen3_5ForConditionalGeneration"],
-            "model_type": "qwen3_5",
-            "text_config": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]},
-            "vision_config": {"depth": 27},
-        },
-    ),
 )
