@@ -1,7 +1,7 @@
 """End of a run: the cause that ends its current attempt, its completion, and its cleanup.
 
-The attempt ends for the first cause that applies, out of all possible ones. A run that has finished all work first frees its GPUs and then
-reports Complete. After that, its cleanup policy determines which objects stay.
+`cause_of` checks the possible causes in order, and the attempt ends for the first one that applies. A run that has finished all work first
+frees its GPUs and then reports Complete. After that, its cleanup policy determines which objects stay.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from rlrun_operator.times import format_rfc3339
 
 
 def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
-    """Return the cause that ends the current attempt, or None. A guest's attempt ends with its host's, and such an end does not count."""
+    """Return the cause that ends the current attempt, or None.
+
+    A guest uses the trainer of its host, another run. The attempt of a guest ends with that of its host; such an end does not count towards
+    `maxRestarts`.
+    """
     attempt = run.past.attempt
     guest = run.host_name is not None
     # The end of the host comes first: the failures of the guest's own pods follow from it, and must not
-    # count.
+    # count towards `maxRestarts`.
     lost = host_run.explain_lost_host(run.observed.run, run.observed.host, run.host_mark(attempt)) if guest else None
     if lost is not None:
         return lost
@@ -61,8 +65,12 @@ def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
 
 
 def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods that may end an attempt. A StatefulSet adopts and deletes foreign pods with its labels: these do not count."""
-    # The larger number counts: during a change of the size, pods of both sizes may fail.
+    """Return the pods that may end an attempt.
+
+    Spot engines that the run does not need are excluded, and trainer pods with an ordinal beyond the wanted number: a StatefulSet adopts
+    foreign pods with its labels, and deletes them.
+    """
+    # While the number of trainer pods changes, pods of the old and of the new number may fail: use the larger number.
     most = max(run.wanted.trainers, desired_replicas(run.statefulset))
 
     def is_wanted(pod: Pod) -> bool:
@@ -72,7 +80,10 @@ def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
 
 
 def settled_at(run: RunSnapshot) -> float | None:
-    """Return the time at which all pods of the attempt were ready, according to the status: it trains, or PodsReady is still true."""
+    """Return the time at which all pods of the attempt were ready, in seconds since the epoch, or None if no condition shows it.
+
+    This is the earlier of two times: PodsReady became True, and Reconciling became False, which means that the run trains steps.
+    """
     times = [
         true_since(run.past.conditions, reasons.PODS_READY, true=True),
         true_since(run.past.conditions, reasons.RECONCILING, true=False),
@@ -81,7 +92,8 @@ def settled_at(run: RunSnapshot) -> float | None:
 
 
 def is_complete(run: RunSnapshot) -> bool:
-    """Return whether the orchestrator has reported that all work is finished. That is final, even if a trainer fails during its exit."""
+    """Return whether the orchestrator has reported that all work is finished. Its report is final, even if a trainer
+    fails during its exit."""
     completing = find_condition(run.past.conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return True
@@ -93,12 +105,13 @@ def complete_run(run: RunSnapshot) -> Decision:
     """Free the GPUs, then report Complete; the orchestrator's pod stays for its log."""
     completing = find_condition(run.past.conditions, reasons.COMPLETE)
     freeing_began = completing is not None and completing.reason == reasons.COMPLETING
-    # Guests keep trainer and engines. A removal that has started is not undone, because its pods are ending
-    # already.
+    # Keep trainer and engines for the guests. Do not undo a removal that has started: the pods are already
+    # terminating.
     if run.joined_guests and not freeing_began and (decision := _stay_for_guests(run)) is not None:
         return decision
     # The orchestrator's pod does not delay the end: it has no GPU, and it stays for its log.
     left = [pod for pod in run.pods if pod.role != "orchestrator"]
+    # The cleanup policy None keeps all objects: the run is Complete at once, and its pods stay desired.
     keeps = lifetime.effective_cleanup(run) == "None"
     over = keeps or (run.statefulset is None and not run.engine_deployments and not left)
     done = ConditionUpdate("True", reasons.COMPLETED, run.progress_texts.over)
@@ -108,13 +121,13 @@ def complete_run(run: RunSnapshot) -> Decision:
     updates = _completed_conditions(run, done if over else freeing, run.progress_texts.over)
     change = _trained_status(run, over=over and not keeps)
     change |= StatusChange(completion_time=format_rfc3339(run.now) if over else None)
-    # After the end, the next pass deletes objects by `cleanupPolicy`; it is requested now, because no event may cause it.
+    # After the end, the next pass deletes objects by `cleanupPolicy`. `wake_in=0` requests that pass, because possibly no event starts it.
     delete = () if keeps else (*_list_deletions(run), *shorten_grace(run))
     return finish_decision(run, updates, change, Actions(writes=delete, wake_in=0.0 if over else None), training=True)
 
 
 def _completed_conditions(run: RunSnapshot, update: ConditionUpdate, message: str) -> dict[str, ConditionUpdate]:
-    """Return the conditions of a run that has trained all steps; `update` is the condition Complete."""
+    """Return the conditions of a run that has finished all work: `update` for Complete, and `message` for the conditions that end."""
     return {
         reasons.COMPLETE: update,
         reasons.RESTARTING: ConditionUpdate("False", reasons.NOT_RESTARTING, "no restart is under way"),
@@ -124,9 +137,10 @@ def _completed_conditions(run: RunSnapshot, update: ConditionUpdate, message: st
 
 
 def _trained_status(run: RunSnapshot, *, over: bool) -> StatusChange:
-    """Return the status of a run that has trained all steps; `over`: no pod is desired any more."""
+    """Return the status of a run that has finished all work; `over`: no pod is desired any more."""
     report = run_progress.read_lease(run.observed.lease, run.attempt)
     reached = run_progress.progress_after(run.past, report, run.total_steps, run.now)
+    # If the start of this attempt is not recorded yet, the recorded step from which the previous one resumed does not apply.
     return status_builder.role_status(run, run.attempt, report, over=over) | StatusChange(
         attempt=run.attempt,
         next_retry_time=None,
@@ -143,9 +157,9 @@ def _describe_held_gpus(run: RunSnapshot) -> str:
 
 
 def _stay_for_guests(run: RunSnapshot) -> Decision | None:
-    """Keep trainer and engines for the guests after the run has trained its own steps; None if they cannot be kept."""
-    # The run itself has finished, so a failed trainer restarts only for the guests, and not if that would
-    # fail the finished run.
+    """Keep trainer and engines for the guests after the run has trained its own steps; None if a failure of them would fail the run."""
+    # The run itself has finished, so a failed trainer restarts only for the guests. A failure that would fail the run ends it as Complete
+    # instead. The time since which Complete is False replaces `settled_at`: PodsReady is False after the last step.
     cause = cause_of(run, true_since(run.past.conditions, reasons.COMPLETE, true=False))
     if cause is not None and cause.role != "orchestrator" and run.spec is not None:
         return record_end(run, cause) if not ends_run(run, cause, run.spec) else None
@@ -166,6 +180,7 @@ def clean_ended_run(run: RunSnapshot) -> Decision:
     # The StatefulSet deletes its own pods. Pods without a controller are deleted one by one, and get their
     # grace period to save.
     orphans = [p for p in run.group if p.keeps_running and (p.role == "orchestrator" or run.statefulset is None)]
+    # The policy All also deletes a finished orchestrator pod, which otherwise stays for its log.
     if policy == "All":
         orphans = [p for p in run.group if p.deleted_at is None and (p in orphans or p.role == "orchestrator")]
     ends = [*_list_deletions(run), *(Delete(pod.ref, pod.uid) for pod in orphans), *shorten_grace(run)]
