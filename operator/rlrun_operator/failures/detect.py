@@ -23,7 +23,7 @@ from rlrun_operator.pods import Container, Exit, Pod
 from rlrun_operator.status import failure_reasons
 
 PERMANENT = range(64, 79)
-"""Exit codes that a restart cannot repair."""
+"""Exit codes that a restart cannot repair: the codes of sysexits."""
 _SIGNALS = range(129, 193)
 """Exit codes of processes that were ended by a signal from 1 to 64."""
 _EVICTIONS = {
@@ -51,9 +51,12 @@ _FIRST_HAND = frozenset(
 )
 """Reasons that identify the faulty component by themselves."""
 _NEXT_NUMBER = re.compile(r"next (?:free attempt: |is )(\d+)")
+"""Text about the free attempt number in the message of a process whose own number is taken."""
 _MESSAGE_MAX = 1000
 
 Kind = Literal["disruption", "taken", "permanent", "failure"]
+"""disruption: the pod was ended from outside; taken: the attempt number is in use; permanent: a restart cannot repair the failure; failure:
+any other failure of a process or pod."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,19 @@ def first_cause(
 
     Args:
         pods: pods of the run.
-        gone: observed pods that no longer exist; needed because times with a resolution of one second do not always show a replacement.
+        gone: observed pods that no longer exist. Times alone do not always show a replacement, because Kubernetes records whole seconds.
         attempt: current attempt, whose workloads have all been observed.
         names: names of the run's children.
         trainers: expected number of trainer pods.
         has_statefulset: whether the StatefulSet exists and is not being deleted.
-        settled_at: time at which all pods of the attempt were ready, in seconds since the epoch: a younger pod has replaced
-            one, and a missing pod was deleted. None: they never were.
-        now: time for causes that were not observed when they happened.
+        settled_at: time at which all pods of the attempt were ready, in seconds since the epoch. A younger pod is a replacement, and a
+            missing pod was deleted. None: they were not all ready yet.
+        now: current time, in seconds since the epoch. It is the time of causes without a time.
     """
-    # Four sources: the trainer's pods, the orchestrator's pod, missing objects, and engines with a permanent failure.
+    # Five sources: lost pods, the trainer's pods, the orchestrator's pod, missing objects, and engines with a permanent failure.
     trainer = [pod for pod in pods if pod.role == "trainer" and pod.attempt == attempt]
     lost = {pod.name: _gone_cause(pod) for pod in gone if pod.attempt == attempt and pod.node is not None}
-    # The last state of a lost pod explains more than its absence, or than its successor's age.
+    # The last state of a lost pod explains more than its absence or the age of its replacement.
     causes = list(lost.values())
     causes += filter(None, (_trainer_cause(pod, None if pod.name in lost else settled_at) for pod in trainer))
     orchestrator = next((p for p in pods if p.name == names.orchestrator(attempt)), None)
@@ -139,13 +142,14 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
 
 
 def _role_cause(pod: Pod) -> Cause | None:
-    """Return the cause that ended a trainer's or the orchestrator's pod. Init containers of environments do not count."""
+    """Return the cause that ended a trainer's or the orchestrator's pod. Init containers of environments, which the orchestrator has, do
+    not count."""
     own = (FOLDER_CONTAINER, DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER)
     return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name in own])
 
 
 def _gone_cause(pod: Pod) -> Cause:
-    """Return the cause for a deleted pod that had a node, so that its process may have worked for the attempt."""
+    """Return the cause for a deleted pod. It had a node, so its process may have worked for the attempt."""
     return _role_cause(pod) or _make_cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", None)
 
 
@@ -161,6 +165,7 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
     """Return the cause that ended a pod. Order: loss of its node, own failure, deletion, failed phase."""
     own = [c for c in containers if c.init or c.name == pod.role]
     ends = [c.exit for c in own if c.exit is not None and c.exit.code != 0]
+    # An exit without a time counts as the first one.
     end = min(ends, key=lambda e: e.at or 0.0, default=None)
     if (disrupted := _find_disruption(pod, end)) is not None:
         return disrupted
@@ -188,6 +193,7 @@ def _find_disruption(pod: Pod, end: Exit | None) -> Cause | None:
 
 
 def _exit_cause(pod: Pod, end: Exit) -> Cause:
+    # The kubelet or containerd reports these for a container whose end it did not observe, such as during a restart of the node.
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
         return _make_cause(pod, "disruption", failure_reasons.NODE_LOST, "the node restarted", end.at, end)
     tag, text = tag_of(end.message)
@@ -210,13 +216,16 @@ def _exit_cause(pod: Pod, end: Exit) -> Cause:
 
 
 def _reports_taken_number(pod: Pod, end: Exit) -> bool:
-    """Return whether the exit code means a taken attempt number: the trainer names the next one, because any program may use this code;
-    for a guest or an evaluation, which have no trainer, the orchestrator's exit code is enough."""
+    """Return whether the exit code means a taken attempt number.
+
+    Any program may use this exit code, so a trainer must also report the next number. The orchestrator's exit code is enough, because
+    guests and evaluations have no trainer that reports a number.
+    """
     return pod.role == "orchestrator" or (pod.role == "trainer" and next_number(end.message) is not None)
 
 
 def _permanent_engine_failures(pods: Iterable[Pod], began: float) -> Iterator[Cause]:
-    """Yield permanent failures of engines during this attempt: an engine outlives attempts, and so does the report of its last end.
+    """Yield permanent failures of engines during this attempt. Engines outlive attempts, so an engine may have ended before it.
 
     Args:
         pods: pods of the run.
@@ -241,7 +250,11 @@ def _make_cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | Non
 
 
 def _order_causes(cause: Cause, now: float) -> tuple[float, int, int, str]:
-    """Return the sort key of a cause: time, then explanation within one second (Kubernetes' resolution), as peers fail with a process."""
+    """Return the sort key of a cause: its time, then how well it explains the end of the attempt.
+
+    Kubernetes records whole seconds, and the peers of a failed process may fail in the same second. The order within a second is:
+    disruptions; taken numbers and permanent failures; other failures, ordered by `echo_of`.
+    """
     explains = {"disruption": 0, "taken": 1, "permanent": 1, "failure": 3}[cause.kind]
     if cause.kind == "failure":
         explains += echo_of(cause.reason)
@@ -249,5 +262,5 @@ def _order_causes(cause: Cause, now: float) -> tuple[float, int, int, str]:
 
 
 def echo_of(reason: str) -> int:
-    """Return whether a failure follows from a peer's: -1 if it identifies its own cause, 1 if it only reports a lost peer, else 0."""
+    """Return the rank of a failure's reason: -1 if it identifies its own cause, 1 if it only reports a lost peer, else 0."""
     return -1 if reason in _FIRST_HAND else int(reason == failure_reasons.NCCL_ERROR)
