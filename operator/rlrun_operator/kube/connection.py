@@ -2,9 +2,9 @@
 
 The sessions serve the operator's own requests and kopf's watches.
 
-The NetworkPolicies of orchestrators must allow the API server. In most networks a policy sees the address behind the Service `kubernetes`;
-in some it sees the Service's own. Both are in the namespace `default`, and they may change while runs are active, because control planes
-are replaced.
+The NetworkPolicies of orchestrators must allow connections to the API server. In most networks a policy sees the addresses behind the
+Service `kubernetes`, which its EndpointSlice has; in others it sees the address of the Service itself. Both objects are in the namespace
+`default`. The addresses may change while runs are active, because control planes are replaced.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rlrun_operator.kube.resources import Resource
 from rlrun_operator.state import Json
 
 USER_AGENT = "rlrun-operator"
+# The client library has no types.
 _load_kube_config: Callable[..., None] = load_kube_config
 _load_incluster_config: Callable[..., None] = load_incluster_config
-"""Functions of the client library, which has no types."""
 
 
 class ConnectionSetupError(Exception):
@@ -51,6 +51,7 @@ class Connection:
         )
 
     async def _add_authorization(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        # Each call reads an expired token again. The name of the token depends on the version of the client library.
         value = self._configuration.get_api_key_with_prefix("BearerToken")
         value = value or self._configuration.get_api_key_with_prefix("authorization")
         if value is None and self._configuration.username:
@@ -116,6 +117,7 @@ async def api_server_rules(client: Client) -> Rules:
     except ApiError as error:
         raise LookupError(str(error)) from error
     rules = (*_endpoint_rules(found or {}), *_service_rules((service or {}).get("spec") or {}))
+    # Without the EndpointSlice, the rules lack the addresses that most networks see.
     if found is None or not rules:
         raise LookupError(f"EndpointSlice {NAMESPACE}/{SERVICE} has no address")
     return rules
@@ -131,6 +133,7 @@ def _service_rules(service: Json) -> Rules:
 
 
 def _access_rule(addresses: Iterable[str], ports: list[int]) -> Rules:
+    """Return one rule, or no rule without an address or a port."""
     blocks = sorted({str(ipaddress.ip_network(address)) for address in addresses if _is_address(address)})
     if not blocks or not ports:
         return ()
@@ -143,6 +146,7 @@ def _access_rule(addresses: Iterable[str], ports: list[int]) -> Rules:
 
 
 def _is_address(text: str) -> bool:
+    """Return whether a text is an IP address. A headless Service has the text `None`, and an EndpointSlice may have host names."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
