@@ -1,4 +1,4 @@
-"""The operator's own queue: reads runs, pods and nodes, plans with `queue.admit.admit_runs`, and caches the answers for the passes."""
+"""The operator's own queue. It reads runs, pods and nodes, plans with `admit_runs`, and caches the answers for the passes over runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from rlrun_operator.status.wait_facts import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0
-"""Minimum time for which a plan is cached: one burst of events concerns many runs."""
+"""Minimum time between two plans, in seconds. A burst of events starts passes over many runs, which then share one plan."""
 PLAN_SHARE = 0.1
 """Largest share of the time that is spent on plans: 300 runs on 100 nodes take 0.5 s, and are planned every 5 s."""
 _HAVE_ROOM = ("Running", "Complete", "Failed")
 """Phases of runs that do not wait for capacity."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
+"""Answer for a guest; plans do not contain guests."""
 OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no capacity now")
+"""Answer for a run that does not wait for capacity."""
 SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
+"""Answer for a waiting run that the last plan does not contain."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,13 @@ class Admissions:
 
     Args:
         store: cache of the watched objects.
-        look_ups: live reads.
+        look_ups: reads of nodes, pods, quotas and priority classes.
         settings: settings of the queue.
         render: settings for rendering pods.
         serves: returns whether this operator manages a run.
         requeue: `requeue(key, seconds)` queues a pass over a run.
         now: returns seconds since the epoch.
-        clock: returns steady seconds.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -85,8 +88,9 @@ class Admissions:
         self._next_at = float("-inf")
         self._answers: dict[str, Admission] = {}
         self._values: dict[str, int | str] = {}
-        """PriorityClasses that the settings do not contain: their values, or the reasons why they are unreadable."""
+        """Values of the PriorityClasses that are not in the settings, by name; for an unreadable class, the reason."""
         self._gangs: dict[str, tuple[object, tuple[PodSet, ...]]] = {}
+        """Rendered pods of each run by its UID, each with the facts that they depend on."""
 
     async def run(self) -> None:
         """Wait until it is canceled: this queue has no background work, because the passes over runs make its plans."""
@@ -107,6 +111,7 @@ class Admissions:
         entry = self._queue_entry(run, self._now() - self._clock()) if self._serves(run) else None
         if entry is None or entry.applicant.stage != "waiting":
             return OUT
+        # The pass at this time makes the next plan.
         self._requeue(entry.key, self._next_at - self._clock())
         return SOON
 
@@ -115,8 +120,8 @@ class Admissions:
         capacity, quotas = await self._read_capacity(), await self._read_quotas()
         self._values = await self._look_ups.read_priorities(self._unknown_classes())
         began = self._clock()
-        # From here on nothing is awaited: the plan sees all runs in one state, and admissions are stored before the next plan reads.
-        # The wall clock may be set. The queue therefore counts in steady seconds, and recorded times are converted to them.
+        # From here on nothing is awaited, so that the plan reads all runs in one state, and the state of the queue is stored before another
+        # plan starts. The wall clock may jump: the queue counts in monotonic seconds, and recorded times are converted to them.
         epoch = self._now() - began
         runs = [run for run in self._store.runs() if self._serves(run)]
         entries = [entry for run in runs if (entry := self._queue_entry(run, epoch)) is not None]
@@ -136,7 +141,10 @@ class Admissions:
                 self._requeue(by_uid[uid], 0.0)
 
     async def _read_capacity(self) -> Callable[[set[Key]], Capacity | None]:
-        """Return a function from the keys of the queued runs to the capacity, or to None if the nodes cannot be read."""
+        """Return a function that returns the capacity, or None if the nodes cannot be read.
+
+        Its argument is the set of keys of the queued runs. Their pods are excluded here, because `Applicant.pods` contains them.
+        """
         if self._settings.capacity:
             total = Capacity((total_room(self._settings.capacity),), "cluster")
             return lambda keys: total
@@ -159,11 +167,12 @@ class Admissions:
         }
 
     def _queue_entry(self, run: Manifest, epoch: float) -> _Entry | None:
-        """Return the queue's view of a run, or None if it neither needs nor holds capacity."""
+        """Return the queue's view of a run, or None if it neither needs nor holds capacity; `epoch`: wall clock minus monotonic clock."""
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
         if host_name(run) is not None or (found := observe_run(self._store, key)) is None:
             return None
+        # No API key and no random number: this snapshot is only read, not decided on.
         snapshot = RunSnapshot(found, self._now(), self._render, "", 0.0)
         stage = stage_of(snapshot)
         if stage is None:
@@ -177,6 +186,7 @@ class Admissions:
             stage=stage,
             since=_waiting_since(snapshot) - epoch,
             priority=self._run_priority(snapshot.applied.run),
+            # Read only for an admitted run: the time of its admission.
             started=((seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0) - epoch,
             pods=held_pods(found.pods),
             sizes=snapshot.spec.trainer.sizes.allowed
@@ -186,7 +196,7 @@ class Admissions:
         return _Entry(key, applicant, self._explain_unranked(snapshot.applied.run))
 
     def _render_gang(self, snapshot: RunSnapshot) -> tuple[PodSet, ...]:
-        """Return the pods that the next attempt needs. They are cached until an edit, because rendering takes as long as a pass."""
+        """Return the pods that the next attempt needs. They are cached while `mark` is equal, because rendering takes as long as a pass."""
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
@@ -199,6 +209,7 @@ class Admissions:
         )
         known = self._gangs.get(uid)
         if known is None or known[0] != mark:
+            # `existing` has the rendered workloads that a run of this kind has; nothing is read from the cluster.
             made = render_workloads(snapshot.context(spec, max(snapshot.attempt, 1))).existing
             trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
             gang = gang_of(made, engines_needed=snapshot.wanted.engines_needed, trainers_needed=trainers)
@@ -217,7 +228,7 @@ class Admissions:
         return f"its priority counts as 0: PriorityClass {name} {why}" if why and isinstance(why, str) else ""
 
     def _unknown_classes(self) -> set[str]:
-        """Return the PriorityClasses of runs that the settings do not contain."""
+        """Return the names of the runs' PriorityClasses that are not in the settings."""
         runs = [run for run in self._store.runs() if self._serves(run)]
         ranks = [
             _run_ranks(apply_defaults(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run)
@@ -247,7 +258,7 @@ def rules_of(settings: QueueSettings) -> QueueRules:
 
 
 def stage_of(snapshot: RunSnapshot) -> Stage | None:
-    """Return the stage of a run in the queue, from its status only, or None if it neither needs nor holds capacity."""
+    """Return the stage of a run in the queue, or None if it neither needs nor holds capacity."""
     past: RLRunStatus = snapshot.past
     holds = bool(snapshot.pods)
     if is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED):
@@ -271,7 +282,7 @@ def stage_of(snapshot: RunSnapshot) -> Stage | None:
 
 
 def _waiting_since(snapshot: RunSnapshot) -> float:
-    """Return the time since which a run waits: the recorded one, or its creation, or now."""
+    """Return the time since which a run waits: the recorded time, else its creation if it has never started, else now."""
     if snapshot.past.queue is not None and (found := seconds_of(snapshot.past.queue.since)) is not None:
         return found
     born = seconds_of(snapshot.metadata.get("creationTimestamp"))

@@ -1,6 +1,7 @@
 """Memory between the passes over one run, and the status of a run with refused writes.
 
-The memory contains facts for the next pass that no object in the cluster contains. The status must not record missing objects as created.
+The memory contains facts for the next pass that no object in the cluster contains. After refused writes, the status must not record the
+missing objects as created.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Remembered:
 
     refusals: tuple[Refusal, ...]
     facts: tuple[object, ...] = ()
-    """Facts of the run at the refusal (`relevant_facts`): other facts end it."""
+    """Facts of the run at the refusal (`relevant_facts`). The refusals are valid while these facts are unchanged."""
     until: float = math.inf
     """End of its validity (steady clock)."""
     tries: int = 0
     """Number of refused attempts in a row, for the backoff."""
     child: Manifest | None = None
-    """Child whose name a foreign object has."""
+    """Child that is invalid, or whose name a foreign object has; None for other kinds."""
 
 
 @dataclass
@@ -39,15 +40,16 @@ class RunMemory:
     refusals: dict[RefusalKind, Remembered] = field(default_factory=dict)
     """Refused writes of earlier passes. A new refusal replaces the earlier one of its kind."""
     access: str | None = None
-    """See `Observed`."""
+    """Hash of the API server's addresses in the policy that this process last applied for the run (`Observed.access`)."""
     repaired_at: float = -math.inf
     """Time of the last repair of a part (steady clock)."""
     asked_at: float = -math.inf
-    """Time of the last read of a silent Lease (steady clock)."""
+    """Time of the last live read of a Lease without recent reports (steady clock)."""
     written_at: float = -math.inf
     """Time of the last write of the status (steady clock)."""
     sent: tuple[Manifest, Manifest] | None = None
-    """The status written last, and the status that the API server stored: another version of the CRD drops and defaults fields."""
+    """The status written last, and the status that the API server stored. They differ if another version of the CRD drops fields; without
+    this pair, each pass would write the status again."""
 
     def valid_refusals(self, run: Manifest, defaults: TeamDefaults | None, clock: float) -> Iterator[Refusal]:
         """Return the refusals that still hold for the current state of the run."""
@@ -65,7 +67,8 @@ def relevant_facts(kind: RefusalKind, run: Manifest, defaults: TeamDefaults | No
     """Return the facts of a run that a refusal depends on.
 
     An invalid child depends on the sources of its manifest: the specification and the namespace's defaults. A taken name depends on the
-    attempt too, because another attempt may not need the name. A lost key belongs to the run's UID.
+    attempt too, because another attempt may not need the name. A lost API key depends only on the run's UID, and other kinds depend on no
+    facts.
     """
     metadata = run["metadata"]
     if kind == "invalid":
@@ -78,10 +81,11 @@ def relevant_facts(kind: RefusalKind, run: Manifest, defaults: TeamDefaults | No
 _OF_EDITS = ("observedGeneration",)
 """Fields that show that an edit has taken effect."""
 _OF_LIFE = (reasons.SUSPENDED, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
+"""Lifecycle conditions: whether the run is suspended, restarting, complete or failed."""
 
 
 def events_of(refused: Iterable[Refusal], namespace: str) -> list[Manifest]:
-    """Return events for objects that cannot be created, like those of a controller."""
+    """Return events for objects that cannot be created, in the form of a controller's FailedCreate events."""
     return [
         {
             "apiVersion": "v1",
@@ -111,11 +115,13 @@ def request_refused(error: ApiError) -> EventRecord | None:
 def report_waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision:
     """Return the status and events of a decision with refused writes, without fields that record these writes as done.
 
-    `made`: whether all objects to create and apply exist, except a pod.
+    `made`: whether all objects to create and apply exist. A missing pod does not count: it is created last, and nothing depends on it.
     """
     if made:
         return Decision(status=decision.status, urgency=decision.urgency, events=decision.events)
     before: Mapping[str, object] = run.get("status") or {}
+    # Within one attempt, the new status is kept without the fields that show an edit as done. If the attempt or the lifecycle changes, the
+    # previous status is kept, with the new reason, message and conditions.
     status, same_attempt = decision.status, _is_same_attempt(before, decision.status)
     conditions = _with_previous_life(before, status)
     then = read_status({**before, "conditions": conditions})
@@ -131,20 +137,21 @@ def report_waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision
 
 
 def _is_same_attempt(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
-    """Return whether an attempt runs, and neither its number nor the life of the run changes: then only an edit can be unfinished."""
+    """Return whether an attempt runs, and neither its number nor a lifecycle condition changes. Then only an edit can be unfinished."""
 
     def read_state(status: Mapping[str, object]) -> list[object]:
         life = [(c.get("type"), c.get("status")) for c in raw_conditions(status) if c.get("type") in _OF_LIFE]
         return [status.get("attempt"), status.get("launchedAttempt"), life]
 
+    # Both numbers are equal, and not None.
     launched = before.get("attempt") == before.get("launchedAttempt") is not None
     return launched and read_state(before) == read_state(after)
 
 
 def _with_previous_life(before: Mapping[str, object], after: Mapping[str, object]) -> list[Manifest]:
-    """Return the new conditions, but keep the previous ones about the life of the run, because the new attempt has not started.
+    """Return the new conditions, but keep the previous lifecycle conditions (`_OF_LIFE`), because the new attempt has not started.
 
-    Their observedGeneration stays that of the status: an edit that waits has not taken effect.
+    The new conditions get the observedGeneration of the previous status, because an edit that waits has not taken effect.
     """
     kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
     if (resting := kept.get(reasons.SUSPENDED, {})).get("status") == "True":
