@@ -30,6 +30,7 @@ ANY_API_SERVER: tuple[Json, ...] = ({"ports": [{"protocol": "TCP", "port": port}
 """Default rule while the API server's addresses are unknown. A policy sees the server's own port, not that of its Service; almost all
 clusters use one of these two."""
 _FLAGS = ("RLRUN_READ_NODES", "RLRUN_ASSIGNED_USERS")
+"""Variables with the value true or false, in the order in which `from_environment` reads them."""
 _LEVELS = ("debug", "info", "warning", "error")
 _IMAGES: dict[str, Role] = {
     "RLRUN_TRAINER_IMAGE": "trainer",
@@ -44,7 +45,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Egress rules of NetworkPolicies that depend on the cluster, in the form of a manifest (`RLRUN_NETWORK`, a JSON map)."""
+    """Rules and peers of NetworkPolicies that depend on the cluster, in the form of a manifest (`RLRUN_NETWORK`, a JSON map)."""
 
     dns: tuple[Json, ...] = (
         {
@@ -80,13 +81,13 @@ class NetworkSettings:
 
     @property
     def mark(self) -> str:
-        """Hash of `api_server`: 8 hex digits."""
+        """Hash of `api_server`, 8 hex digits. Another hash means that the addresses have changed."""
         return hashlib.sha256(json.dumps(self.api_server, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """Inputs of the builders in addition to the run."""
+    """Inputs for rendering a run's objects, in addition to the run."""
 
     images: dict[Role, str] = field(
         default_factory=lambda: {
@@ -101,11 +102,11 @@ class RenderSettings:
     cluster_domain: str = "cluster.local"
     """DNS domain of Services (`RLRUN_CLUSTER_DOMAIN`)."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
-    """Parts of the cluster that runs' NetworkPolicies allow."""
+    """Peers outside of a run that its NetworkPolicies allow."""
     installation: Installation = field(default_factory=Installation)
     """Limits on runs (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
     assigned_users: bool = False
-    """Whether the namespace assigns users and groups to pods, as OpenShift does (`RLRUN_ASSIGNED_USERS`); otherwise they are 1000."""
+    """Whether the namespace assigns users and groups to pods, as OpenShift does (`RLRUN_ASSIGNED_USERS`); otherwise the pods use 1000."""
     provider: Provider = "none"
     """Queue that admits runs (`RLRUN_QUEUE`); `spec.queueName` has an effect only with kueue and volcano."""
 
@@ -129,7 +130,8 @@ class QueueSettings(BaseModel):
     enabled: bool = False
     """Older form of `provider: own`: hold runs back until there is room for all of their pods."""
     name: str = ""
-    """Kueue LocalQueue, or Volcano Queue, of runs that name none. Empty: with Kueue they start at once, with Volcano they use `default`."""
+    """Kueue LocalQueue, or Volcano Queue, of runs without `spec.queueName`. Empty: with Kueue these runs start at once, with Volcano they
+    use `default`."""
     flavors: dict[str, FlavorSettings] = Field(default_factory=dict)
     """Kueue's ResourceFlavors by name, for an operator that may not read them."""
     capacity: dict[str, float] = Field(default_factory=dict)
@@ -139,9 +141,10 @@ class QueueSettings(BaseModel):
     preemption: Literal["PriorityAndShare", "Priority", "Never"] = "PriorityAndShare"
     """Rule by which a run may preempt other runs."""
     priority_classes: dict[str, int] = Field(default_factory=dict)
-    """Priority of a run without `spec.priority`, by the PriorityClass of its trainer; with Kueue also by its WorkloadPriorityClass."""
+    """Priorities by name of the class: the PriorityClass of the trainer of a run without `spec.priority`; with Kueue, also the
+    WorkloadPriorityClass of a run."""
     pass_seconds: Annotated[float, Field(ge=0)] = 300
-    """Seconds during which other runs may pass the first run; afterwards resources are reserved for it."""
+    """Seconds during which other runs may pass the first waiting run; afterwards resources are reserved for it."""
     reserve_seconds: Annotated[float, Field(gt=0)] = 86400
     """Seconds for which resources stay reserved; afterwards other runs may pass for the same time."""
     start_seconds: Annotated[float, Field(gt=0)] = 600
@@ -163,7 +166,8 @@ class OperatorSettings:
     namespaces: tuple[str, ...] = ()
     """Namespaces that the operator serves (`RLRUN_WATCH_NAMESPACES`, comma-separated); empty: all."""
     read_nodes: bool = False
-    """Whether messages may use the nodes' capacity (`RLRUN_READ_NODES`); needs a ClusterRole."""
+    """Whether the operator may read nodes and the pods of all namespaces, for messages and for its own queue (`RLRUN_READ_NODES`); needs a
+    ClusterRole."""
     log_level: str = "info"
     """`RLRUN_LOG_LEVEL`."""
     log_format: LogFormat = "plain"
@@ -192,6 +196,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     """
     problems: list[str] = []
 
+    # Only for a variable that is set: the defaults are valid.
     def report_wrong(name: str, fix: str) -> None:
         problems.append(f"{name}={environ[name]!r}: {fix}")
 
@@ -211,6 +216,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     namespaces = _read_namespaces(environ, report_wrong)
     images = _read_images(environ, report_wrong)
     domain = _read_domain(environ, report_wrong, defaults.render.cluster_domain)
+    # Without a value, the default of Kubernetes applies.
     if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:
         read_choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
     level = read_choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
@@ -323,6 +329,7 @@ def _read_network(environ: Mapping[str, str], problems: list[str]) -> NetworkSet
 
 
 def _note_problem(variable: str, value: str, error: ValidationError, problems: list[str]) -> None:
+    """Add the errors of a variable to `problems`; `value`: key of the chart's values that sets the variable."""
     for problem in error.errors():
         path = ".".join(map(str, problem["loc"])) or "as a whole"
         problems.append(
