@@ -26,10 +26,11 @@ _SHOWN_VALUES = 5
 _CONDITION_TAINTS = "node.kubernetes.io/"
 """Prefix of Kubernetes' own taints: the node is not ready, or short of a resource."""
 _PREEMPTION = re.compile(r"[.,;]?\s*(?:no new claims to deallocate,\s*)?preemption:.*", re.DOTALL)
+"""Part of the scheduler's message about preemption."""
 
 
 def waits_for_claim(pods: Iterable[Pod]) -> bool:
-    """Return whether the scheduler only waits for a claim: then the claim has the problem."""
+    """Return whether a pod waits for an unbound claim. The condition of the claim then explains the wait."""
     return any("unbound immediate PersistentVolumeClaim" in pod.unscheduled[1] for pod in pods if pod.unscheduled)
 
 
@@ -38,19 +39,19 @@ class Unscheduled(NamedTuple):
 
     message: str
     for_good: bool
-    """Whether the nodes lack the requested resources, so that no ending pod can help."""
+    """Whether no node meets the requirements even if it is empty, so that the end of other pods does not help."""
 
 
 def why_unscheduled(
     role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None, claim: str, *, one_node: bool
 ) -> Unscheduled:
-    """Return the message for the unscheduled `pods` of `role`.
+    """Explain why the `pods` of `role` have no node.
 
     Args:
         role: role of the pods.
         pods: pods without a node; at least one.
         count: number of pods of the role, scheduled or not.
-        nodes: nodes of the cluster, or None if unknown; then the scheduler's own text replaces the diagnosis.
+        nodes: nodes of the cluster, or None if unknown; then the message has no number of fitting nodes.
         claim: name of the claim that the run's pods share.
         one_node: whether the claim's access mode forces all pods onto one node.
     """
@@ -80,7 +81,7 @@ def _explain_lacking(
     demands: Mapping[str, float],
     nodes: Sequence[Manifest],
 ) -> str | None:
-    """Return the demand that no node meets, or None if some node could take the pod once it is free."""
+    """Return the first requirement that no node meets even if it is empty, as text with the fix, or None if there is none."""
     usable = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
     matching = [node for node in usable if all(label_of(node, key) in values for key, values in wanted.items())]
     if not usable:
@@ -90,6 +91,7 @@ def _explain_lacking(
     tolerated = [node for node in matching if not untolerated_taints(node, spec)]
     if not tolerated:
         return _untolerated_keys(role, matching, spec)
+    # Only the label is checked: whether the pods fit into one topology domain is not.
     for key in _topology_keys(spec, "podAffinity"):
         if not any(label_of(node, key) for node in tolerated):
             return (
@@ -99,7 +101,7 @@ def _explain_lacking(
 
 
 def _untolerated_keys(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> str:
-    """Return the taints that keep the pod off these nodes; taints of node conditions only if there are no others."""
+    """Return the text about the taints that keep the pod off these nodes, with the fix. Taints of node conditions: only without others."""
     taints = sorted({taint for node in nodes for taint in untolerated_taints(node, spec)})
     own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
     fix = (
@@ -111,7 +113,7 @@ def _untolerated_keys(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> 
 
 
 def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifest]) -> str | None:
-    """Return the first demand that is larger than each of these nodes, or None if one of them meets each demand."""
+    """Return the first demand that exceeds each of these nodes, as text with the fix, or None. Each demand is checked alone."""
     for resource, amount in demands.items():
         most = max(allocatable_amount(node, resource) for node in nodes)
         if most < amount:
@@ -129,7 +131,7 @@ def scheduler_text(pod: Pod) -> str:
 
 
 def obstacle_in_words(role: Role, spec: Manifest, scheduler_message: str, claim: str, *, one_node: bool) -> str | None:
-    """Return the obstacle between a pod and nodes that are large enough, with the fix, or None if these nodes are only full.
+    """Return the reason why large enough nodes do not accept a pod, with the fix, or None if these nodes are only full.
 
     Args:
         role: role of the pod.
@@ -138,6 +140,7 @@ def obstacle_in_words(role: Role, spec: Manifest, scheduler_message: str, claim:
         claim: name of the claim that the run's pods share.
         one_node: whether the claim's access mode forces all pods onto one node.
     """
+    # A message may have several reasons, each with its number of nodes: only the first match is explained.
     if "ReadWriteOncePod" in scheduler_message:
         fix = "the pods of a run share their claim: name one with access mode ReadWriteMany in storage.claimName"
         return f"claim {claim} has access mode ReadWriteOncePod and another pod uses it; {fix}"
@@ -170,7 +173,7 @@ def _topology_keys(spec: Manifest, kind: str) -> list[str]:
 
 
 def demands_in_words(demands: Mapping[str, float]) -> str:
-    """Return the demands as text: `8 nvidia.com/gpu`, or CPU and memory for a pod without devices."""
+    """Return the demands as text: `8 nvidia.com/gpu`, or CPU and memory for a pod without devices (resource names with `/`)."""
     devices = {name: amount for name, amount in demands.items() if "/" in name}
     shown = devices or demands
     return (
