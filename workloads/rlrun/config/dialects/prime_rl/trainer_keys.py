@@ -1,7 +1,11 @@
-"""PRIME-RL's keys of the trainer and of the data of supervised fine-tuning.
+"""Rows for PRIME-RL's keys of the trainer and of the data of supervised fine-tuning.
 
 `TRAINER_ROWS` has the keys of `[trainer]`, which are at the top of a file for `sft`. `DATA_ROWS` has the keys of `[data]`, `[val]` and
 other keys of a file for `sft`, except the trainer's.
+
+`defer_value(name)` keeps a value for `complete`, because it has a meaning only together with other values. `only_values` has the values
+without effect, the reason, and the fix for all other values. `map_choice` refuses unknown choices with its second argument; without it,
+the field refuses them.
 """
 
 from __future__ import annotations
@@ -74,6 +78,7 @@ def _of_scheduler(table: str) -> tuple[Row, ...]:
 def _of_lora(table: str) -> tuple[Row, ...]:
     ours = "trainer.lora"
     return (
+        # The table itself enables adapters, with the defaults for missing keys.
         mapped_key(table, ours, by=table_as({}), text="an empty table is enough"),
         mapped_key(f"{table}.rank", f"{ours}.rank"),
         mapped_key(f"{table}.alpha", f"{ours}.alpha"),
@@ -186,6 +191,7 @@ TRAINER_ROWS: tuple[Row, ...] = (
     ignored_key("trainer.data.small_batch_granularity", "a batch is complete before it is packed"),
     mapped_key("trainer.max_concurrent_runs", "trainer.lora.slots", text="runs that share the trainer"),
     ignored_key("trainer.broadcast_at_step_zero", "the engine loads the first weights before the first rollout"),
+    # No value is allowed: every path is refused with the alternative.
     ignored_key(
         "trainer.memory_profiler_path", "nothing is profiled by default", only_values((), "",
             "not supported; the metrics include the peak memory"),
@@ -248,6 +254,7 @@ DATA_ROWS: tuple[Row, ...] = (
     ),
     mapped_key("val.interval", "data.validation.interval"),
     mapped_key("val.data.name", "data.validation.name", "data.validation.path", by=read_place, text="a path becomes path"),
+    # No choice is known: every value is refused.
     mapped_key("val.data.splits", "data.validation.split", by=map_choice({}, "write one split")),
     ignored_key("val.data.*", "validation reads its rows in order, in micro-batches"),
     ignored_key("val.eval_on_start", "the loss is always measured before the first step"),

@@ -38,6 +38,7 @@ def suggest_repair(value: object, shape: Shape, key: Key, model: type[BaseModel]
         layer: layer of the document.
     """
     origin = layer.origin(key)
+    # Only a value that the layer contains can be replaced there.
     if key not in layer.origins or not key:
         return ""
     if value is None and not shape.nullable:
@@ -67,7 +68,7 @@ def unfilled_text_fix(value: str, source: str) -> str:
 
 
 def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
-    """Return the fix for a missing block that is written without a value (`tiny:`), or an empty string."""
+    """Return the fix for a block directly in the block `key` that is written without a value (`tiny:`), or an empty string."""
     inside: object = layer.values
     try:
         for part in key:
@@ -125,7 +126,7 @@ def secret_reference(run: str, name: str) -> str:
 
 
 def _sibling_fix(value: object, key: Key, model: type[BaseModel], layer: Layer, origin: Origin) -> str:
-    """Return the fix that moves the value to another field of the block, such as a folder from `name` to `path`."""
+    """Return the fix that moves the value to another field of the block (a folder from `name` to `path`), or splits `name@revision`."""
     _, shape = place_of(key[:-1], model)
     if not isinstance(value, str) or shape.model is None or not isinstance(key[-1], str) or len(key) < 2:
         return ""
@@ -133,6 +134,7 @@ def _sibling_fix(value: object, key: Key, model: type[BaseModel], layer: Layer, 
     if "revision" in known and (found := re.fullmatch(r"([^@]+)@([^@/]+)", value)):
         block = {str(key[-1]): found[1], "revision": found[2]}
         if _is_accepted(model, layer, key[:-1], _replace_field(layer, key, block)):
+            # The braces of both mappings are removed, and one pair is added.
             return f"; write {{{to_yaml({name: found[1]})[1:-1]}, {to_yaml({'revision': found[2]})[1:-1]}}}"
     for other in ("path", "name"):
         if (
@@ -155,6 +157,7 @@ def _replace_field(layer: Layer, key: Key, block: dict[str, object]) -> dict[str
 
 
 def _wrap_block(key: Key, layer: Layer) -> Surroundings:
+    """Return the names around a value: its field, the run, and the environment variable that it belongs to."""
     names = [part for part in key if isinstance(part, str)]
     inside: object = layer.values
     variable: str | None = None
@@ -166,6 +169,7 @@ def _wrap_block(key: Key, layer: Layer) -> Surroundings:
         except (KeyError, IndexError, TypeError):
             break
     metadata = layer.values.get("metadata")
+    # A missing or invalid name of the run is replaced with the default.
     run = metadata.get("name") if isinstance(metadata, dict) else None
     own = run if isinstance(run, str) and re.fullmatch(r"[a-z][-a-z0-9]{0,40}", run) else "my"
     return Surroundings(names[-1] if names else "", own, variable if "env" in names else None)
@@ -180,7 +184,7 @@ def _distinct_candidates(candidates: Iterator[object]) -> Iterator[object]:
 
 
 def _read_candidate(candidate: object, shape: Shape, key: Key, model: type[BaseModel]) -> tuple[object] | None:
-    """Return a candidate in Python names, or None if it has unknown fields."""
+    """Return a candidate in Python names, as a tuple of one item because the candidate may be None; None if it has unknown fields."""
     scratch = Layer()
     value = Reader(model, "", camel_only=True).value(copy.deepcopy(candidate), shape, key, "", (), scratch)
     return None if scratch.problems else (value,)

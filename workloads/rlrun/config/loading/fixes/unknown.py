@@ -27,11 +27,14 @@ _OTHER_NAMES = {
 }  # fmt: skip
 """Names that other programs use for a field, in lower case without separators, with the field's Python name."""
 _OF_STATUS = ("phase", "conditions", "observed_generation", "start_time", "completion_time", "attempt", "current_step")
+"""Fields of a run's status."""
 _OF_PODS = (
     "containers", "init_containers", "volumes", "security_context", "service_account_name", "host_network", "dns_policy", "restart_policy",
     "host_ipc", "termination_grace_period_seconds", "topology_spread_constraints", "scheduler_name",
 )  # fmt: skip
+"""Fields of a pod's specification."""
 _OF_CONTAINERS = ("volume_mounts", "command", "ports", "liveness_probe", "readiness_probe", "working_dir", "lifecycle")
+"""Fields of a container."""
 _FREE = ("args", "options")
 """Fields whose content an environment or an objective defines."""
 _Path = tuple[str, ...]
@@ -57,6 +60,7 @@ def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path:
     other = _OTHER_NAMES.get(plain_name(key), "")
     if other in model.model_fields:
         return f" (did you mean {spell_name(model, other, 'camel')}?)"
+    # Homes: fields of the same name, or of its usual name here, in other blocks.
     if homes := _find_homes(root, key, block) or (_find_homes(root, other, block) if other else []):
         return _suggest_home(homes, block, value)
     if close := did_you_mean(key, names) or did_you_mean(snake_name(key), names):
@@ -67,9 +71,11 @@ def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path:
         )
     ):
         return f" (did you mean {nearest}?)"
+    # The name may be an argument that an environment or an objective defines.
     free = [name for name in _FREE if name in model.model_fields and field_shapes(model)[name].kind == "mapping"]
     if free:
         return _write_nested({free[0]: {key: value}}) or f"; an argument belongs in {free[0]}"
+    # In a block with mappings only, the name may be a key of the first mapping.
     known = field_shapes(model)
     if model.model_fields and all(shape.kind == "mapping" for shape in known.values()):
         first = spell_name(model, next(iter(known)), "camel")
@@ -85,6 +91,7 @@ def _kubernetes_hint(model: type[BaseModel], key: str, value: object) -> str:
             return _write_nested({"podTemplate": {"spec": {key: value}}}) or "; it belongs in podTemplate.spec"
         if name in _OF_CONTAINERS:
             return f"; it belongs in podTemplate.spec.containers[].{key}"
+    # The model with `maxSteps` is that of `spec`.
     if "max_steps" in model.model_fields:
         if name in _OF_STATUS:
             return f": only the operator writes status; remove {key}"
@@ -99,6 +106,7 @@ def _find_homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
     for path, weight in _walk_fields(root, (), 0):
         if plain_name(path[-1]) == plain_name(name) and path[:-1] != block:
             found.append((weight, path))
+    # A block at the top contains almost all fields, so it does not limit the choice.
     inside = [entry for entry in found if entry[1][: len(block)] == block]
     if len(block) > 1 and inside:
         found = inside
@@ -107,7 +115,7 @@ def _find_homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
 
 
 def _walk_fields(model: type[BaseModel], path: _Path, weight: int) -> Iterator[tuple[_Path, int]]:
-    """Yield paths of all fields, each with a weight: 1 for each optional block around it and 10 for each list."""
+    """Yield paths of all fields, each with a weight: 1 for each optional block around it, 10 for each list. Less is simpler to write."""
     for name, shape in field_shapes(model).items():
         item: Shape = shape.parts[0] if shape.kind == "list" else shape
         here = (*path, spell_name(model, name, "camel") + ("[]" if shape.kind == "list" and item.model else ""))
@@ -119,6 +127,8 @@ def _walk_fields(model: type[BaseModel], path: _Path, weight: int) -> Iterator[t
 
 
 def _suggest_home(homes: list[_Path], block: _Path, value: object) -> str:
+    """Return the hint with at most two of the paths; for a single path without a new list, also the text to write and the block to write it
+    into."""
     shown = " or ".join(".".join(path) for path in homes[:2])
     hint = f" (did you mean {shown}?)"
     if len(homes) > 1 or any(part.endswith("[]") for part in homes[0][len(block) :]):
