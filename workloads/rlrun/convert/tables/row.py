@@ -1,7 +1,7 @@
 """Rows of the conversion tables: one key, its field in RLRun, and the meaning or the reason.
 
-`read_rows` reads rows from a text file: `[how] reason`, followed by `block: key key=VALUE key=VALUE|VALUE ...`; VALUE is a value, in JSON,
-with which the key has no effect. The last part has the names of layers that can have an adapter.
+`read_rows` reads rows from a text file: `[how] reason`, followed by `block: key key=VALUE key=VALUE|VALUE ...`. VALUE is a value in JSON
+with which the key changes nothing, because it matches RLRun's behavior. The last part has the names of layers that can have an adapter.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class Row:
     to: str
     """Fields of the manifest below `spec`, separated by commas; empty: none."""
     how: How
-    """`value_row`: one field with the converted value. `joined_row`: shared fields. `dropped_row`, `refused_row`: none."""
+    """`value_row`: one field with the converted value. `joined_row`: fields that several keys determine together.
+    `dropped_row`, `refused_row`: none."""
     note: str = ""
     """Meaning of the field, or the reason why there is none."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Their values -> RLRun's values; other values stay unchanged."""
+    """Values of the other trainer -> RLRun's values; all other values stay unchanged."""
     convert: str = ""
     """Name of a conversion in `rlrun.convert.draft`."""
     fine: tuple[object, ...] = ()
@@ -48,6 +49,7 @@ class Row:
 
 @cache
 def _key_pattern(key: str) -> re.Pattern[str]:
+    # `[` is part of a key here, not the start of a character set.
     escaped = key.replace("[", "[[]")
     return re.compile(fnmatch.translate(escaped))
 
@@ -66,7 +68,7 @@ def value_row(
 
 
 def joined_row(key: str, to: str, note: str = "", *, fine: tuple[object, ...] = ()) -> Row:
-    """Return the row of a key that decides fields together with others; `note` is the reason if it decides nothing."""
+    """Return the row of a key that determines fields together with other keys; `note` is the reason if it has no effect."""
     return Row(key, to, "joined", note, fine=fine)
 
 
@@ -95,7 +97,7 @@ _MAKE = {"drop": dropped_row, "refuse": refused_row}
 
 
 def read_rows(name: str) -> tuple[Row, ...]:
-    """Return the rows of a list next to this module.
+    """Return the rows of a text file next to this module.
 
     Raises:
         ValueError: a line has another format.
