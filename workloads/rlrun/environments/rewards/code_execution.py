@@ -1,4 +1,4 @@
-"""Execution of programs that a model wrote, in a sandbox without network, writable files and other processes (see `sandbox`)."""
+"""Execution of programs that a model wrote, in a sandbox without network, writable files or other processes (see `sandbox`)."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class CodeLimits:
     """Resource limits of one program."""
 
     timeout_seconds: float = 10.0
-    """Wall-clock time. The limit of processor time is the same, rounded up."""
+    """Wall-clock time. The limit of processor time is the next higher whole number of seconds (11 s for 10.0)."""
     memory_bytes: int = 512 * 1024**2
     """Address space."""
     output_bytes: int = 64 * 1024
-    """Bytes on each of stdout and stderr."""
+    """Bytes on each of stdout and stderr. A program that writes this number is killed."""
     threads: int = 64
     """Threads at the same time. A program with more is killed at the next count, see `_LOOK_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a program."""
+    """Outcome and output of one program."""
 
     outcome: Outcome
     stdout: str
@@ -93,7 +93,12 @@ class CodeRunner:
                 return await self._run_program(program.fileno(), given.fileno())
 
     async def score_cases(self, code: str, cases: Sequence[Case]) -> float:
-        """Return the share of passed cases, in [0, 1]. A case passes with exit code 0 and the expected output (stripped of white space)."""
+        """Return the share of passed cases, in [0, 1]. A case passes with exit code 0 and the expected output (stripped of white space).
+
+        Raises:
+            ValueError: there are no cases.
+            SandboxUnavailableError: this machine cannot confine a program.
+        """
         if not cases:
             raise ValueError("there are no test cases; add at least one")
         results = await asyncio.gather(*(self.run(code, case.stdin) for case in cases))
@@ -142,6 +147,7 @@ class CodeRunner:
             crowded = await counting
         if code == sandbox.UNAVAILABLE:
             raise SandboxUnavailableError(f"this machine cannot confine a program: {stderr.strip()}")
+        # A program that exceeded a limit was killed, so the limits are checked before the exit code.
         if crowded:
             return Result("threads", stdout, stderr)
         outcome: Outcome = "timeout" if unfinished else "output" if much or more else "ok" if code == 0 else "failed"
@@ -159,7 +165,7 @@ async def _count_threads(pid: int, limit: int, too_many: Callable[[], None]) -> 
 
 
 async def _take_output(stream: asyncio.StreamReader, limit: int, too_much: Callable[[], None]) -> tuple[str, bool]:
-    """Read a stream to its end. Returns the first `limit` bytes as text, and whether there were more; then `too_much` was called."""
+    """Read a stream to its end. Returns the first `limit` bytes as text, and whether it has that many; then `too_much` was called."""
     text, more = bytearray(), False
     while chunk := await stream.read(_CHUNK_BYTES):
         text += chunk[: limit - len(text)]
