@@ -46,9 +46,11 @@ def run_snapshot(
         now: seconds since the epoch.
     """
     meta, spec, status, beat = _read_map(run, "metadata"), _read_map(run, "spec"), _read_map(run, "status"), lease or {}
+    # Without a phase, no operator has processed the run yet.
     phase = _read_text(status.get("phase")) or "Unserved"
     over = phase in _OVER
     attempt = _read_count(status.get("attempt"))
+    # The report in the Lease is used only if it is not from another attempt.
     heard = _read_map(_read_map(beat, "metadata"), "annotations")
     current = heard if heard.get(said.ATTEMPT) in (None, str(attempt)) else {}
     return Snapshot(
@@ -89,6 +91,7 @@ def run_snapshot(
 
 
 def _read_cost(counted: Manifest) -> tuple[CostRow, ...]:
+    """Return the rows of `status.cost`."""
     rows = []
     for row in _read_list(counted, "attempts"):
         seconds = (
@@ -104,7 +107,7 @@ def _read_trained(counted: Manifest) -> tuple[tuple[str, int], ...]:
 
 
 def _read_progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:
-    """Return the progress from the Lease if it has values, because it is newer; otherwise from the status."""
+    """Return the progress. Values that the Lease has come from the Lease, which is newer; all others come from the status."""
     known, checkpoint = _read_map(status, "progress"), _read_map(status, "checkpoint")
     done = seconds_of(known.get("estimatedCompletionTime"))
     eta = _read_number(heard.get(said.ETA_SECONDS))
@@ -202,6 +205,7 @@ def _read_process(pod: Manifest) -> Process:
     meta, status = _read_map(pod, "metadata"), _read_map(pod, "status")
     labels = _read_map(meta, "labels")
     role = labels.get("rlrun.io/role")
+    # A pod without a known role is shown as an orchestrator.
     role = role if role in _ROLES else "orchestrator"
     own = next((c for c in _read_list(status, "containerStatuses") if c.get("name") == role), {})
     waiting = _read_map(_read_map(own, "state"), "waiting").get("reason")
@@ -250,7 +254,7 @@ def _read_defaults(status: Manifest) -> str:
 
 
 def _read_start(one: Manifest, attempt: int) -> Start | None:
-    """Return the last restart; None if there was none, or its attempt has not started."""
+    """Return the last restart; None if there was none, or its first phase has not ended. Its attempt is recorded when it starts."""
     seconds = _read_map(one, "seconds")
     if not seconds:
         return None
@@ -314,6 +318,7 @@ def _read_text(value: object) -> str | None:
 
 
 def _read_whole(value: object) -> int | None:
+    """Return a number without its fraction, or None if the value is not a number."""
     number = _read_number(value)
     return None if number is None else int(number)
 

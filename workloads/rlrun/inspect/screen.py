@@ -1,4 +1,4 @@
-"""Texts of snapshots and explanations for a terminal: tables and screens of plain characters, without colors or libraries."""
+"""Texts of snapshots and explanations for a terminal: tables and screens of plain characters, without colors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _MESSAGE_MAX = 300
 
 
 def runs_table(runs: Sequence[Snapshot], now: float, *, wide: bool = False, everywhere: bool = False) -> str:
-    """Return a table with one line per run; guests follow their hosts."""
+    """Return a table with one line per run; guests, which use the trainer of another run, follow that run (their host)."""
     head = (*(("NAMESPACE",) if everywhere else ()), *_HEAD, *(_WIDE if wide else ()))
     rows = [head]
     for depth, run in _run_tree(runs):
+        # A run on this machine is shown by its folder (`where`).
         name = f"{'└─ ' if depth else ''}{run.name if run.place == 'cluster' else run.where}"
         rows.append(
             (*((run.where,) if everywhere else ()), name, *_run_cells(run, now), *(_wide_cells(run) if wide else ()))
@@ -110,6 +111,7 @@ def status_screen(run: Snapshot, told: Explanation, now: float) -> str:
     lines += _failure_lines(run.failures[-3:], now)
     lines += _finding_lines("why", told.now, now)
     lines += _to_do(told)
+    # Parts of the run that could not be read.
     lines += ["", *(_point_lines(line) for line in run.unread)] if run.unread else []
     return "\n".join(lines)
 
@@ -160,6 +162,7 @@ def _wait_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _more_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield the last report, pods, GPU use, checkpoint, restarts, cost, startup, claim, host and fork of a run."""
     progress = run.progress
     if run.heard_seconds is not None:
         old = "; the values above are outdated" if run.heard_seconds > STALE_SECONDS else ""
@@ -223,7 +226,7 @@ def _cost_lines(run: Snapshot) -> str:
 
 
 def _per_hour(run: Snapshot) -> dict[str, float]:
-    """Return trained tokens and samples per hour."""
+    """Return trained tokens and samples per GPU-hour; without GPUs, per hour of this machine."""
     return {what: count / run.gpu_hours for what, count in run.trained} if run.gpu_hours else {}
 
 
