@@ -1,7 +1,7 @@
 """Settings and signals of a container.
 
-The operator passes the settings in the container's environment. SIGTERM and SIGINT are forwarded to the role, or end a wait. Both are
-always handled, because the kernel has no default action for signals to the first process of a container.
+The operator passes the settings in the container's environment. SIGTERM and SIGINT are forwarded to the role's process, or end a
+wait of this process. Both are always handled, because the kernel has no default action for signals to the first process of a container.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PodSettings:
     pod_name: str
     """`RLRUN_POD_NAME`."""
     config_mark: str | None = None
-    """`RLRUN_CONFIG_MARK`: hash of the pod's part of that file; None: not set."""
+    """`RLRUN_CONFIG_MARK`: hash of the part of `config` that the pod uses; None: not set."""
     pod_ip: str | None = None
     """`RLRUN_POD_IP`; None: not set, then roles listen on all addresses."""
     nodes: int = 1
@@ -46,7 +46,7 @@ class PodSettings:
     master_addr: str = "127.0.0.1"
     """`RLRUN_MASTER_ADDR`: the trainer's first pod."""
     master_port: int = RENDEZVOUS_PORT
-    """`RLRUN_MASTER_PORT`: torchrun's store there."""
+    """`RLRUN_MASTER_PORT`: port of torchrun's store on that pod."""
     state: Path = Path("/run/rlrun")
     """`RLRUN_POD_STATE`: volume with the lifetime of the pod."""
     termination_log: Path = Path("/dev/termination-log")
@@ -141,11 +141,12 @@ class Signals:
             self._send_signal(number)
 
     def _send_signal(self, number: int) -> None:
+        # `_child` is set: both callers check it. Pid 0 would mean the whole process group.
         with suppress(ProcessLookupError):
             os.kill(self._child or 0, number)
 
     def forward_to(self, child: int | None) -> None:
-        """Forward every signal to this process, including one that has already arrived; None: stop forwarding."""
+        """Forward every signal to the process `child`, including one that has already arrived; None: stop forwarding."""
         self._child = child
         if child is not None and self.received is not None:
             self._send_signal(self.received)
@@ -155,7 +156,7 @@ class Signals:
         return self._ending.fileno()
 
     def sleep(self, seconds: float | None) -> None:
-        """Wait.
+        """Wait for a time, or until a signal arrives.
 
         Args:
             seconds: duration; None: until a signal arrives.
