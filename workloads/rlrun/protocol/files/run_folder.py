@@ -27,22 +27,23 @@ class ForkedFrom:
     """Origin of a forked run."""
 
     run: str
-    """Name of the other run."""
+    """Name of the source run."""
     uid: str
     step: int
+    """Step of the source run's checkpoint."""
     attempt: int
     """Attempt that wrote the checkpoint."""
     folder: str
-    """Folder of the other run at the time of the fork."""
+    """Folder of the source run at the time of the fork."""
     changed: tuple[str, ...] = ()
-    """Fields that differ from the other run's manifest, each with both values."""
+    """Fields that differ from the source run's manifest, each with both values."""
 
 
 _ADAPTER = TypeAdapter(ForkedFrom)
 
 
 def fork_document(fork: ForkedFrom) -> str:
-    """Return the content of the file."""
+    """Return the content of `fork.json`."""
     return json.dumps({"forkedFrom": asdict(fork)}, indent=1) + "\n"
 
 
@@ -71,7 +72,7 @@ def check_writable(root: Path, *, remedy: str, private: bool = False) -> None:
 
     Args:
         root: folder of the run.
-        remedy: alternative to freeing space, as the end of `free space or ...`.
+        remedy: fix for the user, as a phrase that can follow `make space or`.
         private: whether a new folder is closed to other users.
 
     Raises:
@@ -111,7 +112,7 @@ def recorded_run(paths: RunPaths) -> TrainerConfig | None:
 
 
 def keep_config(paths: RunPaths, attempt: int, document: bytes) -> None:
-    """Keep the configuration of an attempt next to its file, because `run.json` always belongs to the newest attempt.
+    """Store the configuration of an attempt in its own file, because `run.json` always belongs to the newest attempt.
 
     Args:
         paths: paths of the run.
@@ -147,6 +148,7 @@ def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) ->
 
 
 def _show_path(value: object) -> str:
+    """Return a name, or the fields of a model that differ from its defaults, as text."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
         return repr(value)
