@@ -1,7 +1,7 @@
-"""TensorBoard event files, which this process writes itself, so that flushed events are durable.
+"""TensorBoard event files. This module writes the events itself, without a SummaryWriter, so that `flush` makes them durable (fsync).
 
-Each worker writes a new file. It starts with a session start at the first step that was not flushed: TensorBoard then drops the events of
-that step and of later ones in earlier files. Therefore a step that was sent twice, or trained again, appears once.
+Each worker process writes a new file. The file starts with a session start at the first step that was not flushed: TensorBoard then drops
+the events of that step and of later ones in earlier files. Therefore a step that was sent twice, or trained again, appears once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rlrun.tracking.backends.tracker_packages import missing_package
 from rlrun.tracking.tracker_records import Mark, Record, SampleRow, TrackedRun, TrackerError
 
 _BINS = 30
+"""Number of bins of a histogram."""
 
 
 class TensorBoardTracker:
@@ -33,7 +34,7 @@ class TensorBoardTracker:
         self._newest = -1
 
     def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
-        """See `Tracker.open`. Confirmed records are in durable files."""
+        """See `Tracker.open`. The first `confirmed` records of `sent` were flushed, so they are in durable files."""
         folder = run.folder / "tensorboard"
         make_folder(folder)
         # TensorBoard reads the files of a folder in the order of their names. Clocks of nodes differ, so the names start with a number.
@@ -41,6 +42,7 @@ class TensorBoardTracker:
         path = folder / f"events.out.tfevents.{number:010d}.{os.getpid()}.rlrun"
         self._file: BinaryIO = path.open("xb")
         self._writer = self._writer_of(self._file)
+        # The first event of a file has the version of the format.
         self._write_event(self._event.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._newest = sent[confirmed - 1].step if confirmed else -1
         self._begin_at(self._newest + 1)
@@ -86,6 +88,7 @@ class TensorBoardTracker:
         self._writer.write(event.SerializeToString())
 
     def _histogram_proto(self, values: Sequence[float]) -> object:
+        # All values may be equal.
         low, high = min(values), max(values)
         width = (high - low) / _BINS or 1.0
         counts = [0] * _BINS
