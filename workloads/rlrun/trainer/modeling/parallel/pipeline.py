@@ -1,4 +1,4 @@
-"""A step of pipeline parallelism: delayed weight gradients, schedules, and rows of different lengths.
+"""A step of pipeline parallelism: delayed weight gradients, schedules, and rows (micro-batches) of different lengths.
 
 Zero-bubble schedules compute the gradients of inputs first and delay the weight gradients of linear layers (Qi et al. 2023, Zero Bubble
 Pipeline Parallelism, arXiv:2401.10241). torch's split of a backward pass traverses the graph, where it does not find weights gathered by
@@ -41,7 +41,7 @@ _Kept = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class LaterWeights:
-    """Delayed products of one rank."""
+    """Delayed weight gradients of one rank, as products: the input of a linear layer and the gradient of its output."""
 
     def __init__(self, model: nn.Module) -> None:
         """Create a store for the linear layers of `model` that `postpone_products` changes."""
@@ -113,6 +113,7 @@ class _Linear(torch.autograd.Function):
         ctx: _LinearContext, hidden: Tensor, weight: Tensor, bias: Tensor | None, later: LaterWeights
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
+        # The products are added to `grad` of the parameters themselves; hooks may replace saved tensors.
         ctx.parameters, ctx.later = (weight, bias), later
         return linear(hidden, weight, bias)
 
@@ -125,7 +126,7 @@ class _Linear(torch.autograd.Function):
 
 @torch.no_grad()
 def _add_products(model: nn.Module, kept: list[_Kept]) -> None:
-    """Add the gradients to the gathered parameters, which keep them because of `hold_gradients`."""
+    """Add the products to the gradients of the gathered parameters. FSDP does not reduce these gradients yet (`hold_gradients`)."""
     while kept:
         weight, bias, hidden, gradient = kept.pop()
         columns = gradient.flatten(0, -2)
@@ -141,7 +142,7 @@ def _accumulate_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def _sum_in_float32(model: nn.Module) -> None:
-    """Add gradients in the compute dtype to FSDP's float32 sums, as FSDP does after a backward pass, so that sums are never rounded."""
+    """Add gradients in the compute dtype to FSDP's float32 sums, as FSDP does after a backward pass. Sums stay float32."""
     for unit in model.modules():
         if not isinstance(unit, FSDPModule):
             continue
@@ -186,6 +187,7 @@ def schedule_actions(
         rows: number of micro-batches, at least 1.
         backward: compute gradients; otherwise each rank runs all rows through its stages in order.
     """
+    # Folded: rows pass through the ranks and back, so that each rank has two stages (a V).
     folded = schedule == "ZBVZeroBubble"
     stages = {rank: stages_of_rank(rank, ranks, per_rank, folded=folded) for rank in range(ranks)}
     places = {stage: rank for rank, own in stages.items() for stage in own}
@@ -197,6 +199,7 @@ def schedule_actions(
             rank: [torch_schedules._Action(stage, forward, row) for stage in own for row in range(rows)]
             for rank, own in stages.items()
         }
+        # torch removes the actions from the lists of its argument, so it gets copies.
         sent = torch_schedules._add_send_recv(
             {rank: list(own) for rank, own in passes.items()}, lambda stage: places[stage], ranks * per_rank
         )
@@ -207,6 +210,7 @@ def schedule_actions(
         SimpleNamespace(num_stages=ranks * per_rank, group_size=ranks, group_rank=0, submod=None)
         for _ in range(per_rank)
     ]
+    # The next multiple of the number of ranks; the actions of missing rows are removed.
     whole = _KINDS[schedule](stand_ins, -(-rows // ranks) * ranks)
     computed = {
         rank: [action for action in actions if action is not None and action.microbatch_index < rows]
@@ -226,8 +230,8 @@ Compute = Callable[[int, int, Tensor | None], Tensor]
 
 
 def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Compute, *, backward: bool) -> None:
-    """Run all rows through the stages, and their gradients backward. All ranks call it together, with the same rows on all stages of a
-    column.
+    """Run all rows through the stages, and their gradients backward. All ranks of a pipeline (`stage.group`) call it together,
+    with the same rows.
 
     Args:
         model: sharded stages of this rank.
@@ -250,6 +254,7 @@ def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Com
     # before them.
     if later is not None:
         hold_gradients(model)
+    # torch requires a target for the loss; `_stage_loss` does not use it.
     schedule.step(target=torch.zeros(len(tokens)) if backward and stage.last else None, return_outputs=False)
     if later is not None:
         reduce_gradients(model)
@@ -279,6 +284,7 @@ def _torch_stage(
 
 
 def _stage_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Return the output of the last stage, which is the loss."""
     return output
 
 
@@ -321,7 +327,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Override of torch's method."""
+        """Configure FSDP's reductions, then run torch's method."""
         # With delayed products the reduction is switched for the whole step (`hold_gradients`).
         if self.dw_builder is None:
             layers = [self._own.stack[index] for index in self._own.layers[self.stage_index]]
