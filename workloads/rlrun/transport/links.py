@@ -3,9 +3,9 @@
 torch's store listens on every address of the machine, whatever address it is given, and has no authentication: any client can read and
 write the values that the ranks exchange. Groups of one machine are therefore restricted to loopback.
 
-A broadcast has a group of one trainer root and the engines: gloo between CPUs, NCCL between GPUs. The trainer's roots and the engines'
-servers use the same code. The NCCL link needs a GPU, so the tests of a CPU machine do not cover it; it broadcasts the same buffers in the
-same order as the gloo link.
+A broadcast has a group of one root (a process of the trainer) and the engines: gloo between CPUs, NCCL between GPUs. The trainer's roots
+and the engines' servers use the same code. The NCCL link needs a GPU, so the tests of a CPU machine do not cover it; it broadcasts the
+same buffers in the same order as the gloo link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADDRESS, INTERFACE = "127.0.0.1", "lo"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, can be reached from this machine only."""
+    """Return whether an address, or `localhost`, can be reached from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 def loopback_store(
     host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *args: object, **options: object
 ) -> dist.TCPStore:
-    """`torch.distributed.TCPStore` whose server listens on loopback only.
+    """Return a `torch.distributed.TCPStore` whose server listens on loopback only.
 
     Args:
         host_name, port, world_size, is_master, args, options: arguments of `TCPStore`. Port 0 selects a free port.
@@ -73,7 +73,9 @@ def stay_on_loopback(env: MutableMapping[str, str]) -> None:
 
 
 _POLL_SECONDS = 0.0005
+"""Time between two queries of a CUDA event."""
 _LOOK_SECONDS = 0.02
+"""Time between two checks of a store's key."""
 
 
 class Link(Protocol):
@@ -158,6 +160,8 @@ def join_group(
 
 
 class _GlooLink:
+    """Link over gloo, which sends host memory directly."""
+
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         limit = datetime.timedelta(seconds=SECONDS)
         self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(store, rank, world_size, limit)
@@ -179,6 +183,8 @@ class _GlooLink:
 
 
 class _NcclLink:
+    """Link over NCCL, which sends only GPU memory: each buffer is copied through a buffer on the GPU (`_staged`)."""
+
     def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._device = rank, device
         torch.cuda.set_device(device)
