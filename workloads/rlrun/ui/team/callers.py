@@ -1,7 +1,7 @@
 """Users of a team's page: their identity (TokenReview), their rights (SubjectAccessReview), and their sessions.
 
-Values have a limited lifetime, and the rate of failures is limited. The token of a browser's session stays in the memory of this process,
-and the browser stores only a random cookie.
+Reviews are cached for a limited time, and the rate of refused tokens is limited. The token of a browser's session stays in the memory of
+this process, and the browser stores only a random cookie.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Limit:
     def seconds_left(self, peer: str) -> float:
         """Return the seconds until this peer may fail again; 0: now."""
         with self._lock:
+            # Each failure counts for `seconds`. One more is allowed while at most `burst - 1` of them count.
             left = self._full_at.get(peer, 0.0) - self._clock()
             return max(0.0, left - (self._burst - 1) * self._seconds)
 
@@ -138,11 +139,13 @@ def _token_digest(cookie: str) -> bytes:
 KEPT_SECONDS_MAX = 60.0
 """Maximum time for which a response of the API server about a user is cached."""
 _REFUSED_SECONDS = 10.0
+"""Time for which the refusal of a token is cached."""
 _COUNTED_SECONDS = 600.0
 """Time for which a repeated refused token does not count as a new guess."""
 _TOKEN_MAX = 16 * 1024
 _NEW_AT_ONCE, _NEW_WAIT_SECONDS = 4, 2.0
-"""Concurrent reviews for peers without refused tokens while the limit of all peers is used up, and the maximum wait for one."""
+"""Maximum number of concurrent reviews while the limit of all peers is used up, for peers without refused tokens and for repeated refused
+tokens; and maximum wait for such a review."""
 _AT_ONCE = 16
 """Concurrent reviews for one list."""
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -204,9 +207,9 @@ class Callers:
         self._good: Kept[bytes, bool] = Kept(4096, clock)
         """Tokens that were valid before: reviewing them again is not a guess."""
         self._counted: Kept[bytes, bool] = Kept(4096, clock)
-        """Refused tokens that were counted as guesses: a browser that repeats an expired token has a limit of its own."""
+        """Refused tokens that were counted as guesses. A browser that repeats an expired token has another limit (`_again`)."""
         self._limits = (Limit(10, 6.0, clock), Limit(100, 0.6, clock))
-        """Limits per peer, and for all peers with refused tokens together."""
+        """Limits per peer (10 at once, then one per 6 s), and for all peers with refused tokens together (100, then one per 0.6 s)."""
         self._again = Limit(2, 30.0, clock)
         """Limit per counted token."""
         self._new = BoundedSemaphore(_NEW_AT_ONCE)
@@ -237,6 +240,7 @@ class Callers:
         return found
 
     def _review_within_limits(self, token: str, key: bytes, peer: str) -> Caller | str:
+        # known: the token was valid before. counted: its refusal was counted as a guess. new: the peer has no refused tokens.
         known, counted = self._good.get(key) is not None, self._counted.get(key) is not None
         limits = [(self._again, key.hex())] if counted else [(self._limits[0], peer), (self._limits[1], "")]
         # The limit of all peers applies only to peers with refused tokens, so that guesses from many addresses do not lock out new users.
@@ -261,7 +265,7 @@ class Callers:
         return found
 
     def _review_new(self, token: str) -> Caller | str:
-        """Review the token of a new peer while many peers guess; only a few run at once, to protect the API server."""
+        """Review the token of a new peer, or a counted token, while many peers guess; only a few run at once, to protect the API server."""
         if not self._new.acquire(timeout=_NEW_WAIT_SECONDS):
             raise TooManyError(_NEW_WAIT_SECONDS)
         try:
