@@ -116,7 +116,10 @@ def first_cause(
         causes += [
             _missing_pod_cause("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there
         ]
-    causes += _permanent_engine_failures(pods, orchestrator.created_at if orchestrator is not None else 0.0)
+    # Without the pod, the start of the attempt is unknown, and an earlier end of an engine would be taken for one of this attempt.
+    known = orchestrator or next((pod for pod in gone if pod.name == names.orchestrator(attempt)), None)
+    if known is not None:
+        causes += _permanent_engine_failures(pods, known.created_at)
     return min(causes, key=lambda cause: _order_causes(cause, now), default=None)
 
 

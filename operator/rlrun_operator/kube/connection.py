@@ -67,9 +67,10 @@ def load_credentials() -> Connection:
     Raises:
         ConnectionSetupError: no source has usable credentials.
     """
-    configuration = Configuration()
+    configuration, source = Configuration(), "the service account of this pod"
     try:
-        if os.environ.get("KUBECONFIG"):
+        if file := os.environ.get("KUBECONFIG"):
+            source = f"kubeconfig {file}"
             _load_kube_config(client_configuration=configuration)
         else:
             try:
@@ -80,11 +81,11 @@ def load_credentials() -> Connection:
                         "cannot find a cluster: not in a pod with a service account, KUBECONFIG is not set, and "
                         "~/.kube/config does not exist; set KUBECONFIG to a kubeconfig file"
                     ) from None
+                source = "kubeconfig ~/.kube/config"
                 _load_kube_config(client_configuration=configuration)
         return Connection(configuration)
     except (ConfigException, OSError, ssl.SSLError, ValueError, KeyError) as error:
-        where = os.environ.get("KUBECONFIG") or "~/.kube/config"
-        raise ConnectionSetupError(f"cannot use kubeconfig {where}: {' '.join(str(error).split())}") from error
+        raise ConnectionSetupError(f"cannot use {source}: {' '.join(str(error).split())}") from error
 
 
 def _tls_context(configuration: Configuration) -> ssl.SSLContext:

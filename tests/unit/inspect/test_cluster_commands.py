@@ -12,6 +12,7 @@ import yaml
 
 from rlrun.cli import kubectl_plugin
 from rlrun.cli.main import main
+from rlrun.inspect import cluster_reader
 from rlrun.inspect.kubectl import Answer
 from rlrun.runtime import exit_codes
 from tests.unit.inspect.broken import BROKEN, condition, failure, restarting, run
@@ -114,6 +115,17 @@ def test_status_and_why_agree_as_documents(use: Use, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "1, 1 counted of at most 3" in text
     assert "OOMKilled of a-trainer-0 on node-7" in text
+
+
+def test_container_that_runs_again_is_shown_as_running() -> None:
+    end = {"terminated": {"reason": "Error", "exitCode": 1}}
+    again = pod("a-inference-x", "inference", restartCount=1, lastState=end)
+    waits = pod(
+        "a-trainer-0", "trainer", restartCount=1, lastState=end, state={"waiting": {"reason": "CrashLoopBackOff"}}
+    )
+    ended = pod("a-orchestrator-1", "orchestrator", state=end)
+    states = {process.name: process.state for process in cluster_reader._read_processes([again, waits, ended])}
+    assert states == {"a-inference-x": "Running", "a-trainer-0": "CrashLoopBackOff", "a-orchestrator-1": "Error (1)"}
 
 
 def test_status_explains_changed_number_of_pods(use: Use, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def run_debug(argv: Sequence[str]) -> int:
 def _bundle_parts(run: Run, seen: Snapshot, cluster: Api, now: float) -> Iterator[bundle.Part]:
     told = explain_run(seen, now)
     yield "why.txt", screen.explanation_text(told, now) + "\n"
-    yield "status.txt", screen.join_blocks([screen.status_screen(seen, told, now), screen.pods_tree(seen, now)]) + "\n"
+    yield "status.txt", screen.join_blocks([screen.status_screen(seen, told, now), screen.pods_tree(seen)]) + "\n"
     yield "versions.txt", bundle.list_versions()
     yield from bundle.parts_of_folder(run) if isinstance(run, FolderRun) else bundle.parts_of_cluster(seen, cluster)
 

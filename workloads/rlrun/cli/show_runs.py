@@ -68,7 +68,7 @@ def run_get(argv: Sequence[str]) -> int:
         say_no_runs()
     else:
         print(screen.runs_table(found, now, wide=options.output == "wide", everywhere=options.all_namespaces))
-        if len(found) == 1 and options.runs and (tree := screen.pods_tree(found[0], now)):
+        if len(found) == 1 and options.runs and (tree := screen.pods_tree(found[0])):
             print(tree)
     return exit_codes.OK
 

@@ -208,8 +208,13 @@ def _read_process(pod: Manifest) -> Process:
     # A pod without a known role is shown as an orchestrator.
     role = role if role in _ROLES else "orchestrator"
     own = next((c for c in _read_list(status, "containerStatuses") if c.get("name") == role), {})
-    waiting = _read_map(_read_map(own, "state"), "waiting").get("reason")
-    ended = _read_map(_read_map(own, "state"), "terminated") or _read_map(_read_map(own, "lastState"), "terminated")
+    current = _read_map(own, "state")
+    waiting = _read_map(current, "waiting").get("reason")
+    ended = _read_map(current, "terminated")
+    if (
+        not ended and "running" not in current
+    ):  # a container that runs again has its earlier end in the number of restarts
+        ended = _read_map(_read_map(own, "lastState"), "terminated")
     state = waiting or (f"{ended.get('reason')} ({ended.get('exitCode')})" if ended else status.get("phase"))
     return Process(
         name=str(meta.get("name")),

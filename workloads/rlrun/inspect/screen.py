@@ -283,7 +283,7 @@ def _wrap_text(text: str, indent: str, first: str | None = None) -> list[str]:
     )  # fmt: skip
 
 
-def pods_tree(run: Snapshot, now: float) -> str:
+def pods_tree(run: Snapshot) -> str:
     """Return the pods of a run as a tree: roles with their pods and states."""
     lines = []
     for role in dict.fromkeys(one.role for one in run.processes):

@@ -82,6 +82,23 @@ def test_crash_is_the_cause_only_before_the_deletion() -> None:
     assert not deleted.status["lastFailure"]["counted"]
 
 
+def test_engine_exit_before_the_attempt_is_not_the_cause_of_a_lost_orchestrator() -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", 1)
+    kube.now += 2
+    kube.exit("inference", 78)
+    kube.now += 30
+    kube.settle()
+    kube.start(step=45, resumed=40)
+    assert kube.status["attempt"] == 2
+    del kube.objects[kube.ref("orchestrator")]
+    kube.now += 5
+    kube.do(kube.decide())
+    failure = kube.status["lastFailure"]
+    assert (failure["attempt"], failure["reason"], failure["counted"]) == (2, "PodDeleted", False)
+    assert kube.status["phase"] != "Failed"
+
+
 def test_attempt_number_used_on_the_volume_is_skipped() -> None:
     kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 0}})
     kube.settle()
