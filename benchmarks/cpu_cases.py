@@ -92,17 +92,15 @@ def packing(folder: Path) -> Iterator[Act]:
     """The plan of 4,096 samples for 16 ranks."""
     import numpy as np
 
-    from rlrun.protocol.packing.micro_batches import plan_micro_batches
+    from rlrun.protocol.packing import micro_batches
 
+    # Before the renames of 2026-11-29 the function was `plan`.
+    plan = getattr(micro_batches, "plan_micro_batches", None) or micro_batches.plan
     lengths = [int(one) for one in np.random.default_rng(0).lognormal(6.8, 1.0, 4096).clip(16, 8192)]
 
     def act() -> float:
         return float(
-            sum(
-                len(row) * len(row)
-                for rank in plan_micro_batches(lengths, row_tokens=8192, ranks=16).ranks
-                for row in rank
-            )
+            sum(len(row) * len(row) for rank in plan(lengths, row_tokens=8192, ranks=16).ranks for row in rank)
         )
 
     yield act
