@@ -12,7 +12,9 @@ from tests.e2e.local.local_run import LEARNED_STEPS, SHARED_STEPS, LocalRun, mea
 START_AT_MOST = 0.6
 SHARED_START_AT_MOST = 0.65
 """Bound of the shared run, whose smaller model starts with a held-out reward of up to 0.603 (measured)."""
-SHARED_GAIN = 0.12
+SHARED_GAIN = 0.07
+"""Measured: 0.16 to 0.23 on an idle machine, 0.11 next to the other tiers, where the data is staler. Without learning the difference is 0,
+with a standard deviation of 0.02."""
 GAIN = 0.2
 FLIPPED_STEPS = 16
 """Measured: the reward falls from 0.70 to 0.05 within 13 steps and stays at 0."""
