@@ -196,8 +196,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     """
     problems: list[str] = []
 
-    # Only for a variable that is set: the defaults are valid.
-    def report_wrong(name: str, fix: str) -> None:
+    def report_wrong(name: str, fix: str) -> None:  # only for a variable that is set: the defaults are valid
         problems.append(f"{name}={environ[name]!r}: {fix}")
 
     def read_choice(name: str, choices: tuple[str, ...], default: str) -> str:
@@ -216,8 +215,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     namespaces = _read_namespaces(environ, report_wrong)
     images = _read_images(environ, report_wrong)
     domain = _read_domain(environ, report_wrong, defaults.render.cluster_domain)
-    # Without a value, the default of Kubernetes applies.
-    if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:
+    if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:  # otherwise the default of Kubernetes
         read_choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
     level = read_choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = read_choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
