@@ -141,7 +141,7 @@ class _Pass:
         self.tries[late.uid] = holds.backed_off(self.tries, late.uid, self.now)
         message = f"not all of its pods got a node within {seconds:.0f} s; it releases its resources"
         self._stop_run(late, "Released", message)
-        # The others get the time again: the released resources may be what they lack.
+        # The released resources may be sufficient for the other stuck runs, so each of them waits the full time again.
         self.held.lacking = {uid: self.now for uid in self.held.lacking if uid != late.uid}
 
     def admit_waiting_runs(self) -> None:

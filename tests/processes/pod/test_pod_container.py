@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pod_harness import PATIENT, Pod, run_config
 
+from rlrun.config.models.run_config import RunConfig
 from rlrun.pod.container import MAX_BYTES
 from rlrun.protocol.files.failures import RoleError, read_error, write_error
 from rlrun.protocol.files.paths import RunPaths
@@ -64,6 +65,32 @@ def test_failed_trainer_is_reported_once_and_never_restarted(pods: Callable[...,
     assert out == ""
     assert err.count("\n") == 1
     assert pod.message == "checkpoint.interval: too long"
+
+
+def quantized_config(tmp_path: Path) -> RunConfig:
+    (source := tmp_path / "source").mkdir(parents=True)
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps({"model_type": "qwen3", "quantization_config": quantization}))
+    return run_config(tmp_path / "demo", model={"path": str(source)})
+
+
+def test_trainer_starts_after_the_plain_copy_of_its_model(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = pods(config=quantized_config(tmp_path))
+    model = RunPaths(pod.root).model
+    copy = f"import pathlib, time; time.sleep(0.2); pathlib.Path({str(model)!r}).mkdir(); print('copied')"
+    assert pod.run("trainer", f"import os; print(os.listdir({str(pod.root)!r}).count('model'))", copy)[:2] == (
+        0,
+        "copied\n1\n",
+    )
+    other = pods(config=quantized_config(tmp_path / "other"))
+    RunPaths(other.root).model.mkdir(parents=True)
+    assert other.run("trainer", "print('role')", "raise SystemExit(1)")[:2] == (0, "role\n"), "the copy exists"
+
+
+def test_failed_plain_copy_ends_the_trainer_with_its_message(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = pods(config=quantized_config(tmp_path))
+    code, out, _ = pod.run("trainer", "print('role')", FAILS)
+    assert (code, out, pod.message) == (65, "a line\n", "checkpoint.interval: too long")
 
 
 def test_signal_reaches_role_and_its_exit_code_is_returned(pods: Callable[..., Pod]) -> None:

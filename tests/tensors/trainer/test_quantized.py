@@ -10,14 +10,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPTJConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
+from rlrun.api.resolve import resolve_spec
+from rlrun.api.resource import RLRunSpec
 from rlrun.config.quantization import Quantization
 from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.dequantize import write_plain_copy
 from rlrun.trainer.modeling.stored.quantized import dequantize, plain_names
 from rlrun.trainer.modeling.stored.stored_tensors import Lazy
 from rlrun.trainer.modeling.stored.weight_files import open_files, stored_names
+from rlrun.trainer.plain_copy import main
 from tests.support.quantized_models import E2M1, quantize_blocks, quantize_files
 
 FP8, MXFP4 = Quantization("fp8", (128, 128)), Quantization("mxfp4")
@@ -102,7 +113,7 @@ def test_four_bit_numbers_have_the_published_values() -> None:
         assert torch.equal(found.read((slice(0, 1), slice(start, stop), slice(1, 2))), whole[:, start:stop, 1:2])
 
 
-def test_every_four_bit_code_is_read() -> None:
+def test_four_bit_codes_are_all_read() -> None:
     codes = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     found = dequantize(lazy(codes), lazy(torch.full((1, 1, 16), 127, dtype=torch.uint8)), MXFP4).read_all().flatten()
     numbers = torch.tensor((*E2M1, *(-value for value in E2M1)))
@@ -220,3 +231,31 @@ def test_damaged_repository_leaves_no_copy(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match=rf"{name} in model.safetensors: the scales of a tensor of shape \[160, 96\]"):
         write_plain_copy(tmp_path / "source", tmp_path / "model", "bfloat16")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def run_program(source: Path, folder: Path) -> int:
+    """Run the program that writes the plain copy of a run in `folder`."""
+    spec = {"model": {"path": str(source)}, "environments": [{"id": "reverse-text"}], "seqLen": 512}
+    config = resolve_spec(RLRunSpec.model_validate(spec), name="a", uid="u", output_dir=str(folder))
+    folder.mkdir()
+    (folder / "run.json").write_text(config.model_dump_json(by_alias=False))
+    return main(["--config", str(folder / "run.json")])
+
+
+def test_program_copies_a_quantized_model_and_no_other(tmp_path: Path) -> None:
+    llama_in_fp8(tmp_path / "source")
+    assert run_program(tmp_path / "source", tmp_path / "run") == 0
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert run_program(tmp_path / "run" / "model", tmp_path / "plain") == 0
+    assert not (tmp_path / "plain" / "model").exists()
+
+
+def test_program_refuses_an_architecture_before_it_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (source := tmp_path / "source").mkdir()
+    GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8).save_pretrained(source)
+    file = source / "config.json"
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": quantization}))
+    assert run_program(source, tmp_path / "run") == exit_codes.CONFIGURATION
+    assert "models of type gptj cannot be trained" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlrun.api.resolve import resolve_spec
+from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.engine_arguments import is_owned
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.roles import InferenceConfig
@@ -20,6 +22,7 @@ from rlrun.inference.engine_settings import (
     settings_from_mapping,
     vllm_arguments,
     vllm_environment,
+    with_local_model,
 )
 
 
@@ -168,3 +171,28 @@ def test_controlled_flags_are_refused_as_user_arguments() -> None:
     }
     assert not is_owned("--max-num-batched-tokens")
     assert is_owned("--revision")
+
+
+def test_engine_waits_for_the_plain_copy_of_a_quantized_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source := tmp_path / "source").mkdir()
+    quantization = {"quant_method": "mxfp4"}
+    (source / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "quantization_config": quantization}))
+    (run := tmp_path / "run").mkdir()
+    spec = {"model": {"path": str(source)}, "environments": [{"id": "reverse-text"}]}
+    config = resolve_spec(RLRunSpec.model_validate(spec), name="a", uid="u", output_dir=str(run)).inference
+    assert config is not None
+    polls = []
+
+    def write_copy(_seconds: float) -> None:
+        polls.append(len(polls))
+        if len(polls) == 3:
+            (run / "model").mkdir()
+
+    monkeypatch.setattr("rlrun.inference.engine_settings.time.sleep", write_copy)
+    assert with_local_model(config).model.path == str(run / "model")
+    assert len(polls) == 3
+    assert capsys.readouterr().out.count("waiting for") == 1
+    evaluated = config.model_copy(update={"task": "Eval", "output_dir": str(tmp_path / "other")})
+    assert with_local_model(evaluated).model.path == str(source), "an evaluation serves the files as they are"

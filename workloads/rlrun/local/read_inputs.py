@@ -115,8 +115,8 @@ def _chat_template(model: ModelConfig) -> str | None:
 def prompt_checks(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[CodeCheck]:
     """Yield the check that counts too long or refused prompts, for each environment in `DATA_SETS`.
 
-    A `CodeCheck` runs as a command in its own process. It needs the tokenizer, so there is none if the model's folder
-    is not on this machine.
+    A `CodeCheck` runs as a command in its own process. Without the model's folder on this machine no check is yielded, because it needs
+    the tokenizer.
 
     Args:
         spec: specification of the run.

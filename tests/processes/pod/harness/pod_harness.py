@@ -41,7 +41,7 @@ if os.environ.pop("TEST_PATIENT", None):
 def programs():
     from rlrun.pod.role_commands import Programs
     command = lambda *_: [sys.executable, "-c", ROLE]
-    return Programs(command, command)
+    return Programs(command, command, lambda *_: [sys.executable, "-c", COPY])
 
 sys.exit(main([COMMAND], programs=programs))
 """
@@ -79,9 +79,9 @@ class Pod:
         }
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(self, command: str, role: str = "", **env: str) -> subprocess.Popen[str]:
-        """Start the container as a forked process; `role` is the code of the role."""
-        code = f"COMMAND, ROLE = {command!r}, {textwrap.dedent(role)!r}\n{_DRIVER}"
+    def start(self, command: str, role: str = "", copy: str = "", **env: str) -> subprocess.Popen[str]:
+        """Start the container as a forked process; `role` and `copy` are the code of the role and of the plain copy."""
+        code = f"COMMAND, ROLE, COPY = {command!r}, {textwrap.dedent(role)!r}, {textwrap.dedent(copy)!r}\n{_DRIVER}"
         process = cast("subprocess.Popen[str]", program_forks().open(CODE, code, environment=self.env | env))
         self.running.append(process)  # A forked program has the same methods.
         return process
@@ -94,9 +94,9 @@ class Pod:
         """Start the container as the stub image does."""
         return self._start([sys.executable, str(STUB_POD), command], {"PYTHONPATH": IMPORT_PATH, **env})
 
-    def run(self, command: str, role: str = "", **env: str) -> tuple[int, str, str]:
+    def run(self, command: str, role: str = "", copy: str = "", **env: str) -> tuple[int, str, str]:
         """Run the container once; return exit code, stdout and stderr."""
-        return _end(self.start(command, role, **env))
+        return _end(self.start(command, role, copy, **env))
 
     def run_stub(self, command: str, **env: str) -> tuple[int, str, str]:
         """Run the container once with the stub image's role."""

@@ -46,5 +46,5 @@ async def test_queue_of_each_provider_runs_until_canceled(provider: Provider) ->
             await asyncio.wait_for(queue.run(), 0.2)
 
 
-def test_every_external_provider_explains_its_ignored_fields() -> None:
+def test_external_provider_explains_its_ignored_fields() -> None:
     assert set(providers._IGNORED) == set(get_args(Provider)) - {"none", "own"}
