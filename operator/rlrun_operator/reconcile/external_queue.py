@@ -100,9 +100,9 @@ class ExternalQueue:
         # No key and no random number are needed: this snapshot starts no attempt.
         snapshot = RunSnapshot(found, self._cluster.now(), self._render, "", 0.0)
         # A run that started without a queue, such as before the queue was set up, uses no queue until it is suspended or ends.
-        if not queue or (held is None and began_before(snapshot)):
+        if not queue or (held is None and started_without_queue(snapshot)):
             return None
-        subject = subject_of(snapshot, queue, self._needs_of(snapshot))
+        subject = make_queued_run(snapshot, queue, self._needs_of(snapshot))
         # Without the queue's objects no run may start, but a run with pods or a recorded admission (`holds`) keeps its resources.
         if absent := self._objects.absence_reason(key[0]):
             if subject.holds:
@@ -135,7 +135,7 @@ class ExternalQueue:
         self.adapter.drop_runs(uids)
 
 
-def began_before(snapshot: RunSnapshot) -> bool:
+def started_without_queue(snapshot: RunSnapshot) -> bool:
     """Return whether a run has started without admission by a queue: it keeps its pods until it is suspended or ends."""
     past = snapshot.past
     if find_condition(past.conditions, reasons.ADMITTED) is not None or is_true(past.conditions, reasons.SUSPENDED):
@@ -143,7 +143,7 @@ def began_before(snapshot: RunSnapshot) -> bool:
     return snapshot.attempt > 0
 
 
-def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> QueuedRun:
+def make_queued_run(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> QueuedRun:
     """Return the view of a run that its external queue needs.
 
     Args:

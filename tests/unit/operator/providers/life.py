@@ -9,7 +9,7 @@ from typing import Any
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.providers.kueue import next_step
 from rlrun_operator.providers.queue_answers import Create, Edit, Flavor, PutStatus, QueuedRun, Step
-from rlrun_operator.reconcile.external_queue import subject_of
+from rlrun_operator.reconcile.external_queue import make_queued_run
 from rlrun_operator.reconcile.kueue_queue import sets_of
 from tests.sim.cluster.api import merged
 from tests.support.kueue import StandIn, judge, may_have_pods
@@ -59,7 +59,7 @@ class Life:
         """Run as Kueue's edge reads it."""
         case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
         sets = sets_of(case, case.spec) if case.spec is not None else ()
-        return subject_of(case, self.queue, sets)
+        return make_queued_run(case, self.queue, sets)
 
     def step(self) -> Step:
         """Return the next step without executing it."""

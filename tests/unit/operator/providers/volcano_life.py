@@ -9,7 +9,7 @@ from typing import Any
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.providers import volcano
 from rlrun_operator.providers.queue_answers import Create, Edit, QueuedRun, Step
-from rlrun_operator.reconcile.external_queue import subject_of
+from rlrun_operator.reconcile.external_queue import make_queued_run
 from rlrun_operator.reconcile.volcano_queue import required_pods
 from tests.sim.cluster.api import merged
 from tests.support.volcano import GROUP, OVERUSED, StandIn
@@ -44,7 +44,7 @@ class Life:
     def subject(self) -> QueuedRun:
         """Run as Volcano's edge reads it."""
         case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
-        return subject_of(case, self.queue, required_pods(case, case.spec) if case.spec is not None else ())
+        return make_queued_run(case, self.queue, required_pods(case, case.spec) if case.spec is not None else ())
 
     def step(self) -> Step:
         """Return the next step without executing it."""

@@ -57,13 +57,13 @@ class Files:
         return self._quantized[name].values if name in self._quantized else name
 
     def _stored(self, name: str) -> Lazy:
-        return Lazy(self._shape(name), lambda slices: self._read(name, slices))
+        return Lazy(self._tensor_shape(name), lambda slices: self._read_slices(name, slices))
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def _tensor_shape(self, name: str) -> tuple[int, ...]:
         with safe_open(self._paths[name], framework="pt") as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def _read(self, name: str, slices: Slices) -> Tensor:
+    def _read_slices(self, name: str, slices: Slices) -> Tensor:
         with safe_open(self._paths[name], framework="pt") as file:
             found = file.get_slice(name)[slices] if slices else file.get_tensor(name)
         size = found.numel() * found.element_size()
