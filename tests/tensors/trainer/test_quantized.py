@@ -21,14 +21,20 @@ from transformers import (
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.quantization import Quantization
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.dequantize import write_plain_copy
+from rlrun.trainer.modeling.model_files import model_files
+from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.stored.quantized import dequantize, plain_names
 from rlrun.trainer.modeling.stored.stored_tensors import Lazy
 from rlrun.trainer.modeling.stored.weight_files import open_files, stored_names
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from rlrun.trainer.plain_copy import main
+from rlrun.trainer.proof.start_check import load_checked
+from rlrun.trainer.ranks.group import Group
 from tests.support.quantized_models import E2M1, quantize_blocks, quantize_files
 
 FP8, MXFP4 = Quantization("fp8", (128, 128)), Quantization("mxfp4")
@@ -195,6 +201,18 @@ def test_repository_is_read_like_a_plain_one(make: Any, tmp_path: Path) -> None:
     files = open_files(str(tmp_path), {})
     for name, tensor in expected.items():
         assert torch.equal(files.lazy_tensor(name).read_all(), tensor), name
+
+
+@pytest.mark.parametrize("make", [llama_in_fp8, gpt_oss_in_mxfp4])
+def test_reference_is_loaded_from_quantized_files(make: Any, tmp_path: Path, solo: Group) -> None:
+    expected, config = make(tmp_path), ModelConfig(path=str(tmp_path))
+    make_tokenizer().save_pretrained(tmp_path)
+    model = load_checked(config, str(tmp_path), solo, seq_len=64)
+    state = model.state_dict()
+    assert set(state) == set(expected)
+    assert all(torch.equal(local_part(state[name]), tensor.float()) for name, tensor in expected.items())
+    published = json.loads(model_files(model, config, str(tmp_path)).contents["config.json"])
+    assert "quantization_config" not in published
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
