@@ -223,6 +223,11 @@ def test_intervals_of_epochs_are_steps() -> None:
     assert run.evaluation.interval == 5
 
 
+def test_interval_of_no_epoch_is_reported() -> None:
+    text = result({"saver.freq_epochs": 0}).text
+    assert "saver.freq_epochs=0: dropped: an interval has at least one epoch" in text
+
+
 def test_adapters_of_megatron_have_names_of_transformers() -> None:
     found = spec({"actor.use_lora": True, "actor.lora_rank": 8, "actor.target_modules": ["linear_qkv", "lm_head"]})
     assert found.trainer.lora is not None

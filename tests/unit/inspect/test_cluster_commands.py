@@ -309,6 +309,17 @@ def test_logs_of_several_pods_are_followed_together(use: Use) -> None:
     assert "--follow" in shown
 
 
+def test_followed_logs_of_one_rank_need_one_role(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = use(of_run(run("Running", **STORAGE), pods=PODS))
+    assert main(["logs", "a", "--role", "all", "--rank", "0", "-f"]) == 64
+    assert (
+        "--rank: got 0 with --follow and 3 roles; write --role trainer or --role inference" in capsys.readouterr().err
+    )
+    assert cluster.shown == []
+    assert main(["logs", "a", "--role", "trainer", "--rank", "0", "-f"]) == 0
+    assert "a-trainer-0" in cluster.shown[0]
+
+
 def test_logs_of_ended_attempt_come_from_volume(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     later = [pod("a-trainer-0", "trainer", attempt=2), pod("a-orchestrator-2", "orchestrator", attempt=2)]
     cluster = use(of_run(run("Running", attempt=2, **STORAGE), pods=later))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from orch_journal_world import a_rollout
 
+from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.journal.frames import DroppedEntry, Entry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Found, Readmitted, readmit_entries
-from rlrun.orchestrator.tasks.sampler import Draw
+from rlrun.orchestrator.tasks.sampler import Draw, Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup
 
 SIZE = 2
@@ -47,19 +48,20 @@ def given_up(group: int) -> DroppedEntry:
     return DroppedEntry(group, "zero_variance", 0.5, group + 1, 3)
 
 
-def recover(*entries: Entry, oldest: int = 0, changed: Collection[str] = ()) -> Recovery:
+def recover(
+    *entries: Entry, oldest: int = 0, changed: Collection[str] = (), sampler: Any = None, drop: Any = None
+) -> Recovery:
     found, result, ledger = Found(), Recovery(), Ledger()
     for entry in entries:
         found.add(entry, None, uncounted=True)
-    sampler: Any = GroupsAsTasks()
     steps = readmit_entries(
         found,
         is_old=lambda version: version < oldest,
         ledger=ledger,
-        sampler=sampler,
+        sampler=sampler or GroupsAsTasks(),
         environments=[("e", SIZE)],
         finish=result.finished.append,
-        drop=lambda entry: result.dropped.append(entry.group),
+        drop=drop or (lambda entry: result.dropped.append(entry.group)),
         changed=changed,
     )
     try:
@@ -112,3 +114,19 @@ def test_rollout_of_another_task_is_generated_again(task: int | None, changed: t
 def test_member_beyond_smaller_group_size_is_refused() -> None:
     result = recover(rollout(0, 0), rollout(0, SIZE))
     assert (result.made.refused, list(result.made.unfinished[0].members)) == ({"task": 1}, [0])
+
+
+def test_recovered_drop_keeps_the_draws_of_the_killed_attempt() -> None:
+    """A drop changes the step that later groups of a warm-up are drawn for."""
+
+    def new_sampler() -> Sampler:
+        warmup = CurriculumConfig(shuffle=False, warmup_steps=2)
+        return Sampler(0, [Source("e", 4, group_size=1, curriculum=warmup)], batch_size=4)
+
+    killed, restarted = new_sampler(), new_sampler()
+    before = [killed.draw(group) for group in range(4)]
+    killed.drop(1, 2, 0.0)
+    dropped = DroppedEntry(2, "too_hard", 0.0, 4, 3)
+    recover(dropped, sampler=restarted, drop=lambda entry: restarted.drop(1, entry.group, entry.mean_reward))
+    assert [restarted.draw(group) for group in (0, 1, 3)] == [before[group] for group in (0, 1, 3)]
+    assert [restarted.draw(group) for group in range(4, 8)] == [killed.draw(group) for group in range(4, 8)]

@@ -113,6 +113,12 @@ def _of_cluster(run: Run, selection: role_logs.LogSelection, options: argparse.N
         return _of_volume(cluster, seen, selection)
     more = ["--follow"] if options.follow else []
     more += ["--previous"] if options.previous else []
+    if options.follow and len(found) > 1 and selection.rank is not None:
+        # kubectl follows one pod, or all pods of a label. No label has the index of an engine.
+        roles = " or ".join(
+            f"--role {role}" for role in dict.fromkeys(pod.role for pod in found) if role != "orchestrator"
+        )
+        raise NotFoundError(f"--rank: got {selection.rank} with --follow and {len(found)} roles; write {roles}")
     if options.follow and len(found) > 1:
         label = f"rlrun.io/run={seen.name}" + (
             f",rlrun.io/role={selection.roles[0]}" if len(selection.roles) == 1 else ""

@@ -172,7 +172,9 @@ def compose_interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[in
         return steps, f"{part}.freq_steps"
     if epochs is not None and epochs > 0 and per_epoch is not None:
         return epochs * per_epoch, f"{part}.freq_epochs"
-    if draft.has_value(f"{part}.freq_epochs"):
+    if epochs is not None and epochs <= 0:
+        draft.dropped[f"{part}.freq_epochs"] = "an interval has at least one epoch; RLRun's default is used"
+    elif draft.has_value(f"{part}.freq_epochs"):
         draft.dropped[f"{part}.freq_epochs"] = "the number of steps per epoch is unknown; RLRun's default is used"
     return None
 
