@@ -101,9 +101,7 @@ def _token_measure(log_ratio: Tensor, kind: str) -> Tensor:
 def _of_sequence(inputs: LossInputs, log_ratio: Tensor, measure: Tensor, options: Options) -> Tensor:
     """Return one measure per sequence, `[num_sequences]`; mean and sum of ratios are computed from their logarithms."""
     if options["reduce"] == "max":
-        lowest = torch.where(inputs.mask, measure, -torch.inf)
-        start = measure.new_full((inputs.num_sequences,), -torch.inf)
-        largest = start.scatter_reduce(0, inputs.sequence_ids, lowest, "amax")
+        largest = inputs.sequence_max(measure)
         return torch.where(torch.isfinite(largest), largest, 0)
     is_ratio = options["measure"] == "ratio"
     total = inputs.sequence_sum(log_ratio if is_ratio else measure)

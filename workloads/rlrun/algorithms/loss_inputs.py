@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from rlrun.algorithms.segments import reduce_segments, repeat_for_segments, segment_boundaries
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,19 @@ class LossInputs:
         """log r = t - o, `[T]`, with o = i if no proximal log-probs are given."""
         return self.log_ratio if self.proximal_logprobs is None else self.logprobs - self.proximal_logprobs
 
+    @cached_property
+    def boundaries(self) -> Tensor:
+        """First token of each sequence and the number of tokens, `[num_sequences + 1]` int64."""
+        return segment_boundaries(self.sequence_ids, self.num_sequences)
+
     def sequence_sum(self, values: Tensor) -> Tensor:
-        """Sum over the loss tokens of each sequence: `[T]` -> `[num_sequences]`."""
-        kept = torch.where(self.mask, values, 0)
-        return kept.new_zeros(self.num_sequences).index_add(0, self.sequence_ids, kept)
+        """Sum over the loss tokens of each sequence: `[T]` -> `[num_sequences]`, in the same order in every call."""
+        return reduce_segments("sum", torch.where(self.mask, values, 0), self.boundaries, self.sequence_ids)
+
+    def sequence_max(self, values: Tensor) -> Tensor:
+        """Maximum over the loss tokens of each sequence: `[T]` -> `[num_sequences]`; -inf for a sequence without loss tokens."""
+        lowest = torch.where(self.mask, values, -torch.inf)
+        return reduce_segments("max", lowest, self.boundaries, self.sequence_ids)
 
     def sequence_tokens(self) -> Tensor:
         """Return the number of loss tokens of each sequence, `[num_sequences]`."""
@@ -85,7 +97,7 @@ class LossInputs:
 
     def on_tokens(self, per_sequence: Tensor) -> Tensor:
         """Repeat the value of each sequence for its tokens: `[num_sequences]` -> `[T]`."""
-        return per_sequence[self.sequence_ids]
+        return repeat_for_segments(per_sequence, self.boundaries, self.sequence_ids)
 
 
 def prepare_inputs(logprobs: Tensor, batch: LossBatch) -> LossInputs:

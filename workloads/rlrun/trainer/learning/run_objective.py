@@ -248,9 +248,11 @@ def normalize_tokens(
 
     def sums(terms: Sequence[Tensor]) -> Floats:
         """Sum the terms of each group over all ranks, `[num_groups]`."""
-        mine = torch.zeros(num_groups, dtype=torch.float64)
+        mine = np.zeros(num_groups)
         for term, mask, which in zip(terms, masks, ids, strict=True):
-            mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
+            # On the host, where the order of the sum is fixed.
+            kept, groups = term[mask].double().cpu().numpy(), which[mask].cpu().numpy()
+            mine += np.bincount(groups, weights=kept, minlength=num_groups)
         summed = group.data_sums({str(place): value for place, value in enumerate(mine.tolist())})
         return np.array([summed[str(place)] for place in range(num_groups)])
 
