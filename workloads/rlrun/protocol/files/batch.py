@@ -1,6 +1,7 @@
 """A packed batch on disk: the samples of one step, independent of the number of ranks, with the origin of each token.
 
-In `rollouts/step_00000123.a0003`, `samples.safetensors` contains all samples concatenated, and `batch.json` the data of each sample.
+In `rollouts/step_00000123.a0003`, `samples.safetensors` contains all samples concatenated, and `batch.json` the data of each sample. The
+format has version 2 if the batch has routes of a mixture, otherwise 1, which older releases read.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +20,13 @@ from safetensors.numpy import load, save
 
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.durable import check_document, document_crc32, new_folder
+from rlrun.protocol.files.routes import Routes, RoutesError, check_column, has_route, join_columns
 from rlrun.runtime.printable import escape_controls
 
 FORMAT_VERSION = 1
+"""Version of batches without routes."""
+ROUTED_VERSION = 2
+"""Version of batches with routes; older releases refuse it instead of choosing other experts."""
 NO_VERSION = -1
 """Version of a token that the policy did not sample."""
 _COLUMNS: dict[str, type] = {
@@ -74,6 +80,8 @@ class Sample:
     reward: float
     truncated: bool = False
     """Whether a token limit ended its last answer, so that its last loss token is not the end of the episode."""
+    routes: Routes | None = None
+    """Experts that the engine chose for each token, `[T, L, K]` (`routes`). Default: every token is routed natively."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -105,6 +113,11 @@ class Sample:
             raise BatchError(f"reward is {self.reward}, which is not a finite number")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise BatchError(f"temperature is {self.temperature}; it must be greater than 0")
+        if self.routes is not None:
+            try:
+                check_column(self.routes, length)
+            except RoutesError as error:
+                raise BatchError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -206,8 +219,11 @@ def write_batch(path: Path, batch: Batch) -> None:
         name: np.concatenate([getattr(s, name).astype(kind, copy=False) for s in batch.samples])
         for name, kind in _COLUMNS.items()
     }
+    routes = _joined_routes(batch)
+    if routes is not None:
+        columns["routes"] = routes
     document: dict[str, object] = {
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if routes is None else ROUTED_VERSION,
         "step": batch.step,
         "attempt": batch.attempt,
         "samples": [
@@ -219,6 +235,8 @@ def write_batch(path: Path, batch: Batch) -> None:
             for s in batch.samples
         ],
     }
+    if routes is not None:
+        document["routes"] = {"moe_layers": routes.shape[1], "top_k": routes.shape[2], "dtype": routes.dtype.name}
     if batch.total_steps is not None:
         document["total_steps"] = batch.total_steps
     if batch.last:
@@ -237,6 +255,14 @@ def write_batch(path: Path, batch: Batch) -> None:
         document["samples_crc32"] = zlib.crc32(content)
         (folder / "batch.json").write_text(json.dumps(document | {"crc32": document_crc32(document)}))
     reach("batch.written")
+
+
+def _joined_routes(batch: Batch) -> Routes | None:
+    """Return the routes of all samples, or None if no token has a route."""
+    try:
+        return join_columns([sample.routes for sample in batch.samples], [len(sample) for sample in batch.samples])
+    except RoutesError as error:
+        raise BatchError(f"step {batch.step}: {error}") from None
 
 
 def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
@@ -262,8 +288,10 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
 
 def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:
     document = json.loads((path / "batch.json").read_text())
-    if document["format_version"] != FORMAT_VERSION:
-        raise BatchError(f"it has format {document['format_version']!s:.40}, this version reads {FORMAT_VERSION}")
+    if document["format_version"] not in (FORMAT_VERSION, ROUTED_VERSION):
+        raise BatchError(
+            f"it has format {document['format_version']!s:.40}, this version reads {FORMAT_VERSION} and {ROUTED_VERSION}"
+        )
     content = (path / "samples.safetensors").read_bytes()
     if check_document(document) and zlib.crc32(content) != document["samples_crc32"]:  # earlier releases: no checksum
         raise BatchError("the checksum of samples.safetensors differs from batch.json")
@@ -277,12 +305,14 @@ def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:
     for name in _COLUMNS:
         if columns[name].shape != (ends[-1],):
             raise BatchError(f"{name} has shape {columns[name].shape}, but batch.json declares {ends[-1]} tokens")
+    routes = _read_routes(columns, document, int(ends[-1]))
     samples = []
     for index in range(len(entries)) if indices is None else indices:
         entry = dict(entries[index])
         end, length = int(ends[index]), entry.pop("length")
         arrays = {name: columns[name][end - length : end] for name in _COLUMNS}
-        samples.append(Sample(**arrays, **entry))
+        own = None if routes is None else routes[end - length : end]
+        samples.append(Sample(**arrays, **entry, routes=own if own is not None and has_route(own).any() else None))
     return Batch(
         document["step"],
         document["attempt"],
@@ -294,3 +324,18 @@ def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:
         tasks=tasks,
         outcomes=outcomes,
     )
+
+
+def _read_routes(
+    columns: Mapping[str, npt.NDArray[np.generic]], document: Mapping[str, Any], tokens: int
+) -> Routes | None:
+    """Return the routes of all samples; None in format 1."""
+    if document["format_version"] == FORMAT_VERSION:
+        return None
+    declared, found = document["routes"], columns["routes"]
+    shape = (tokens, declared["moe_layers"], declared["top_k"])
+    if found.shape != shape or found.dtype.name != declared["dtype"]:
+        raise BatchError(
+            f"routes have shape {found.shape} ({found.dtype}), but batch.json declares {shape} ({declared['dtype']})"
+        )
+    return cast("Routes", found)
