@@ -77,6 +77,24 @@ def test_state_of_a_hybrid_model_is_float32_unless_extra_args_set_it(tmp_path: P
     assert not [one for one in arguments if "mamba" in one]
 
 
+def test_engines_of_a_run_that_replays_experts_return_them(tmp_path: Path) -> None:
+    flag = "--enable-return-routed-experts"
+    config = InferenceConfig(
+        name="run",
+        uid="u",
+        output_dir=str(tmp_path),
+        model=ModelConfig(path=str(tmp_path)),
+        max_steps=1,
+        seq_len=64,
+        seed=0,
+        gpus_per_replica=1,
+        return_routes=True,
+    )
+    assert flag in vllm_arguments(settings_from_config(config, api_key="0123456789"))
+    changed = config.model_copy(update={"return_routes": False})
+    assert flag not in vllm_arguments(settings_from_config(changed, api_key="0123456789"))
+
+
 def test_cuda_arguments() -> None:
     arguments = vllm_arguments(
         settings(device="cuda", tensor_parallel=2, data_parallel=4, gpu_memory_utilization=0.5, extra_args=["--x=1"])

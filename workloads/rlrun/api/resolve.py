@@ -78,7 +78,11 @@ def resolve_spec(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> Ru
             weight_sync=spec.weight_sync,
         ),
         inference=InferenceConfig(
-            **_resolve_inference(spec), **common, lora=spec.trainer.lora, weight_sync=spec.weight_sync
+            **_resolve_inference(spec),
+            **common,
+            lora=spec.trainer.lora,
+            weight_sync=spec.weight_sync,
+            return_routes=spec.trainer.router.replay == "Rollout",
         )
         if _has_engines(spec)
         else None,
@@ -123,6 +127,7 @@ def _resolve_orchestrator(
         checkpoint=spec.checkpoint,
         weight_sync=spec.weight_sync,
         shared_with=spec.trainer.shared_with,
+        replay_routes=spec.trainer.router.replay == "Rollout",
         engine_parsers=spec.inference.parser_entries,
     )
 

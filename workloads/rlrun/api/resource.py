@@ -153,6 +153,26 @@ class RLRunSpec(RunFields):
         return self
 
     @model_validator(mode="after")
+    def _replayed_experts(self) -> Self:
+        replay, proximal = self.trainer.router.replay, self.algorithm.effective_proximal
+        if replay == "Rollout" and self.task != "RL":
+            raise ValueError(
+                f"trainer.router.replay (Rollout) needs tokens that an engine sampled for training, but task is {self.task}; "
+                "set trainer.router.replay: Off"
+            )
+        if replay == "Rollout" and self.inference.gpus_per_replica == 0:
+            raise ValueError(
+                "trainer.router.replay (Rollout) needs engines on GPUs, because vLLM's build for CPUs does not return experts, but "
+                "inference.gpusPerReplica is 0; set trainer.router.replay: Off or inference.gpusPerReplica"
+            )
+        if replay == "Step" and proximal != "recompute":
+            raise ValueError(
+                f"trainer.router.replay (Step) needs the pass of algorithm.proximal: recompute, but proximal is {proximal}; "
+                "set algorithm.proximal: recompute or trainer.router.replay: Off"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _engines_of_one_run(self) -> Self:
         lora = self.trainer.lora
         if self.inference.autoscale is not None and lora is not None and lora.slots > 1:

@@ -88,6 +88,8 @@ class InferenceSettings:
     """Number format of the recurrent state of a hybrid model. None: vLLM's default for the model."""
     language_model_only: bool = False
     """Leave out the model's encoder of images, because requests have only text."""
+    return_routes: bool = False
+    """Return the experts of each token of a mixture."""
     extra_args: tuple[str, ...] = ()
     """Additional vLLM flags, such as `--block-size=32`."""
 
@@ -207,6 +209,8 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         arguments.append(f"--mamba-ssm-cache-dtype={settings.state_dtype}")
     if settings.language_model_only:
         arguments.append("--language-model-only")
+    if settings.return_routes:
+        arguments.append("--enable-return-routed-experts")
     return [*arguments, *settings.extra_args]
 
 
@@ -316,5 +320,6 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         trust_remote_code=model.trust_remote_code,
         state_dtype=_read_state_dtype(Path(source)),
         language_model_only=has_vision(read_config(Path(source)) or {}),
+        return_routes=config.return_routes,
         extra_args=tuple(config.extra_args),
     )

@@ -1,4 +1,4 @@
-"""Parallel layout of the trainer's ranks, and recomputation of activations."""
+"""Parallel layout of the trainer's ranks, recomputation of activations, and routers of mixtures."""
 
 from __future__ import annotations
 
@@ -22,6 +22,45 @@ ComputeDType = Literal["auto", "float32", "bfloat16"]
 PipelineSchedule = Literal["1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZERO_BUBBLE: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", "ZBVZeroBubble")
 """Schedules that compute gradients of weights later than gradients of inputs."""
+
+
+RouterReplay = Literal["Off", "Rollout", "Step"]
+
+
+class RouterConfig(Config):
+    """Routers of a mixture of experts."""
+
+    replay: RouterReplay = "Off"
+    """Experts that each token uses in the trainer. `Rollout`: those that the engine chose (R3). `Step`: in updates, those of the pass at
+    the start of the step (R2). `Off`: the router chooses in every pass. Tokens without recorded experts are routed natively."""
+
+    def replay_problem(self, *, pp: int, updates: int, shared_with: str | None, slots: int) -> str | None:
+        """Return why the trainer cannot replay experts with other settings (field, value and fix), or None.
+
+        Args:
+            pp: pipeline stages.
+            updates: updates of a step.
+            shared_with: run that hosts the trainer, or None.
+            slots: runs of the trainer.
+        """
+        if self.replay == "Step" and pp > 1:
+            return (
+                f"router.replay (Step) records experts row by row, which the stages of parallelism.pp ({pp}) do not compute in order; "
+                "set router.replay: Rollout or pp: 1"
+            )
+        if self.replay == "Step" and updates == 1:
+            return (
+                "router.replay (Step) has no effect with updatesPerStep (1), because the update is the first pass of a step; "
+                "set router.replay: Off, or updatesPerStep: 2 or more"
+            )
+        if self.replay != "Off" and shared_with is not None:
+            return f"router.replay ({self.replay}) is not supported with sharedWith ({shared_with}); set router.replay: Off"
+        if self.replay != "Off" and slots > 1:
+            return (
+                f"router.replay ({self.replay}) is not supported for a trainer of several runs, but lora.slots is {slots}; "
+                "set router.replay: Off or lora.slots: 1"
+            )
+        return None
 
 
 class ParallelismConfig(Config):

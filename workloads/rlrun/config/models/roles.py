@@ -31,6 +31,7 @@ from rlrun.config.models.parallel import (
     ComputeDType,
     GradientAccumulation,
     ParallelismConfig,
+    RouterConfig,
 )
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
@@ -92,6 +93,8 @@ class TrainerSpec(Config):
     """`reduce`: sum the gradients of micro-batches in each rank's shard. `local`: in full on every rank, with less traffic."""
     updates_per_step: Annotated[int, Field(ge=1, le=1024)] = 1
     """Optimizer updates per step. Each uses its own random part of the batch."""
+    router: RouterConfig = RouterConfig()
+    """Routers of a mixture of experts."""
 
     @model_validator(mode="after")
     def _check_layout(self) -> Self:
@@ -141,6 +144,12 @@ class TrainerSpec(Config):
                 "set lora.slots: 1 or pp: 1"
             )
         if self.later_weights and (problem := self._later_weights_problem()) is not None:
+            raise ValueError(problem)
+        slots = 1 if self.lora is None else self.lora.slots
+        problem = self.router.replay_problem(
+            pp=self.parallelism.pp, updates=self.updates_per_step, shared_with=self.shared_with, slots=slots
+        )
+        if problem is not None:
             raise ValueError(problem)
         return self
 
@@ -330,6 +339,20 @@ class TrainerConfig(TrainerSpec, RoleConfig):
                 raise ValueError(f"environmentAlgorithms.{name}: {error}") from None
         return self
 
+    @model_validator(mode="after")
+    def _check_replay(self) -> Self:
+        proximal = self.algorithm.effective_proximal
+        if self.router.replay == "Rollout" and self.task == "SFT":
+            raise ValueError(
+                "router.replay (Rollout) needs tokens that an engine sampled, but task is SFT; set router.replay: Off"
+            )
+        if self.router.replay == "Step" and proximal != "recompute":
+            raise ValueError(
+                f"router.replay (Step) needs the pass of algorithm.proximal: recompute, but proximal is {proximal}; "
+                "set algorithm.proximal: recompute or router.replay: Off"
+            )
+        return self
+
 
 class InferenceConfig(InferenceSpec, RoleConfig):
     """One engine's resolved configuration."""
@@ -338,6 +361,8 @@ class InferenceConfig(InferenceSpec, RoleConfig):
     """Adapters of the trainer."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     """Transfer of weights to the engine."""
+    return_routes: bool = False
+    """Return the experts of each token, for `trainer.router.replay: Rollout`."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Port of the engine's server."""
     host: str = "127.0.0.1"
@@ -367,6 +392,8 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     """Address of rank 0's channel; the host's, with `sharedWith`."""
     shared_with: RunName | None = None
     """Run whose trainer and engines this run uses. Default: its own."""
+    replay_routes: bool = False
+    """Request the experts of each token from the engines, for `trainer.router.replay: Rollout`."""
     inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
     """Addresses of the engines."""
     inference_service: Annotated[str, Field(min_length=1)] | None = None

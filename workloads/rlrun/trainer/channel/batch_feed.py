@@ -11,6 +11,7 @@ from rlrun.protocol.files.batch import Batch, BatchError, read_batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import keep_metrics
 from rlrun.protocol.files.paths import RunPaths, artifacts_in_steps
+from rlrun.protocol.files.routes import RoutesError, RouteShape, check_routes
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
@@ -97,7 +98,9 @@ def cut_metrics(paths: RunPaths, base_step: int) -> None:
         keep_metrics(paths.metrics, through=base_step)
 
 
-def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:
+def read_checked(
+    path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None, routes: RouteShape | None = None
+) -> Batch:
     """Read a batch and check that it can be trained in `step`.
 
     Args:
@@ -106,6 +109,7 @@ def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attemp
         vocabulary: number of token ids of the model.
         seq_len: longest allowed sample, in tokens.
         attempt: expected attempt of the batch; None in a replay.
+        routes: size of the model's routes if they are replayed. Default: routes are ignored.
 
     Raises:
         RoleError: the batch is invalid; the message names its folder and the wrong value.
@@ -116,9 +120,21 @@ def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attemp
         raise RoleError(str(error), exit_codes.FAILURE) from None
     try:
         _check_batch(batch, step, vocabulary, seq_len, attempt)
+        if routes is not None:
+            _check_batch_routes(batch, routes)
     except BatchError as error:
         raise RoleError(f"the batch {path} is refused: {error}", exit_codes.DATA) from None
     return batch
+
+
+def _check_batch_routes(batch: Batch, shape: RouteShape) -> None:
+    for index, sample in enumerate(batch.samples):
+        if sample.routes is None:
+            continue
+        try:
+            check_routes(sample.routes, shape)
+        except RoutesError as error:
+            raise BatchError(f"sample {index}: {error}") from None
 
 
 def _check_batch(batch: Batch, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> None:

@@ -26,6 +26,7 @@ from rlrun.trainer.learning.optim.update import read_scalars
 from rlrun.trainer.learning.run_objective import Update, mini_batches
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.modeling.flops import peak_flops
+from rlrun.trainer.modeling.router_replay import routing_of
 from rlrun.trainer.modeling.shared_model import Policy
 from rlrun.trainer.ranks.group import Group
 
@@ -76,12 +77,14 @@ class Steps:
         Raises:
             RoleError: the batch is invalid.
         """
+        routing = routing_of(self._policy.module)
         return read_checked(
             path,
             step=step,
             vocabulary=self._policy.vocabulary,
             seq_len=self._config.seq_len,
             attempt=written_by,
+            routes=routing.shape if routing is not None and self._learner.replay == "Rollout" else None,
         )
 
     def held_out_loss(self, validation: Validation) -> dict[str, float]:

@@ -21,6 +21,7 @@ from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
 from rlrun.trainer.modeling.parallel.pipeline_stages import last_stage, one_stage, stage_of
 from rlrun.trainer.modeling.parallel.sharded_rows import RowPart, join_rows, part_tokens, row_part
+from rlrun.trainer.modeling.router_replay import close_routes, routing_of
 from rlrun.trainer.modeling.shard import fsdp_modules
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None, num
         received: output of the previous stage, `[P, D]`; None on the first stage.
         number: number of the stage.
     """
-    part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
+    part = _divide_row(model, row)
     _prepare_once(model)
     output: Tensor = model.row_hidden(_Wanted(row, part, "none", None, received), number)
     return output[0]
@@ -114,11 +115,23 @@ def _compute_targets(
     model: nn.Module, row: MicroBatch, entropy: Entropy, coefficients: Tensor | None, received: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, RowPart]:
     """Compute the weighted sum, log-probability and entropy of this rank's targets; also return its part of the row."""
-    part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
+    part = _divide_row(model, row)
     _prepare_once(model)
     if coefficients is not None:
         coefficients = torch.where(part.counts, coefficients[part.targets], 0)
     return *model.row_statistics(_Wanted(row, part, entropy, coefficients, received)), part
+
+
+def _divide_row(model: nn.Module, row: MicroBatch) -> RowPart:
+    return row_part(
+        model,
+        row.input_ids,
+        row.position_ids,
+        row.packed,
+        row.predicted,
+        routes=row.routes,
+        routes_divided=row.routes_divided,
+    )
 
 
 def _prepare_once(model: nn.Module) -> None:
@@ -233,6 +246,30 @@ def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> l
     found = rows_logprobs(model, rows)
     release_gathered(model)
     return found
+
+
+def record_routes(model: nn.Module, rows: Sequence[MicroBatch]) -> tuple[list[Tensor], list[MicroBatch]]:
+    """Compute `logprobs_without_gradient`, and return the rows with the experts of this pass as their routes.
+
+    Raises:
+        ValueError: the model has no routing, or several pipeline stages.
+    """
+    routing = routing_of(model)
+    if routing is None or stage_of(model) is not None:
+        raise ValueError(f"{type(model).__name__} cannot record routes")
+    found: list[Tensor] = []
+    recorded: list[MicroBatch] = []
+    routing.record = True
+    try:
+        with torch.no_grad():
+            for row in rows:
+                found.append(token_logprobs(model, row))
+                routes = close_routes(routing.chosen_routes(), routing.shape)
+                recorded.append(replace(row, routes=routes, routes_divided=True))
+    finally:
+        routing.record = False
+    release_gathered(model)
+    return found, recorded
 
 
 def release_gathered(model: nn.Module) -> None:

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.algorithms import Mixture
+from rlrun.config.models.parallel import RouterReplay
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.critic import Critic, Estimates, GaeOptions, critic_step, estimate_values, make_critic
-from rlrun.trainer.learning.forward import ReferenceSource, Signals, logprobs_without_gradient
+from rlrun.trainer.learning.forward import ReferenceSource, Signals, logprobs_without_gradient, record_routes
 from rlrun.trainer.learning.reference_model import FrozenReference
 from rlrun.trainer.learning.run_objective import KlInputs, Update, kl_advantages, kl_token_rewards, token_moments
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.train_step import Prepared, train_step
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck
 from rlrun.trainer.modeling.recurrent import Packing, strictest_packing
+from rlrun.trainer.modeling.router_replay import routing_of
 from rlrun.trainer.ranks.group import Group
 
 
@@ -35,6 +37,8 @@ class Learner:
     max_grad_norm: float | None = None
     reference: ReferenceSource | None = None
     critic: Critic | None = None
+    replay: RouterReplay = "Off"
+    """Source of the experts that updates use in a mixture."""
 
     @property
     def packing(self) -> Packing:
@@ -64,12 +68,12 @@ class Learner:
                 without an update. Later it is not called: a partly updated model is not a valid version.
 
         Returns:
-            Metrics of the step, equal on all ranks, see `train_step` and `critic_step`. Over several updates, `tokens`, `loss_tokens`,
-            `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means.
+            Metrics of the step, equal on all ranks, see `train_step`, `critic_step` and `RouteCounts`. Over several updates, `tokens`,
+            `loss_tokens`, `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means.
         """
         samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
-        rows = micro_batches(samples, self.group.device)
-        signals, metrics = self._run_passes(updates, samples, rows, check_stop)
+        rows: Sequence[MicroBatch] = micro_batches(samples, self.group.device, with_routes=self.replay == "Rollout")
+        signals, rows, metrics = self._run_passes(updates, samples, rows, check_stop)
         found, taken = [], iter(rows)
         for index, (update, signal) in enumerate(zip(updates, signals, strict=True)):
             inputs = list(islice(taken, len(update.rows)))
@@ -86,7 +90,12 @@ class Learner:
             if self.critic is not None:
                 one |= critic_step(self.critic, update.batch, inputs, signal, group=self.group, lr=critic_lr)
             found.append(one)
-        return combine_updates(found) | metrics
+        return combine_updates(found) | metrics | self._routing_metrics()
+
+    def _routing_metrics(self) -> dict[str, float]:
+        """Return the metrics of a mixture's routers over all updates of the step; empty for other models."""
+        routing = routing_of(self.model)
+        return {} if routing is None else routing.take_counts(self.group.device).metrics()
 
     def _run_passes(
         self,
@@ -94,10 +103,10 @@ class Learner:
         samples: Sequence[Sequence[Sample]],
         rows: Sequence[MicroBatch],
         check_stop: Callable[[], None],
-    ) -> tuple[list[list[Signals]], dict[str, float]]:
-        """Run the passes that the objective needs, and return the signals of the rows of each update."""
+    ) -> tuple[list[list[Signals]], Sequence[MicroBatch], dict[str, float]]:
+        """Run the passes that the objective needs, and return the signals of the rows of each update, the rows, and metrics."""
         if not self._needs_passes(len(updates)):
-            return [[Signals()] * len(update.rows) for update in updates], {}
+            return [[Signals()] * len(update.rows) for update in updates], rows, {}
         # All ranks must use the same order of groups for the collective sums.
         signals: list[dict[str, object]] = [{} for _ in rows]
         metrics: dict[str, float] = {}
@@ -108,10 +117,8 @@ class Learner:
             check_stop()
             began = time.perf_counter()
             # If this pass overflows, the update overflows too and is skipped, so the values do not matter.
-            start = [
-                torch.where(torch.isfinite(logprobs).all(), logprobs, 0)
-                for logprobs in logprobs_without_gradient(self.model, rows)
-            ]
+            computed, rows = self._first_pass(rows)
+            start = [torch.where(torch.isfinite(logprobs).all(), logprobs, 0) for logprobs in computed]
             metrics["time/proximal"] = time.perf_counter() - began
         if self._reads_proximal(len(updates)):
             for signal, logprobs in zip(signals, start, strict=True):
@@ -146,7 +153,13 @@ class Learner:
             _add_metrics(signals, found)
             metrics |= found.metrics | {"time/values": time.perf_counter() - began}
         complete = iter([Signals(**signal) for signal in signals])
-        return [[next(complete) for _ in update.rows] for update in updates], metrics
+        return [[next(complete) for _ in update.rows] for update in updates], rows, metrics
+
+    def _first_pass(self, rows: Sequence[MicroBatch]) -> tuple[list[Tensor], Sequence[MicroBatch]]:
+        """Return the log-probs before the first update, and the rows for the updates; with `Step` they have the experts of this pass."""
+        if self.replay == "Step":
+            return record_routes(self.model, rows)
+        return logprobs_without_gradient(self.model, rows), rows
 
     def _reward_kl(self, inputs: KlInputs, signals: Sequence[dict[str, object]], groups: Sequence[int]) -> list[Tensor]:
         """Return the KL rewards of each row; without a critic also add them to the advantages of the signals."""
@@ -219,6 +232,7 @@ def make_learner(
         max_grad_norm=config.optimizer.max_grad_norm,
         reference=reference,
         critic=critic,
+        replay=config.router.replay,
     )
 
 

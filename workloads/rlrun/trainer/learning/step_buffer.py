@@ -6,7 +6,7 @@ Everything that depends only on lengths and masks is computed with numpy on the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlrun.protocol.files.batch import Sample
+from rlrun.protocol.files.routes import join_columns
 from rlrun.trainer.modeling.packed_attention import Layout, row_layout
 
 _ALIGNMENT = 16
@@ -40,6 +41,10 @@ class MicroBatch:
     """Positions of the loss tokens, `[N]` int64."""
     sequence_ids: Tensor
     """Index of the token's sequence in the row, int64."""
+    routes: Tensor | None = None
+    """Experts of each token, `[T, L, K]` uint8 or uint16; each pass copies routes in host memory to the device. Default: native choice."""
+    routes_divided: bool = False
+    """Whether `routes` contains only the tokens of this rank's part of the row, `[P, L, K]`, as recorded by an earlier pass."""
 
 
 Columns = dict[str, npt.NDArray[np.generic]]
@@ -50,14 +55,28 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
     return micro_batches([samples], device)[0]
 
 
-def micro_batches(rows: Sequence[Sequence[Sample]], device: torch.device) -> list[MicroBatch]:
-    """Build one row from each list of samples, with one copy to the device for all rows."""
+def micro_batches(
+    rows: Sequence[Sequence[Sample]], device: torch.device, *, with_routes: bool = False
+) -> list[MicroBatch]:
+    """Build one row from each list of samples, with one copy to the device for all rows. `with_routes`: keep the routes of samples."""
     lengths = [[len(sample) for sample in samples] or [_IDLE_TOKENS] for samples in rows]
     columns = [
         _row_columns(samples, own) if samples else _idle_columns() for samples, own in zip(rows, lengths, strict=True)
     ]
     found = _copy_to_device([array for row in columns for array in row.values()], device)
-    return [_make_row(row, found, own, device) for row, own in zip(columns, lengths, strict=True)]
+    made = [_make_row(row, found, own, device) for row, own in zip(columns, lengths, strict=True)]
+    if not with_routes:
+        return made
+    return [replace(row, routes=_row_routes(samples, device)) for row, samples in zip(made, rows, strict=True)]
+
+
+def _row_routes(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
+    """Concatenate the routes of samples in host memory. They have up to 30 times the bytes of all other columns."""
+    joined = join_columns([sample.routes for sample in samples], [len(sample) for sample in samples])
+    if joined is None:
+        return None
+    routes = torch.from_numpy(joined)
+    return routes.pin_memory() if device.type == "cuda" else routes
 
 
 def _make_row(columns: Columns, found: Iterator[Tensor], lengths: Sequence[int], device: torch.device) -> MicroBatch:

@@ -26,7 +26,8 @@ from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.encoders import freeze_encoders
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
 from rlrun.trainer.modeling.recurrent import Packing, set_packing
-from rlrun.trainer.modeling.shard import Memory, loading_errors, local_part, shard_model
+from rlrun.trainer.modeling.router_replay import set_routing
+from rlrun.trainer.modeling.shard import Memory, decoder_layers, loading_errors, local_part, shard_model
 from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.stored.load_plan import make_buffers, plan_tensors
 from rlrun.trainer.modeling.stored.stored_tensors import Lazy
@@ -46,6 +47,8 @@ class Support:
     """Kernel features that the model's attention needs."""
     packing: Packing
     """Rows with which the model computes correctly."""
+    routing_fault: str | None = None
+    """Reason why routes of the model cannot be replayed, or None."""
 
 
 ArchitectureCheck = Callable[[PreTrainedModel, str, Group, int], Support]
@@ -65,6 +68,8 @@ class LoadOptions:
     """Configured attention kernel."""
     prepare: Callable[[nn.Module], object] = lambda model: None
     """Function that changes the model before sharding; parameters that it adds or replaces are undefined."""
+    with_routing: bool = False
+    """Count the load of experts and replay routes of rows, if the model supports it."""
 
 
 def load_sharded(
@@ -104,6 +109,8 @@ def load_sharded(
         set_packing(model, support.packing)
         packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
         options.prepare(model)
+        if options.with_routing and support.routing_fault is None:
+            set_routing(model, decoder_layers(model))
 
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):

@@ -46,6 +46,7 @@ from rlrun.trainer.modeling.parallel.pipeline import postpone_products
 from rlrun.trainer.modeling.parallel.pipeline_stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor_parallel import check_family, divide_layers
 from rlrun.trainer.modeling.recurrent import divide_mixers, packing_of, pass_rows
+from rlrun.trainer.modeling.router_replay import pass_routes, wrap_routers
 from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group, ParallelDims
@@ -201,9 +202,7 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     recipe = _sharding_recipe(model, memory, group)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     placement = _choose_dimension(memory, dims.fsdp)
-    divided = packing_of(model) == "mixer"
-    if divided:
-        divide_mixers(layers)
+    _wrap_layers(model, layers)
     # Each layer is one FSDP unit; its experts are a separate unit over their own mesh.
     for layer in layers:
         _keep_and_compile(layer, recipe)
@@ -219,8 +218,9 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
             offload_policy=offload,
             shard_placement_fn=placement,
         )
-    if divided:
+    if packing_of(model) == "mixer":
         pass_rows(model, layers)
+    pass_routes(model, layers)
     outer = group.mesh if group.meshes is None else group.meshes.outer
     # Encoders are separate units: rows of text do not call them, so that they are never gathered for a step. Embedding, last norm and head
     # form the root unit, which is also sharded over tensor ranks.
@@ -232,6 +232,13 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
         module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
     _move_buffers(model, group.device)
     return model.train()
+
+
+def _wrap_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Make mixers and routers read the layout and the routes of their row."""
+    if packing_of(model) == "mixer":
+        divide_mixers(layers)
+    wrap_routers(model, layers)
 
 
 def _keep_own_stage(model: nn.Module, stack: nn.ModuleList, group: Group, dtype: torch.dtype) -> None:

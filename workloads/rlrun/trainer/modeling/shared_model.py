@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.config.models.language_models import LoRAConfig
+from rlrun.config.models.parallel import RouterReplay
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.hub import fetch
-from rlrun.hub.repository import keep_revisions
+from rlrun.hub.repository import keep_revisions, show_source
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.dequantize import make_plain_copy
 from rlrun.trainer.modeling.flops import Cost, model_cost
-from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, load_sharded
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, Support, load_sharded
 from rlrun.trainer.modeling.model_files import ModelFiles, model_files
+from rlrun.trainer.modeling.router_replay import routing_of
 from rlrun.trainer.modeling.shard import Memory, check_source, fsdp_modules, local_part
 from rlrun.trainer.ranks.group import Group
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Adapters:
@@ -130,6 +137,20 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
     return source
 
 
+def _check_replay(
+    check: ArchitectureCheck, replay: RouterReplay, model: PreTrainedModel, source: str, group: Group, seq_len: int
+) -> Support:
+    """Check the architecture, and that its routes can be replayed if the configuration requests it."""
+    support = check(model, source, group, seq_len)
+    if replay != "Off" and support.routing_fault is not None:
+        raise RoleError(
+            f"trainer.router.replay ({replay}) is not supported for the model {show_source(source)} ({type(model).__name__}): "
+            f"{support.routing_fault}; set replay: Off",
+            exit_codes.CONFIGURATION,
+        )
+    return support
+
+
 def load_policy(
     config: TrainerConfig, source: str, group: Group, *, with_weights: bool, check: ArchitectureCheck
 ) -> Policy:
@@ -157,10 +178,21 @@ def load_policy(
         source,
         group,
         seq_len=config.seq_len,
-        check=check,
+        check=partial(_check_replay, check, config.router.replay),
         options=LoadOptions(
-            with_weights=with_weights, memory=Memory.from_config(config), kernel=config.attention, prepare=prepare
+            with_weights=with_weights,
+            memory=Memory.from_config(config),
+            kernel=config.attention,
+            prepare=prepare,
+            with_routing=True,
         ),
     )
+    routing = routing_of(module)
+    if config.router.replay == "Rollout" and routing is not None and routing.shape.top_k == 1:
+        raise RoleError(
+            f"trainer.router.replay (Rollout) is not supported for the model {show_source(source)}, whose routers choose one expert per "
+            "token; set replay: Off",
+            exit_codes.CONFIGURATION,
+        )
     files = model_files(module, config.model, source)
     return Policy(module, group, source, files, costs[-1], Adapters(module))

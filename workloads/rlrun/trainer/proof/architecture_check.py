@@ -35,6 +35,7 @@ from rlrun.trainer.modeling.packed_attention import row_layout
 from rlrun.trainer.modeling.recurrent import PACKINGS, Packing, divide_mixers, pass_rows
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, tensor_parts
+from rlrun.trainer.proof.routing_check import find_routing_fault
 from rlrun.trainer.proof.small_models import LONGEST, quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
 
@@ -69,6 +70,8 @@ class Verdict:
     """Rows with which the trainer computes such models correctly."""
     reason: str = ""
     """Reason why `packing` is not `row`."""
+    routing_fault: str | None = None
+    """Reason why routes cannot be replayed, or None; only meaningful without `fault`."""
 
 
 _found: dict[str, Verdict] = {}
@@ -93,20 +96,23 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
         seq_len: longest sequence of the run, in tokens.
 
     Returns:
-        Kernel features that the model's attention needs, and the packing of its rows, which rank 0 logs if it is not `row`.
+        Kernel features that the model's attention needs, the packing of its rows, which rank 0 logs if it is not `row`, and the fault of
+        replayed routes.
 
     Raises:
         RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
     own = examine_model(model, seq_len=seq_len) if group.leads else None
-    fault, features, packing = group.broadcast(None if own is None else [own.fault, sorted(own.features), own.packing])
+    fault, features, packing, routing_fault = group.broadcast(
+        None if own is None else [own.fault, sorted(own.features), own.packing, own.routing_fault]
+    )
     if fault is None:
         fault = _layout_fault(model, packing, group)
     if fault is not None:
         raise RoleError(f"model {show_source(source)}: {fault}", exit_codes.CONFIGURATION)
     if own is not None and own.packing != "row":
         logger.info(f"{type(model).__name__}: packing {own.packing}: {own.reason}; {_COSTS[own.packing]}")
-    return Support(frozenset(features), packing)
+    return Support(frozenset(features), packing, routing_fault)
 
 
 _COSTS: Mapping[Packing, str] = {
@@ -176,7 +182,16 @@ def _compare_levels(model: PreTrainedModel, seq_len: int) -> Verdict:
     if found.fault is not None:
         return replace(found, fault=f"{trials[-1].fault} (on a small model of it with random weights)")
     copy_names(model, small)
-    return replace(found, fault=_file_fault(small))
+    routing_fault = find_routing_fault(*_packed_rows(copy.deepcopy(small), ids, found.packing), found.packing)
+    return replace(found, fault=_file_fault(small), routing_fault=routing_fault)
+
+
+def _packed_rows(model: PreTrainedModel, ids: Tensor, packing: Packing) -> tuple[PreTrainedModel, list[MicroBatch]]:
+    """Set packed attention in the model, and return its rows."""
+    model.set_attn_implementation(packed_attention.NAME)
+    rows = [(length,) for length in LENGTHS] if packing == "alone" else [LENGTHS]
+    parts = ids.split([sum(lengths) for lengths in rows])
+    return model, [_make_row(tokens, lengths) for tokens, lengths in zip(parts, rows, strict=True)]
 
 
 def _try_levels(small: PreTrainedModel, ids: Tensor, weights: Tensor, expected: _Numbers) -> Verdict:

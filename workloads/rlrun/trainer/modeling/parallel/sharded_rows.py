@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlrun.trainer.modeling.packed_attention import Layout, part_layout, row_layout
 from rlrun.trainer.modeling.parallel.collectives import reduce_from
 from rlrun.trainer.modeling.recurrent import start_row
+from rlrun.trainer.modeling.router_replay import open_routes, routing_of
 from rlrun.trainer.ranks.group import Meshes
 
 _ATTRIBUTE = "_rlrun_meshes"
@@ -44,7 +45,16 @@ def meshes_of(model: nn.Module) -> Meshes | None:
     return getattr(model, _ATTRIBUTE, None)
 
 
-def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: Layout, predicted: Tensor) -> RowPart:
+def row_part(
+    model: nn.Module,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    packed: Layout,
+    predicted: Tensor,
+    *,
+    routes: Tensor | None = None,
+    routes_divided: bool = False,
+) -> RowPart:
     """Return this rank's part of a row; all ranks of its context and tensor group pass the whole row.
 
     Args:
@@ -53,10 +63,14 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
         position_ids: positions in the sequences, `[T]` int64.
         packed: layout of the row.
         predicted: positions whose log-probabilities are requested, `[N]` int64, greater than 0.
+        routes: experts of each token, `[T, L, K]` uint8 or uint16; ignored by a model without routing. Default: native choice.
+        routes_divided: true if `routes` has only the tokens of this rank's part.
     """
     start_row(model, packed)
     meshes = meshes_of(model)
     before = predicted - 1
+    divided: tuple[Tensor, Tensor] | None = None
+    counted = len(predicted) > 0
     if meshes is not None and meshes.cp is not None:
         # Context parallelism: select this rank's tokens, and the targets whose preceding token is among them.
         tokens = len(input_ids)
@@ -69,6 +83,8 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
         filled = part.tokens.clamp(max=tokens - 1)
         positions = torch.where(real, position_ids[filled], part.tokens - tokens)
         input_ids, position_ids, packed = input_ids[filled], positions, part.packed
+        divided = filled, real
+    _start_routes(model, routes, input_ids.device, divided, whole=not routes_divided, counted=counted)
     if meshes is not None and meshes.tp is not None:
         # Tensor parallelism: each rank computes every n-th target in the head.
         start, step = meshes.tp.get_local_rank(), meshes.tp.size()
@@ -78,6 +94,38 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
     if not len(predicted):
         predicted, before, counts = predicted.new_ones(1), before.new_zeros(1), counts.new_zeros(1)
     return RowPart(input_ids, position_ids, packed, predicted, before, counts)
+
+
+def _start_routes(
+    model: nn.Module,
+    routes: Tensor | None,
+    device: torch.device,
+    divided: tuple[Tensor, Tensor] | None,
+    *,
+    whole: bool,
+    counted: bool,
+) -> None:
+    """Set the routes of this rank's part of a row; without routing nothing happens.
+
+    Args:
+        model: sharded or plain model.
+        routes: routes of the row, or None.
+        device: device of the model.
+        divided: positions of the part in the row, `[P]` int64, and tokens of it that are not padding, `[P]` bool; padding is routed
+            natively. None: the part is the whole row.
+        whole: true if `routes` has all tokens of the row.
+        counted: true if the tokens count in the load of experts: a rank without samples computes a row without targets.
+    """
+    routing = routing_of(model)
+    if routing is None:
+        return
+    given = None if routes is None else open_routes(routes, device)
+    real = None
+    if divided is not None:
+        places, real = divided
+        if given is not None:
+            given = (given[places] if whole else given).masked_fill(~real[:, None, None], -1)
+    routing.start_row(given, real, device, counted=counted)
 
 
 def part_tokens(model: nn.Module, tokens: int) -> int:

@@ -1,0 +1,55 @@
+"""`trainer.router` of a manifest: refusals over several blocks, and the roles that replay or return experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlrun.api.resolve import resolve_spec
+from rlrun.api.resource import RLRunSpec
+
+GPU: dict[str, Any] = {"inference": {"gpus_per_replica": 1}}
+
+
+def spec(replay: str, **changes: Any) -> RLRunSpec:
+    base: dict[str, Any] = {
+        "model": {"path": "m"},
+        "environments": [{"id": "x"}],
+        "trainer": {"router": {"replay": replay}, "updates_per_step": 2},
+    }
+    return RLRunSpec(**base | changes)
+
+
+@pytest.mark.parametrize(
+    ("replay", "changes", "message"),
+    [
+        ("Rollout", {}, "needs engines on GPUs, because vLLM's build for CPUs does not return experts"),
+        (
+            "Rollout",
+            {"task": "SFT", "environments": [], "data": {"sources": [{"path": "d"}]}},
+            "needs tokens that an engine sampled for training, but task is SFT; set trainer.router.replay: Off",
+        ),
+        (
+            "Step",
+            {"algorithm": {"proximal": "inference"}},
+            "needs the pass of algorithm.proximal: recompute, but proximal is inference",
+        ),
+    ],
+)
+def test_replay_without_its_source_is_refused(replay: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec(replay, **changes)
+    (error,) = refused.value.errors()
+    assert f"trainer.router.replay ({replay})" in error["msg"]
+    assert message in error["msg"]
+
+
+@pytest.mark.parametrize(("replay", "expected"), [("Rollout", True), ("Step", False), ("Off", False)])
+def test_only_rollout_replay_requests_experts_of_engines(replay: str, expected: bool) -> None:
+    config = resolve_spec(spec(replay, algorithm={"preset": "gspo"}, **GPU), name="r", uid="u", output_dir="/r")
+    assert config.inference is not None
+    assert config.inference.return_routes is expected
+    assert config.orchestrator.replay_routes is expected
+    assert config.trainer.router.replay == replay
