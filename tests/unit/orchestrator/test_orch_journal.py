@@ -282,7 +282,7 @@ NO_PART_IN_A_ROLLOUT = {
         "keep_traces",
     ),
     *("max_error_ratio", "algorithm", "data", "policies", "evaluation", "checkpoint", "weight_sync", "trainer_url"),
-    *("shared_with", "inference_urls", "inference_service", "metrics_port", "host", "replay"),
+    *("shared_with", "inference_urls", "inference_service", "metrics_port", "host", "replay", "replay_routes"),
 }
 NO_PART_OF_AN_ENVIRONMENT = {
     *("ratio", "curriculum", "algorithm", "timeout_seconds", "reward_timeout_seconds", "start_timeout_seconds"),

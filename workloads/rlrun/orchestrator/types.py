@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlrun.environments.protocol import Message, Tool
+from rlrun.protocol.files.routes import Routes
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
@@ -19,12 +20,14 @@ def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished sequence. Its columns are those of `rlrun.protocol.files.batch.Sample`, each `[T]`."""
+    """One finished sequence. Its columns are those of `rlrun.protocol.files.batch.Sample`, each `[T]`, and its routes `[T, L, K]`."""
 
     input_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.bool_]
     logprobs: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int32]
+    routes: Routes | None = None
+    """Experts of the engines, without dense layers; None without `trainer.router.replay: Rollout`, and for a recovered rollout."""
 
 
 @dataclass(frozen=True)

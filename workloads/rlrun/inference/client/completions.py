@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from rlrun.protocol.files.routes import EngineRoutes, RoutesError, described_size, read_routes
 from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, PackedError, Reader, integer_column
 
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -9999.0, 1e-3
@@ -46,6 +47,8 @@ class Completion:
     versions: Sequence[int]
     """`[T]` policy versions that sampled the tokens."""
     finish_reason: str
+    routes: EngineRoutes | None = None
+    """Experts of the tokens from the requested position on. None: not requested, or the server does not return them."""
 
 
 class ParsedReply(NamedTuple):
@@ -113,14 +116,17 @@ def parse_stock(text: bytes, n: int, adapter: Adapter | None = None) -> list[Com
     return [_stock_completion(choice, adapter) for choice in sorted(answer.choices, key=lambda choice: choice.index)]
 
 
-def parse_packed(data: bytes, n: int, adapter: Adapter | None = None) -> list[Completion]:
+def parse_packed(
+    data: bytes, n: int, adapter: Adapter | None = None, *, routes_start: int | None = None
+) -> list[Completion]:
     """Parse a response of `/rlrun/generate`. Raises `EngineError` unless every token has a log-prob and a version.
 
     Args:
-        data: packed document with the head `{model, choices: [{tokens, finish_reason, weight_versions}]}` and two columns per choice: token
-            ids and log-probs.
+        data: packed document with the head `{model, choices: [{tokens, finish_reason, weight_versions, routes}]}` and the columns of each
+            choice: token ids, log-probs, and experts if it has `routes`.
         n: number of requested continuations.
         adapter: see `parse_stock`.
+        routes_start: first position whose experts were requested. Default: none were requested.
     """
     try:
         reader = Reader(data)
@@ -131,9 +137,15 @@ def parse_packed(data: bytes, n: int, adapter: Adapter | None = None) -> list[Co
             count = choice["tokens"]
             token_ids, logprobs = reader.column(INTEGERS, count), reader.column(FLOATS, count)
             spans = choice["weight_versions"]
-            completions.append(_check_completion(token_ids, logprobs, spans, choice["finish_reason"], adapter))
+            completion = _check_completion(token_ids, logprobs, spans, choice["finish_reason"], adapter)
+            if routes_start is not None and (described := choice.get("routes")) is not None:
+                experts = read_routes(described, reader.raw(described_size(described)))
+                completion = replace(completion, routes=EngineRoutes(routes_start, experts))
+            completions.append(completion)
         reader.end()
         return completions
+    except RoutesError as error:
+        raise EngineError(f"the engine's answer has wrong experts: {error}") from None
     except (PackedError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
 

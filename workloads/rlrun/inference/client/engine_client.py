@@ -66,6 +66,12 @@ ANSWER_BYTES = 1 << 20
 METRICS_BYTES = 16 << 20
 PACKED_TOKEN_BYTES, STOCK_TOKEN_BYTES = 128, 1 << 10
 """Maximum bytes of one token, including a version span of its own. Typical values: 8 bytes packed, 90 bytes as JSON."""
+ROUTES_START = "routed_experts_prompt_start"
+"""Sampling parameter of vLLM: number of the prompt's tokens whose experts are not returned."""
+ROUTE_BYTES = 1 << 12
+"""Maximum bytes of the experts of one token. Typical values: 144 to 500 bytes."""
+ROUTED_TOKENS = 1 << 16
+"""Maximum tokens of one response with experts, prompts included, unless a single continuation has more: about 32 MB."""
 REPLY_TOKEN_BYTES = 1 << 10
 """Maximum bytes per token of a parsed reply, which contains the text up to three times."""
 _HEADERS = {"content-type": "application/json"}, {"content-type": MEDIA_TYPE}
@@ -152,6 +158,8 @@ class EngineClient:
         `cache_salt` must name the requested policy version: the engine shares cached prefixes only between requests with equal
         salts, and a prefix that was computed with older weights is invalid for the newer policy.
         If versions are adapters, the request names the adapter of this version and uses it until it ends.
+        With the parameter `routed_experts_prompt_start`, completions have the experts of the tokens from this position on; a server
+        without the packed route returns none.
         The size of a response is limited: a request with more tokens is split into several concurrent requests.
         Raises `EngineError`, also for a response without a log-prob or an integer version for each token.
         """
@@ -176,9 +184,13 @@ class EngineClient:
         prompt = integer_column(token_ids)
         if self._packs:
             try:
-                return await self._in_parts(prompt, head, n, max(1, PACKED_TOKENS // max_tokens), packed=True)
+                most = PACKED_TOKENS // max_tokens
+                if (start := sampling.get(ROUTES_START)) is not None:
+                    most = min(most, ROUTED_TOKENS // (len(prompt) - start + max_tokens))
+                return await self._in_parts(prompt, head, n, max(1, most), packed=True)
             except _NoRouteError:
                 self._packs = False
+        sampling.pop(ROUTES_START, None)
         return await self._in_parts(prompt, head, n, max(1, STOCK_TOKENS // max_tokens), packed=False)
 
     async def _in_parts(self, prompt: array[int], head: _Head, n: int, most: int, *, packed: bool) -> list[Completion]:
@@ -213,6 +225,9 @@ class EngineClient:
         path = ENGINE_GENERATE_PACKED if packed else ENGINE_GENERATE
         longest = head["sampling_params"]["max_tokens"]
         limit = ANSWER_BYTES + n * longest * (PACKED_TOKEN_BYTES if packed else STOCK_TOKEN_BYTES)
+        routes_start = head["sampling_params"].get(ROUTES_START)
+        if routes_start is not None:
+            limit += n * (len(prompt) - routes_start + longest) * ROUTE_BYTES
         if packed:
             body = pack_document(head | {"tokens": len(prompt)}, [prompt])
         else:
@@ -226,7 +241,9 @@ class EngineClient:
         if status != OK:
             raise self._refusal_error(path, status, data)
         if packed:
-            found = await compute_without_blocking(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
+            found = await compute_without_blocking(
+                len(data) // _COPIED, partial(parse_packed, data, n, adapter, routes_start=routes_start)
+            )
         else:
             found = await compute_without_blocking(len(data), partial(parse_stock, data, n, adapter))
         if (most := max(len(completion.token_ids) for completion in found)) > longest:

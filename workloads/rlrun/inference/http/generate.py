@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlrun.inference.guard import GUEST
+from rlrun.protocol.files.routes import Routes, describe_routes, routes_bytes
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
 from rlrun.protocol.messages.packed_columns import INTEGERS, MEDIA_TYPE, Column, PackedError, Reader, pack_document
 
@@ -44,6 +45,8 @@ class Sampling(BaseModel):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     min_tokens: int = Field(0, ge=0)
     stop: list[str] = []
+    routed_experts_prompt_start: int | None = Field(None, ge=0)
+    """Return the experts of the tokens from this position on. Default: no experts."""
 
 
 class Head(BaseModel):
@@ -67,12 +70,14 @@ class SampledTokens:
         logprobs: `[T]` float32.
         versions: triples (label, start, end): the weights that sampled the tokens `start` to `end`.
         finish_reason: vLLM's reason for the end.
+        routes: experts of the tokens from `routed_experts_prompt_start` on, without the last token; None if they were not requested.
     """
 
     token_ids: array[int]
     logprobs: array[float]
     versions: Sequence[tuple[str, int, int]]
     finish_reason: str
+    routes: Routes | None = None
 
 
 class GenerateError(Exception):
@@ -145,15 +150,20 @@ def _read_request(data: bytes) -> tuple[Head, array[int]]:
 
 
 def _packed_answer(model: str, sampled: Sequence[SampledTokens]) -> bytes:
-    choices = [
-        {
+    choices: list[dict[str, object]] = []
+    columns: list[Column | bytes] = []
+    for one in sampled:
+        spans = [{"version": label, "start": start, "end": end} for label, start, end in one.versions]
+        choice: dict[str, object] = {
             "tokens": len(one.token_ids),
             "finish_reason": one.finish_reason,
-            "weight_versions": [{"version": label, "start": start, "end": end} for label, start, end in one.versions],
+            "weight_versions": spans,
         }
-        for one in sampled
-    ]
-    columns: list[Column] = [column for one in sampled for column in (one.token_ids, one.logprobs)]
+        columns += [one.token_ids, one.logprobs]
+        if one.routes is not None:
+            choice["routes"] = describe_routes(one.routes)
+            columns.append(routes_bytes(one.routes))
+        choices.append(choice)
     return pack_document({"model": model, "choices": choices}, columns)
 
 

@@ -43,7 +43,7 @@ class VLLMTokens:
         try:
             # Flat log-probs: no Python object per token in this process.
             sampling = SamplingParams(
-                **head.sampling_params.model_dump(),
+                **head.sampling_params.model_dump(exclude_none=True),
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=bool(head.sampling_params.stop),  # stop strings can only be found in text
@@ -58,12 +58,16 @@ class VLLMTokens:
         if final is None:
             raise GenerateError("the engine ended the request without a result", 500)
         outputs = sorted(final.outputs, key=lambda output: output.index)
-        return head.model or self._served_model, [_of_vllm(output) for output in outputs]
+        with_routes = head.sampling_params.routed_experts_prompt_start is not None
+        return head.model or self._served_model, [_of_vllm(output, with_routes=with_routes) for output in outputs]
 
 
-def _of_vllm(output: CompletionOutput) -> SampledTokens:
+def _of_vllm(output: CompletionOutput, *, with_routes: bool) -> SampledTokens:
     token_ids, logprobs = integer_column(list(output.token_ids)), array(FLOATS, output.logprobs.logprobs)
     if list(output.logprobs.token_ids) != token_ids.tolist():
         raise GenerateError("the engine's log-probs belong to other tokens than those sampled", 500)
     versions = [(span.version, span.start, span.end) for span in output.weight_versions or ()]
-    return SampledTokens(token_ids, logprobs, versions, output.finish_reason or "stop")
+    if with_routes and output.routed_experts is None:
+        raise GenerateError("the engine returns no experts; it was started without --enable-return-routed-experts", 400)
+    routes = output.routed_experts if with_routes else None
+    return SampledTokens(token_ids, logprobs, versions, output.finish_reason or "stop", routes)

@@ -145,6 +145,7 @@ def _make_sample(
         dispatch_version=group.dispatch_version,
         reward=group.rollouts[number].reward,
         truncated=truncated,
+        routes=sequence.routes,
     )
 
 

@@ -23,6 +23,7 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.aio.volume_access import clean_up, in_thread
 from rlrun.orchestrator.journal.frames import Entry, Head, encode_entry, encode_head, groups_of
+from rlrun.orchestrator.journal.route_frames import encode_routes
 from rlrun.protocol.files.durable import fsync_path, make_folder
 from rlrun.protocol.files.paths import JournalSegment, RunPaths
 from rlrun.protocol.files.volume_faults import RefusedError, Volume, retry_pauses
@@ -194,7 +195,7 @@ class SegmentWriter:
         self._head, self._limit = encode_head(Head(fingerprint)), segment_bytes
         self._descriptor: int | None = None
         self._path = paths.journal
-        self._size = 0
+        self._number, self._size = 0, 0
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write entries durably, in this order, with one flush.
@@ -207,6 +208,7 @@ class SegmentWriter:
             if self._descriptor is None or self._size >= self._limit:
                 self._open_segment()
                 self._append_frames([self._head])
+            self._append_routes(entries)
             # A failed write or fsync is cut off here, so that the file ends with a complete record.
             durable = self._size
             try:
@@ -223,6 +225,18 @@ class SegmentWriter:
         except OSError:
             self.close()
             raise
+
+    def _append_routes(self, entries: Sequence[Entry]) -> None:
+        """Append the routes of rollouts to their own file, without a flush; see `route_frames`."""
+        records = [record for entry in entries if (record := encode_routes(entry))]
+        if not records:
+            return
+        path = JournalSegment(self._attempt, self._number, self._path).routes
+        try:
+            with path.open("ab") as file:
+                file.writelines(records)
+        except OSError as error:
+            logger.warning(f"cannot write {path} ({error}): after a restart these rollouts are routed natively")
 
     def _append_all(self, entries: Sequence[Entry]) -> None:
         frames: list[bytes] = []
@@ -247,7 +261,8 @@ class SegmentWriter:
         own = [segment.number for segment in self._paths.journal_on_disk() if segment.attempt == self._attempt]
         # A new number for every file: after a failed fsync the state of the old file is unknown,
         # and nothing is appended to it.
-        self._path = self._paths.journal_segment(max(own, default=0) + 1, self._attempt)
+        self._number = max(own, default=0) + 1
+        self._path = self._paths.journal_segment(self._number, self._attempt)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._size = 0
         # Without it a power failure can lose the folder's entry, and with it all durable records of
@@ -267,7 +282,7 @@ class SegmentWriter:
 
 
 def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], bool]) -> list[JournalSegment]:
-    """Delete files that contain only settled groups, and return them.
+    """Delete files, each with its file of routes, that contain only settled groups, and return them.
 
     Args:
         segments: closed files.
@@ -278,6 +293,9 @@ def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], 
         try:
             if all(map(settled, groups_of(segment.path))):
                 reach("journal.before_remove")
+                segment.routes.unlink(
+                    missing_ok=True
+                )  # first, so that a killed attempt leaves no routes without a journal file
                 segment.path.unlink()
                 removed.append(segment)
         except OSError as error:

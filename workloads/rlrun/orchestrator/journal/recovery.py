@@ -17,6 +17,7 @@ from rlrun.environments.bounds import MAX_REWARD, BoundsError, bounded_number, p
 from rlrun.environments.protocol import Score
 from rlrun.orchestrator.journal.frames import Content, DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
+from rlrun.orchestrator.journal.route_frames import attach_routes, read_route_file
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.attempts import Attempt, earlier_attempts, is_lost
@@ -137,6 +138,10 @@ def _read_segment(segment: JournalSegment) -> Content | None:
             f"{len(content.foreign)} records in the journal file {segment.path.name} come from another version of rlrun "
             f"({content.foreign[0].reason}); their rollouts are generated again"
         )
+    try:
+        content.entries = attach_routes(content.entries, read_route_file(segment.routes))
+    except OSError as error:
+        logger.warning(f"cannot read {segment.routes}: {error}; its rollouts are routed natively")
     return content
 
 

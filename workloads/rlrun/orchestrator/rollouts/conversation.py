@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from rlrun.orchestrator.rollouts.chat_tokens import PREFILLED, SAMPLED_ENDS, Cha
 from rlrun.orchestrator.rollouts.message_forms import ParseReply, ReplyParts, parse_text
 from rlrun.orchestrator.types import Recorded
 from rlrun.protocol.files.batch import NO_VERSION
+from rlrun.protocol.files.routes import EngineRoutes, Routes, RoutesError, join_engine_routes
 from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS
 from rlrun.runtime.background_compute import SMALL, compute_without_blocking
 
@@ -40,10 +41,13 @@ _CHARACTERS = 4
 class Generate(Protocol):
     """Request to an engine that holds the required version.
 
-    `stop` contains additional stop texts of this request, on top of the run's; the stop text itself is sampled.
+    `stop` contains additional stop texts of this request, on top of the run's; the stop text itself is sampled. `routes_start` is the first
+    token whose experts are needed, if the run replays them.
     """
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion: ...
+    async def __call__(
+        self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), routes_start: int = 0
+    ) -> Completion: ...
 
 
 class RolloutError(Exception):
@@ -90,6 +94,13 @@ class TokenSequence:
     """Ends of all replies."""
     full: bool = False
     """Whether the limit of the sample's length is reached."""
+    routes: list[EngineRoutes] = field(default_factory=list)
+    """Experts of consecutive parts, as the engines chose them for the first request that computed a token."""
+
+    @property
+    def routed(self) -> int:
+        """Number of first tokens with known experts. The last sampled token has none before the next request."""
+        return self.routes[-1].start + len(self.routes[-1].experts) if self.routes else 0
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample."""
@@ -105,6 +116,14 @@ class TokenSequence:
         self.mask.extend(b"\x01" * count)
         self.logprobs.extend(completion.logprobs[:count])
         self.versions.extend(completion.versions[:count])
+        if completion.routes is not None:
+            # A later request computes earlier tokens again, perhaps with newer weights; their first experts count.
+            start, experts = self.routed, completion.routes.experts
+            self.routes.append(
+                EngineRoutes(
+                    start, experts[start - completion.routes.start : len(self.token_ids) - completion.routes.start]
+                )
+            )
 
     def latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> Mark | None:
         """Return the last reply that `messages` continue, or None if they are another conversation."""
@@ -126,6 +145,11 @@ class TokenSequence:
         # Appended as tokens that are not sampled: the original sequence trains them, and a second
         # time would double their weight.
         copy.append(self.token_ids[: mark.tokens])
+        copy.routes = [
+            EngineRoutes(part.start, part.experts[: mark.tokens - part.start])
+            for part in self.routes
+            if part.start < mark.tokens
+        ]
         return copy
 
     @property
@@ -219,7 +243,7 @@ class Conversation:
             # another try.
             place.sequence.full = True
             return self._record_reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
-        completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))
+        completion = await self._request_reply(place.sequence, prompt, room, stop)
         _check_message(completion)
         words = (*self._stop, *stop)
         characters = len(completion.token_ids) * _CHARACTERS
@@ -247,6 +271,14 @@ class Conversation:
             # The environment's message has no stop text, so the template will not render it.
             place.sequence.text = place.text + (_text_before(written, words) if stopped else written)
         return self._record_reply(place, messages, reply)
+
+    async def _request_reply(
+        self, sequence: TokenSequence, prompt: array[int], room: int, stop: Sequence[str]
+    ) -> Completion:
+        options: dict[str, Any] = {"stop": tuple(stop)} if stop else {}
+        if sequence.routed:
+            options["routes_start"] = sequence.routed
+        return await self._generate(prompt, max_tokens=room, **options)
 
     async def _find_place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
         try:
@@ -279,7 +311,7 @@ class Conversation:
         """Return all sequences with tokens to train on.
 
         Raises:
-            RolloutError: no sequence has any.
+            RolloutError: no sequence has any, or the experts of its answers differ in size.
         """
         found = [
             Recorded(
@@ -287,6 +319,7 @@ class Conversation:
                 np.array(s.mask, np.bool_),
                 np.array(s.logprobs, np.float32),
                 np.array(s.versions, np.int32),
+                _join_routes(s),
             )
             for s in self._sequences
             if s.loss_tokens
@@ -355,6 +388,13 @@ class Conversation:
             else:
                 low = middle + 1
         return low, _text_before(self._chat.decode(ids[:low]), stop), True
+
+
+def _join_routes(sequence: TokenSequence) -> Routes | None:
+    try:
+        return join_engine_routes(sequence.routes, len(sequence.token_ids))
+    except RoutesError as error:
+        raise RolloutError(str(error)) from None
 
 
 def _text_before(text: str, words: Sequence[str]) -> str:

@@ -252,7 +252,15 @@ class Dispatcher:
             nonlocal opening, tries
             # Each try has another seed: with the same seed it would fail in the same way.
             seed = None if sampling.seed is None else derived_seed(sampling.seed, flight.number, member, tries)
-            session = Session(self._pool, sampling, stops, opening=opening, affinity=flight.affinity, seed=seed)
+            session = Session(
+                self._pool,
+                sampling,
+                stops,
+                opening=opening,
+                affinity=flight.affinity,
+                seed=seed,
+                with_routes=self._config.replay_routes,
+            )
             tries += 1
             # Only the first try takes part in the group's shared request; a retry gets a new
             # continuation.

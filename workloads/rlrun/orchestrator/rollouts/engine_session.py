@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.environments.protocol import Tool
-from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client.engine_client import ROUTES_START, Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Affinity, Replica
 from rlrun.orchestrator.rollouts.message_forms import ReplyParts
@@ -26,6 +26,10 @@ _REFUSALS = (400, 413, 422)
 """
 _CLIENT_ERRORS = range(400, 500)
 """Statuses that end the parsing of a reply, because every engine of the run would answer the same."""
+
+
+LEAST_CHOICES = 2
+"""Least number of experts of a token. With one, dense layers, which contain zeros, would look like layers with a router."""
 
 
 def derived_seed(*parts: int) -> int:
@@ -52,6 +56,7 @@ class Session:
         affinity: preferred replica shared with the group's other rollouts.
         seed: seed of the first request. Later requests have derived seeds, so that no two turns are sampled alike.
             None: no seed.
+        with_routes: request the experts of each token.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class Session:
         opening: Opening | None = None,
         affinity: Affinity | None = None,
         seed: int | None = None,
+        with_routes: bool = False,
     ) -> None:
+        self._with_routes = with_routes
         self._pool, self._sampling, self._stop, self._version = pool, sampling, stop_token_ids, version
         self._seed, self._requests = seed, 0
         self._replica: Replica | None = None
@@ -83,13 +90,16 @@ class Session:
         replica = self._replica
         return self._moved or (replica is not None and (replica.suspect or replica.version is None))
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
+    async def __call__(
+        self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = (), routes_start: int = 0
+    ) -> Completion:
         """Sample one continuation.
 
         Args:
             token_ids: prompt.
             max_tokens: limit of the continuation in tokens.
             stop: additional stop texts, on top of the run's.
+            routes_start: first token whose experts are returned, in a session with routes.
 
         Raises:
             EngineUnavailableError: several replicas failed one after the other; the rollout is not the cause.
@@ -101,7 +111,10 @@ class Session:
             shared = None
             if opening is not None and not stop:
                 shared = await opening.take(token_ids, max_tokens, self.sample)
-            found = shared or (await self.sample(token_ids, max_tokens=max_tokens, n=1, stop=stop))[0]
+            found = (
+                shared
+                or (await self.sample(token_ids, max_tokens=max_tokens, n=1, stop=stop, routes_start=routes_start))[0]
+            )
         except BaseException:
             self._sampled, self._waits = self.tokens_so_far(), None
             raise
@@ -122,12 +135,16 @@ class Session:
         return self._sampled + min(most, int((time.monotonic() - max(made, sent)) / replica.seconds_per_token))
 
     async def sample(
-        self, token_ids: Sequence[int], *, max_tokens: int, n: int, stop: Sequence[str] = ()
+        self, token_ids: Sequence[int], *, max_tokens: int, n: int, stop: Sequence[str] = (), routes_start: int = 0
     ) -> list[Completion]:
         """Sample `n` continuations in one request; raises the same errors as a call."""
         error: EngineError | None = None
         failed: list[Replica] = []
-        seed = self._next_seed()
+        parameters = self._sampling.engine_parameters(self._next_seed())
+        if stop:
+            parameters |= {"stop": list(dict.fromkeys((*self._sampling.stop, *stop)))}
+        if self._with_routes:
+            parameters |= {ROUTES_START: routes_start}
         for _ in range(MAX_TRIES):
             prefer, first = self._replica or self._affinity.replica, bool(self._replica)
             replica = await self._pool.acquire(prefer, self._version, n, avoid=failed, first=first)
@@ -138,7 +155,7 @@ class Session:
             self._affinity.asked, self._affinity.since, self._sent = True, began, began
             try:
                 completions = await self._send_request(
-                    replica, token_ids, max_tokens=max_tokens, n=n, seed=seed, stop=stop
+                    replica, token_ids, max_tokens=max_tokens, n=n, parameters=parameters
                 )
                 replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
                 return completions
@@ -196,12 +213,10 @@ class Session:
         *,
         max_tokens: int,
         n: int,
-        seed: int | None,
-        stop: Sequence[str],
+        parameters: Mapping[str, object],
     ) -> list[Completion]:
         version = replica.version
         assert version is not None
-        ends = {"stop": list(dict.fromkeys((*self._sampling.stop, *stop)))} if stop else {}
         request = asyncio.ensure_future(
             replica.client.generate(
                 token_ids,
@@ -212,7 +227,7 @@ class Session:
                 stop_token_ids=self._stop,
                 # The salt separates versions: cached keys of older weights must not serve requests of newer ones.
                 cache_salt=str(version),
-                parameters=self._sampling.engine_parameters(seed) | ends,
+                parameters=parameters,
             )
         )
         replica.requests.add(request)
@@ -227,6 +242,7 @@ class Session:
             replica.requests.discard(request)
         _check_versions(replica, version, completions)
         _check_tokens(replica, self._pool.token_limit, completions)
+        _check_routes(replica, len(token_ids), completions)
         return completions
 
 
@@ -255,6 +271,20 @@ def _check_tokens(replica: Replica, limit: int | None, completions: Sequence[Com
             wrong = lowest if lowest < 0 else highest
             bound = "ids from 0" if limit is None else f"ids 0 to {limit - 1}"
             raise EngineError(f"{replica.url} returned token id {wrong}, but the run's model has {bound}")
+
+
+def _check_routes(replica: Replica, prompt: int, completions: Sequence[Completion]) -> None:
+    """Refuse experts that do not belong to the tokens of a request: all but the last token have a row."""
+    for completion in completions:
+        if completion.routes is None:
+            continue
+        start, experts = completion.routes.start, completion.routes.experts
+        rows, _, top_k = experts.shape
+        expected = prompt + len(completion.token_ids) - 1 - start
+        if rows != expected or top_k < LEAST_CHOICES:
+            raise EngineError(
+                f"{replica.url} returned {rows} rows of {top_k} experts instead of {expected} rows of {LEAST_CHOICES} or more"
+            )
 
 
 class Opening:

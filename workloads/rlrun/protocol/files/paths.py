@@ -42,6 +42,11 @@ class JournalSegment:
     """Number within the attempt, from 1."""
     path: Path
 
+    @property
+    def routes(self) -> Path:
+        """`journal/routes_00000002.a0003`: routes of its rollouts; the file may not exist."""
+        return self.path.with_name(self.path.name.replace("segment_", "routes_", 1))
+
 
 def _list_artifacts(folder: Path, pattern: re.Pattern[str]) -> list[Artifact]:
     if not folder.is_dir():

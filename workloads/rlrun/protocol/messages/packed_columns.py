@@ -55,8 +55,8 @@ def integer_column(values: Sequence[int]) -> array[int]:
     return values if isinstance(values, array) and values.typecode == INTEGERS else array(INTEGERS, values)
 
 
-def pack_document(head: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
-    """Return a document; `columns` have the types above."""
+def pack_document(head: Mapping[str, Any], columns: Sequence[Column | bytes]) -> bytes:
+    """Return a document; `columns` have the types above, or are raw bytes whose order the head describes."""
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ITEM)
     return b"".join([_LENGTH.pack(len(text)), text, *map(_swap_bytes, columns)])
@@ -108,6 +108,19 @@ class Reader:
             values.byteswap()
         return values
 
+    def raw(self, size: int) -> bytes:
+        """Return the next column of raw bytes.
+
+        Raises:
+            PackedError: the document has fewer bytes.
+        """
+        end = self._place + size
+        if not isinstance(size, int) or size < 0 or end > len(self._data):
+            raise PackedError(f"a column of {size} bytes does not fit into {len(self._data)} bytes")
+        found = bytes(self._data[self._place : end])
+        self._place = end
+        return found
+
     def end(self) -> None:
         """Check that the document has no more data.
 
@@ -118,7 +131,9 @@ class Reader:
             raise PackedError(f"{len(self._data) - self._place} bytes follow the last column")
 
 
-def _swap_bytes(values: Column) -> bytes | memoryview:
+def _swap_bytes(values: Column | bytes) -> bytes | memoryview:
+    if isinstance(values, bytes):
+        return values
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
