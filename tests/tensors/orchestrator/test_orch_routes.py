@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from rlrun.environments.protocol import Message
 from rlrun.inference.client.engine_client import Completion
@@ -20,9 +21,13 @@ DENSE, MIXED = 1, 2
 
 
 class RoutingEngine:
-    """Engine whose experts of a token are the token's position and the number of the request."""
+    """Engine whose experts of a token are the token's position and the number of the request.
 
-    def __init__(self, replies: Sequence[str]) -> None:
+    With `whole` it returns the experts of all tokens, whatever position is requested.
+    """
+
+    def __init__(self, replies: Sequence[str], *, whole: bool = False) -> None:
+        self.whole = whole
         tokenizer = make_tokenizer()
         tokenizer.chat_template = CHAT_TEMPLATE
         self.chat, self.replies = ChatTokens(tokenizer), list(replies)
@@ -35,6 +40,7 @@ class RoutingEngine:
         tokens = [*self.chat._tokenize_text(self.replies.pop(0)), EOS]
         self.starts.append(routes_start)
         self.lengths.append(len(token_ids) + len(tokens))
+        routes_start = 0 if self.whole else routes_start
         positions = np.arange(routes_start, self.lengths[-1] - 1, dtype=np.uint8)
         experts = np.zeros((len(positions), DENSE + MIXED, 2), np.uint8)
         experts[:, DENSE:, 0] = positions[:, None]
@@ -58,8 +64,9 @@ def requests_of(recorded: Recorded) -> list[int]:
     return [int(number) - 200 for number in recorded.routes[:-1, 0, 1]]
 
 
-async def test_later_turn_keeps_the_experts_of_earlier_turns() -> None:
-    engine = RoutingEngine(["xy", "z", "zz"])
+@pytest.mark.parametrize("whole", [False, True])
+async def test_later_turn_keeps_the_experts_of_earlier_turns(whole: bool) -> None:
+    engine = RoutingEngine(["xy", "z", "zz"], whole=whole)
     conversation = Conversation(engine, engine.chat, seq_len=200, max_tokens=20)
     messages: list[Message] = []
     for text in ("a", "b", "c"):
