@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.run_config import RunConfig, config_fingerprint
 
 GPU: dict[str, Any] = {"inference": {"gpus_per_replica": 1}}
 
@@ -53,3 +54,20 @@ def test_only_rollout_replay_requests_experts_of_engines(replay: str, expected: 
     assert config.inference.return_routes is expected
     assert config.orchestrator.replay_routes is expected
     assert config.trainer.router.replay == replay
+
+
+OF_LAST_RELEASE = ("20d3acb41626f202", "60681f66321c0055")
+"""Fingerprints of the run and of its trainer's section, from the last release without `trainer.router`."""
+
+
+def test_upgrade_keeps_the_fingerprint_of_a_run_without_replay() -> None:
+    def resolved(**changes: Any) -> RunConfig:
+        base: dict[str, Any] = {"model": {"path": "/models/a"}, "environments": [{"id": "reverse-text"}]}
+        return resolve_spec(RLRunSpec(**base | changes), name="run", uid="u", output_dir="/r")
+
+    config = resolved()
+    assert (config.config_hash(), config_fingerprint(config.trainer)) == OF_LAST_RELEASE
+    step = {"router": {"replay": "Step"}, "updates_per_step": 2}
+    changed = resolved(trainer=step, algorithm={"preset": "gspo"})
+    plain = resolved(trainer={"updates_per_step": 2}, algorithm={"preset": "gspo"})
+    assert config_fingerprint(changed.trainer) != config_fingerprint(plain.trainer)

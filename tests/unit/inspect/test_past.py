@@ -134,3 +134,17 @@ def test_field_that_differs_for_one_role_names_role() -> None:
         Change("max_model_len", "–", "99"),
         Change("orchestrator.max_steps", "20", "40"),
     )
+
+
+def test_default_of_a_new_field_is_not_a_change() -> None:
+    """A run that an upgrade restarted was not edited."""
+
+    def trainer(**fields: Any) -> Json:
+        document = config()
+        return {**document, "trainer": {**document["trainer"], **fields}}
+
+    after = trainer(router={"replay": "Off"}, later="3")
+    assert [change.field for change in changed_fields(config(), after)] == ["later"]
+    (change,) = changed_fields(config(), trainer(router={"replay": "Step"}))
+    assert change == Change("router.replay", "–", "Step")
+    assert changed_fields(trainer(router={"replay": "Step"}), trainer(router={"replay": "Off"})) != ()

@@ -81,6 +81,15 @@ def test_batch_without_routes_keeps_format_1(tmp_path: Path) -> None:
     assert read_batch(tmp_path / "b").samples[0].routes is None
 
 
+def test_batch_of_a_later_format_is_refused_with_both_formats(tmp_path: Path) -> None:
+    """As an earlier release refuses format 2: by name, before a token of it is trained."""
+    write_batch(tmp_path / "b", Batch(7, 2, (sample(4),)))
+    file = tmp_path / "b" / "batch.json"
+    file.write_text(file.read_text().replace('"format_version": 1', '"format_version": 3'))
+    with pytest.raises(BatchError, match="it has format 3, this version reads 1 and 2"):
+        read_batch(tmp_path / "b")
+
+
 def test_selected_samples_have_their_own_routes(tmp_path: Path) -> None:
     samples = tuple(
         replace(one, routes=np.where(np.arange(len(one))[:, None, None] < 9, index, one.routes).astype(np.uint8))

@@ -6,10 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic_core import to_jsonable_python
+
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.inspect.comparison import PLACES, flatten_config
 from rlrun.inspect.snapshot import format_rfc3339
 from rlrun.protocol.files.paths import RunPaths
@@ -21,6 +25,11 @@ _BYTES_MAX = 4 << 20
 _ABSENT = "–"
 _STARTS = "checkpoint.resume"
 """Field that defines where an attempt starts, not its computation: a restart changes it automatically."""
+_ROLES: Mapping[str, type[RoleConfig]] = {
+    "trainer": TrainerConfig,
+    "inference": InferenceConfig,
+    "orchestrator": OrchestratorConfig,
+}
 Config = Mapping[str, object]
 """Sections of `run.json` by name."""
 
@@ -140,11 +149,19 @@ def list_edits(kept: Sequence[Kept]) -> list[Edit]:
 def changed_fields(before: Config, after: Config) -> tuple[Change, ...]:
     """Return the fields that differ between two configurations, without location fields and the start of the attempt.
 
-    A field that all roles share is listed once without a role if it changed equally in all of them. Roles that exist in only one of the
-    configurations are skipped: if roles are started by hand, an engine can continue without a new record.
+    A field that the release of the first configuration did not have is not a change if it has its default. A field that all roles share is
+    listed once without a role if it changed equally in all of them. Roles that exist in only one of the configurations are skipped: if
+    roles are started by hand, an engine can continue without a new record.
     """
     sections = [name for name in before if name in after]
     one, other = ({name: _config_fields(config.get(name)) for name in sections} for config in (before, after))
+    for section in sections:
+        known = _default_fields(section)
+        one[section] |= {
+            field: text
+            for field, text in other[section].items()
+            if field not in one[section] and known.get(field) == text
+        }
     owners: dict[str, list[str]] = {}
     changed: dict[tuple[str, str, str], list[str]] = {}
     for section in sections:
@@ -158,6 +175,20 @@ def changed_fields(before: Config, after: Config) -> tuple[Change, ...]:
         names = [field] if field and where == owners[field] else [f"{name}.{field}".rstrip(".") for name in where]
         found += [Change(name, old, new) for name in names]
     return tuple(sorted(found, key=lambda change: change.field))
+
+
+@cache
+def _default_fields(section: str) -> Mapping[str, str]:
+    """Return the defaults of a role's fields by path; empty for other sections."""
+    role = _ROLES.get(section)
+    if role is None:
+        return {}
+    known = {
+        name: info.get_default(call_default_factory=True, validated_data={})
+        for name, info in role.model_fields.items()
+        if not info.is_required()
+    }
+    return _config_fields(to_jsonable_python(known))
 
 
 def _config_fields(section: object) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -24,6 +25,27 @@ def change_config_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add a field to the next release's configuration file."""
     text = RunContext.config_text.func
     monkeypatch.setattr(RunContext, "config_text", property(lambda ctx: text(ctx).replace("{", '{"new": 1,', 1)))
+
+
+ADDED = ("router", "return_routes", "replay_routes")
+"""Fields of the configuration file that the last release did not have."""
+HASH_OF_BEFORE = "33615688a695a31d"
+"""`specHash` of `SMALLEST` in the last release without `trainer.router`."""
+
+
+def remove_added_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the operator write the configuration file of the last release."""
+    text = RunContext.config_text.func
+
+    def earlier(ctx: RunContext) -> str:
+        document = json.loads(text(ctx))
+        for section in document.values():
+            for name in ADDED if isinstance(section, dict) else ():
+                section.pop(name, None)
+        return json.dumps(document, indent=1) + "\n"
+
+    monkeypatch.setattr(RunContext, "config_text", property(earlier))
+    monkeypatch.setattr("rlrun_operator.render.workloads.config_format", lambda: "of before")
 
 
 def start_without_orchestrator() -> Kube:
@@ -71,6 +93,35 @@ def test_complete_attempt_is_kept_by_another_release() -> None:
     for _ in range(5):
         kube.tick()
     assert (kube.status["attempt"], list_images(kube)) == (1, before)
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_fields_for_mixtures_do_not_edit_a_run_of_the_last_release(monkeypatch: pytest.MonkeyPatch, spot: bool) -> None:
+    with monkeypatch.context() as earlier:
+        remove_added_fields(earlier)
+        engines = {"replicas": 2, "spot": {"share": 0.5, "nodeSelector": {"capacity": "spot"}}}
+        kube = Kube({"inference": engines} if spot else None).start()
+        config_hash = kube.status["configHash"]
+    assert '"router"' not in kube.objects[CONFIG]["data"]["run.json"]
+    assert spot or kube.status["specHash"] == HASH_OF_BEFORE
+    kube.new_operator()
+    before = len(kube.writes)
+    for _ in range(5):
+        kube.tick(60)
+    assert {write for write in kube.writes[before:] if "status" not in write} == set()
+    assert (kube.status["attempt"], kube.status["phase"]) == (1, "Running")
+    assert kube.condition("ConfigurationValid")["reason"] == "Valid"
+    assert kube.condition("ChildrenIntact") == {}
+    kube.exit("trainer", 1)
+    kube.tick(1)
+    kube.tick(30)
+    kube.tick(5)
+    assert kube.status["attempt"] == 2
+    assert kube.status["configHash"] == config_hash
+    assert '"router"' in kube.objects[CONFIG]["data"]["run.json"]
+    assert kube.writes.count("apply Deployment run-inference") == 1, (
+        "an engine of the last release refuses the new file"
+    )
 
 
 def test_deleted_config_of_another_release_is_not_recreated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from rlrun.config.base import Config
 from rlrun.config.models.checkpoint import MirrorConfig
+from rlrun.config.models.parallel import RouterConfig
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.config.models.trackers import TrackingConfig
 
@@ -30,6 +31,13 @@ _NOT_HASHED: dict[str, bool | dict[str, bool]] = {
     "colocated": True,
     "engine_urls": True,
     "checkpoint": {"resume": True},
+}
+# Fields that did not exist when runs of earlier releases stored their fingerprints. At its default such a field does not count, so that an
+# upgrade changes no fingerprint.
+_ADDED: dict[str, object] = {
+    "router": RouterConfig().model_dump(mode="json"),
+    "return_routes": False,
+    "replay_routes": False,
 }
 
 
@@ -79,8 +87,18 @@ class RunConfig(Config):
 
 
 def config_fingerprint(*roles: RoleConfig) -> str:
-    """Return the first 16 hex digits of the SHA-256 over the roles' configuration, without the fields in `_NOT_HASHED`."""
-    documents = [role.model_dump(mode="json", exclude=_NOT_HASHED) for role in roles]
+    """Return the first 16 hex digits of the SHA-256 over the roles' configuration.
+
+    Fields in `_NOT_HASHED` do not count, and fields that later releases added do not count at their defaults.
+    """
+    documents = [
+        {
+            name: value
+            for name, value in role.model_dump(mode="json", exclude=_NOT_HASHED).items()
+            if name not in _ADDED or value != _ADDED[name]
+        }
+        for role in roles
+    ]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]
 
 
