@@ -6,14 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from orch_journal_world import a_rollout
+from orch_journal_world import World, a_rollout, without_flushes
 
 from rlrun.orchestrator.journal.frames import RolloutEntry, read_segment
 from rlrun.orchestrator.journal.journal_writer import SegmentWriter, remove_settled
 from rlrun.orchestrator.journal.recovery import _read_segment
 from rlrun.orchestrator.journal.route_frames import read_route_file
+from rlrun.protocol.files.batch import read_batch
 from rlrun.protocol.files.paths import JournalSegment, RunPaths
+from rlrun.protocol.files.routes import Routes
 
 
 def routed_entry(group: int, member: int = 0) -> RolloutEntry:
@@ -100,3 +103,43 @@ def test_removed_journal_file_takes_its_routes_with_it(tmp_path: Path) -> None:
     assert segment.routes.exists()
     assert remove_settled([segment], lambda group: True) == [segment]
     assert list(segment.path.parent.iterdir()) == []
+
+
+class RoutedWorld(World):
+    """Run whose rollouts have routes that name their serial number."""
+
+    def _entry(self, group: int, member: int) -> RolloutEntry:
+        entry = super()._entry(group, member)
+        (sequence,) = entry.rollout.sequences
+        routed = replace(sequence, routes=routes_of(sequence.input_ids))
+        return replace(entry, rollout=replace(entry.rollout, sequences=(routed,)))
+
+
+def routes_of(input_ids: npt.NDArray[np.int32]) -> Routes:
+    """Return routes of three layers, which differ for each serial number (the first token) and position."""
+    tokens = len(input_ids)
+    first = (input_ids[0] + np.arange(tokens)) % 100
+    column: Routes = np.stack([np.stack([first + layer, first + layer + 100], -1) for layer in range(3)], 1).astype(
+        np.uint8
+    )
+    return column
+
+
+def test_recovered_rollouts_are_in_batches_with_their_routes(tmp_path: Path) -> None:
+    with without_flushes():
+        world = RoutedWorld(tmp_path, depth=2, limit=4)
+        for events in (9, 14, 11):
+            for number in range(events):
+                _ = world.finish(number) or world.dispatch() or world.train() or world.pack()
+            world.crash(0.5)
+        assert world.back.rollouts > 0
+        world.to_the_end()
+    recovered = 0
+    for step, batch in world.trained.items():
+        found = read_batch(world.paths.batch(step, batch.attempt))
+        for sample in found.samples:
+            assert sample.routes is not None
+            assert np.array_equal(sample.routes, routes_of(sample.input_ids))
+            (made,) = [m for m in world.made[sample.group, sample.rollout] if m.serial == sample.input_ids[0]]
+            recovered += made.attempt.attempt < found.attempt
+    assert recovered > 0

@@ -27,7 +27,7 @@ class Recorded:
     logprobs: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int32]
     routes: Routes | None = None
-    """Experts of the engines, without dense layers; None without `trainer.router.replay: Rollout`, and for a recovered rollout."""
+    """Experts of the engines, without dense layers; None without `trainer.router.replay: Rollout`, or if a restart lost them."""
 
 
 @dataclass(frozen=True)
