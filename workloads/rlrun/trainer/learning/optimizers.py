@@ -133,7 +133,8 @@ def _read_moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed:
     if f"{name}_codes" not in state:
         return torch.zeros_like(like)
     codes, scales = local_part(state[f"{name}_codes"]), local_part(state[f"{name}_scales"])
-    return dequantize(codes.reshape(len(like), -1), scales, signed=signed).reshape(like.shape)
+    # Not -1 for the columns: with more ranks than experts, a rank has no rows, and the size would be ambiguous.
+    return dequantize(codes.reshape(len(like), like.shape[1:].numel()), scales, signed=signed).reshape(like.shape)
 
 
 def _keep_moment(state: dict[str, Any], name: str, parameter: Tensor, values: Tensor, *, signed: bool) -> None:
@@ -141,8 +142,7 @@ def _keep_moment(state: dict[str, Any], name: str, parameter: Tensor, values: Te
     if parameter.ndim < 2 or parameter.numel() < SMALLEST:
         state[name] = _local_part(values, parameter, parameter.shape)
         return
-    rows = len(values)
-    codes, scales = quantize(values.reshape(rows, -1), signed=signed)
+    codes, scales = quantize(values.reshape(len(values), values.shape[1:].numel()), signed=signed)
     blocks = -(-parameter.shape[1:].numel() // BLOCK)
     state[f"{name}_codes"] = _local_part(codes.reshape(values.shape), parameter, parameter.shape)
     state[f"{name}_scales"] = _local_part(scales, parameter, torch.Size([parameter.shape[0], blocks]))
