@@ -6,14 +6,14 @@ Muon orthogonalizes momentum in batches of equal matrices; the ranks that share 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlrun.trainer.learning.optim.matrix_exchange import Dealer, Division, dividing_ranks, matrix_divisions
 from rlrun.trainer.modeling.shard import local_part
 
 Visit = Callable[[Sequence[nn.Parameter]], Iterator[Sequence[nn.Parameter]]]
@@ -48,7 +48,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 _NORM_EPS = 1e-7
 BATCH_BYTES = 2**30
-"""Limit of bytes of float32 matrices that are orthogonalized together; a batch has at least one matrix."""
+"""Limit of bytes of float32 matrices that a rank exchanges or orthogonalizes together; at least one parameter or matrix."""
 
 
 class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
@@ -59,8 +59,8 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
         B ← μ B + (1 - μ) G        U = NS((1 - μ) G + μ B)        W ← W (1 - lr·decay) - lr·0.2·√max(m, n)·U
 
     The factor gives the update the size of AdamW's (Liu et al., 2025, arXiv:2502.16982), so that all parameters share one learning rate.
-    Of the N ranks that shard a matrix, one gathers and orthogonalizes it and sends the parts back; the matrices are distributed over the
-    ranks. Momentum stays sharded like the matrix.
+    Of the N ranks that divide a matrix, one gathers and orthogonalizes it and sends the parts back; the matrices, experts one by one, are
+    dealt to the ranks (`matrix_exchange`). Momentum stays sharded like the matrix.
     """
 
     def __init__(
@@ -100,47 +100,53 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
             gradients = [local_part(parameter.grad) for parameter in part]
             torch._foreach_lerp_(buffers, gradients, 1 - momentum)
             directions += torch._foreach_lerp(gradients, buffers, momentum)
-        # For all matrices at once: exchanges and batches are larger, and each rank has the same
-        # order of collectives.
-        updates = orthogonalized_parts(parameters, directions)
         weights = [local_part(parameter.detach()) for parameter in parameters]
-        torch._foreach_mul_(updates, [-lr * 0.2 * math.sqrt(max(parameter.shape[-2:])) for parameter in parameters])
         torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
-        torch._foreach_add_(weights, updates)
+        # Many matrices at once: exchanges and batches are larger. Every rank makes the same divisions,
+        # so that each rank has the same order of collectives.
+        for members in _batch_members(range(len(parameters)), [_bytes_on_rank(parameter) for parameter in parameters]):
+            updates = orthogonalized_parts([parameters[i] for i in members], [directions[i] for i in members])
+            factors = [-lr * 0.2 * math.sqrt(max(parameters[i].shape[-2:])) for i in members]
+            torch._foreach_mul_(updates, factors)
+            torch._foreach_add_([weights[i] for i in members], updates)
 
 
 def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
-    """Return this rank's part of the orthogonalized matrix of each parameter, from the same part of its direction.
+    """Return this rank's part of the orthogonalized matrices of each parameter, from the same part of its direction.
 
     Args:
         parameters: parameters whose sharding defines the other parts; in the same order on every rank.
         directions: parts of this rank.
     """
-    # Classify the matrices: complete on this rank, sharded by rows (one rank gathers each), or sharded otherwise (all ranks gather).
+    # Classify the parameters: complete matrices on this rank, divided matrices (one rank gathers each), or another sharding (all gather).
     found: list[Tensor | None] = [None] * len(parameters)
-    whole: list[int] = []
-    dealt: dict[tuple[Any, ...], list[int]] = {}
+    complete: list[int] = []
+    alike: dict[tuple[tuple[Division, ...], tuple[int, int]], list[int]] = {}
     for index, parameter in enumerate(parameters):
-        shared = _shared_rows(parameter)
-        if shared is not None:
-            dealt.setdefault((shared, tuple(parameter.shape)), []).append(index)
-        elif _has_whole_matrices(parameter):
-            whole.append(index)
-        else:
+        divisions = matrix_divisions(parameter)
+        if divisions is None:
             found[index] = _gather_part(parameter, directions[index])
+        elif divisions:
+            alike.setdefault((divisions, (parameter.shape[-2], parameter.shape[-1])), []).append(index)
+        else:
+            complete.append(index)
     # Exchange first, so that complete and gathered matrices are orthogonalized in common batches.
-    rounds = [_Round(group, shape, [directions[i] for i in of]) for (group, shape), of in dealt.items()]
-    mine = [round_.gather_matrices() for round_ in rounds]
-    matrices = orthogonalized_all([*(directions[i] for i in whole), *(matrix for own in mine for matrix in own)])
+    dealer = Dealer()
+    deals = [
+        dealer.deal(divisions, shape, [part for i in members for part in _split_matrices(directions[i])])
+        for (divisions, shape), members in alike.items()
+    ]
+    owned = [deal.gather_matrices() for deal in deals]
+    matrices = orthogonalized_all([*(directions[i] for i in complete), *(matrix for own in owned for matrix in own)])
     # Keep the results of complete matrices, and return the parts of the others to their ranks.
-    for index, matrix in zip(whole, matrices, strict=False):
+    for index, matrix in zip(complete, matrices, strict=False):
         found[index] = matrix
-    taken = len(whole)
-    for round_, own, of in zip(rounds, mine, dealt.values(), strict=True):
-        parts = round_.return_parts(matrices[taken : taken + len(own)])
+    taken = len(complete)
+    for deal, own, members in zip(deals, owned, alike.values(), strict=True):
+        parts = iter(deal.return_parts(matrices[taken : taken + len(own)]))
         taken += len(own)
-        for index, part in zip(of, parts, strict=True):
-            found[index] = part
+        for index in members:
+            found[index] = _join_matrices(parts, directions[index])
     return [part for part in found if part is not None]
 
 
@@ -179,93 +185,34 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return (x.mT if _is_tall(matrix) else x).to(matrix.dtype)
 
 
-class _Round:
-    """Exchange of matrices of one shape, sharded by rows over N ranks: rank k mod N owns matrix k, gathers it and returns its parts."""
-
-    def __init__(self, group: dist.ProcessGroup, shape: tuple[int, ...], parts: Sequence[Tensor]) -> None:
-        self._group, self._shape, self._parts = group, shape, parts
-        self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
-        # The division of FSDP (`torch.chunk`): the last ranks may have fewer rows or none.
-        run = -(-shape[0] // self._ranks)
-        self._rows = [max(min(shape[0] - r * run, run), 0) for r in range(self._ranks)]
-        """Number of rows of each rank, divided like `torch.chunk`."""
-        self._counts = [len(range(r, len(parts), self._ranks)) for r in range(self._ranks)]
-        """Number of matrices that each rank owns."""
-
-    def gather_matrices(self) -> list[Tensor]:
-        """Gather the complete matrices that this rank owns."""
-        sent = [self._parts[k].reshape(-1) for r in range(self._ranks) for k in range(r, len(self._parts), self._ranks)]
-        received = self._exchange_elements(torch.cat(sent), self._from_owner(), self._to_owner())
-        pieces = received.split(self._to_owner())
-        count = self._counts[self._rank]
-        shaped = [piece.reshape(count, rows, *self._shape[1:]) for piece, rows in zip(pieces, self._rows, strict=True)]
-        return list(torch.cat(shaped, dim=1).unbind())
-
-    def return_parts(self, matrices: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's part of every matrix, sent by the owners of the matrices."""
-        pieces = [part for r in range(self._ranks) for part in self._rows_of(matrices, r)]
-        like = self._parts[0]
-        sent = torch.cat(pieces) if pieces else like.new_empty(0)
-        received = self._exchange_elements(sent, self._to_owner(), self._from_owner())
-        found: dict[int, Tensor] = {}
-        for r, piece in enumerate(received.split(self._from_owner())):
-            own = piece.reshape(self._counts[r], *like.shape)
-            found |= dict(zip(range(r, len(self._parts), self._ranks), own, strict=True))
-        return [found[k] for k in range(len(self._parts))]
-
-    def _rows_of(self, matrices: Iterable[Tensor], rank: int) -> list[Tensor]:
-        start = sum(self._rows[:rank])
-        return [matrix[start : start + self._rows[rank]].reshape(-1) for matrix in matrices]
-
-    def _from_owner(self) -> list[int]:
-        """Return the elements of this rank's parts, by owner of the matrices."""
-        return [count * self._parts[0].numel() for count in self._counts]
-
-    def _to_owner(self) -> list[int]:
-        """Return the elements of this rank's own matrices, by rank that has the parts."""
-        width = math.prod(self._shape[1:])
-        return [self._counts[self._rank] * rows * width for rows in self._rows]
-
-    def _exchange_elements(self, tensor: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        result = tensor.new_empty(sum(received))
-        dist.all_to_all_single(result, tensor.contiguous(), received, sent, group=self._group)
-        return result
-
-
-def _shared_rows(parameter: Tensor) -> dist.ProcessGroup | None:
-    """Return the ranks that shard a matrix by rows, or None for another sharding or none."""
-    if not isinstance(parameter, DTensor) or parameter.ndim != 2:
-        return None
-    divided = _dividing_dimensions(parameter)
-    if len(divided) != 1 or type(parameter.placements[divided[0]]) is not Shard or parameter.placements[divided[0]].dim:
-        return None
-    return parameter.device_mesh.get_group(divided[0])
-
-
-def _has_whole_matrices(parameter: Tensor) -> bool:
-    """Return whether this rank's part consists of complete matrices, such as its experts."""
-    if not isinstance(parameter, DTensor):
-        return True
-    return all(
-        type(parameter.placements[at]) is Shard and parameter.placements[at].dim < parameter.ndim - 2
-        for at in _dividing_dimensions(parameter)
-    )
-
-
-def _dividing_dimensions(parameter: DTensor) -> list[int]:
-    """Return the dimensions of the mesh that shard the parameter."""
-    sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
-    return [at for at, (placement, size) in enumerate(sizes) if size > 1 and not isinstance(placement, Replicate)]
-
-
 def _gather_part(parameter: DTensor, direction: Tensor) -> Tensor:
-    """Return the part of a matrix with any other sharding: every rank gathers and orthogonalizes it."""
+    """Return the part of matrices with a sharding that no layout of the trainer has: every rank gathers and orthogonalizes them."""
     mesh, placements = parameter.device_mesh, parameter.placements
     shape, stride = parameter.shape, parameter.stride()
     divided = DTensor.from_local(direction, mesh, placements, run_check=False, shape=shape, stride=stride)
     whole = orthogonalize(divided.full_tensor())
     # Every rank has computed the same matrix, so each takes its part without communication.
     return local_part(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+
+
+def _bytes_on_rank(parameter: Tensor) -> int:
+    """Return the bytes of a rank's share of the complete matrices, equal on all ranks."""
+    size: int = 4 * parameter.numel()
+    return -(-size // dividing_ranks(parameter)) if isinstance(parameter, DTensor) else size
+
+
+def _split_matrices(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Split `[..., m, n]` into its matrices `[m, n]`; m and n may be 0."""
+    matrices: tuple[Tensor, ...] = tensor.reshape(tensor.shape[:-2].numel(), *tensor.shape[-2:]).unbind()
+    return matrices
+
+
+def _join_matrices(matrices: Iterator[Tensor], like: Tensor) -> Tensor:
+    """Undo `_split_matrices`: join the next matrices to a tensor of the shape of `like`."""
+    taken = [next(matrices) for _ in range(like.shape[:-2].numel())]
+    if len(taken) == 1:  # without a copy
+        return taken[0].reshape(like.shape)
+    return torch.stack(taken).reshape(like.shape) if taken else torch.empty_like(like)
 
 
 def _batch_members(members: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
