@@ -15,13 +15,15 @@ from rlrun.local.gpus import LOCKS_VARIABLE, GpuLocks, Machine
 from rlrun.runtime import exit_codes
 
 ONE = Machine(["GPU-1"])
+CLASSES = '{"items": [{"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"}]}'
+"""Answer of `kubectl get storageclass --output=json`."""
 
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine with a GPU and a cluster that refuses requests; torch is not imported."""
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text("#!/bin/sh\necho no\nexit 1\n")
+    kubectl.write_text(f"#!/bin/sh\nif [ $1 = get ]; then echo '{CLASSES}'; exit; fi\necho no\nexit 1\n")
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -45,6 +47,7 @@ def test_doctor_reports_each_check(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found["GPUs"]["said"] == "X"
     assert "is used by another run" in found["GPU 0"]["said"]
     assert found["cluster"]["said"] == "you may not create RLRuns in this namespace"
+    assert "storageClassName: shared" in found["storage class"]["fix"]
     assert found["hub"]["state"] == "note"
     assert main(["doctor"]) == code
     assert "this machine can: " in capsys.readouterr().out

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rlrun.api.resource import RLRunSpec
 from rlrun.fit.memory_parts import GIB
 from rlrun.local.doctor import Facts, Torch, list_abilities, list_checks
+from rlrun.local.storage_classes import StorageClass, parse_storage_classes, propose_class
 
+EXAMPLE = Path(__file__).parents[3] / "examples/gpu-check.yaml"
 PACKAGES = {
     "torch": "2.13.0",
     "transformers": "5.19.0",
@@ -31,6 +37,14 @@ GOOD = Facts(
     port=True,
     hub="huggingface.co",
     kubectl="yes",
+    storage_classes=[
+        StorageClass("gp3", "ebs.csi.aws.com"),
+        StorageClass("shared", "efs.csi.aws.com", is_default=True),
+    ],
+)
+DISK, CEPH = (
+    StorageClass("block", "rbd.csi.ceph.com", is_default=True),
+    StorageClass("fs", "rook-ceph.cephfs.csi.ceph.com"),
 )
 
 
@@ -72,6 +86,16 @@ def test_complete_machine_has_all_abilities() -> None:
         ({"kubectl": None}, "cluster", "note", "kubectl is not installed", "install it"),
         ({"kubectl": "no"}, "cluster", "note", "may not create", "right to create"),
         ({"kubectl": "refused"}, "cluster", "note", "cannot be reached: refused", "get-contexts"),
+        (
+            {"storage_classes": [DISK, CEPH]},
+            "storage class",
+            "note",
+            "the default, block, is not",
+            "storageClassName: fs, size",
+        ),
+        ({"storage_classes": [CEPH]}, "storage class", "note", "has no default", "storageClassName: fs, size"),
+        ({"storage_classes": [DISK]}, "storage class", "note", "none of 1 has", "accessModes: [ReadWriteOnce]"),
+        ({"storage_classes": "forbidden"}, "storage class", "note", "cannot be read: forbidden", "administrator"),
     ],
 )
 def test_problem_is_reported_with_fix(change: dict[str, Any], name: str, state: str, said: str, fix: str) -> None:
@@ -98,3 +122,33 @@ def test_incomplete_machine_lists_remaining_abilities() -> None:
     ]
     no_torch = replace(GOOD, torch=Torch(error="x"), kubectl=None)
     assert list_abilities(no_torch, list_checks(no_torch)) == ["check manifests (rlrun validate, rlrun fit)"]
+
+
+def test_proposed_storage_class_is_the_shared_default_or_the_first_by_name() -> None:
+    names = ("zeta", "alpha", "beta")
+    items = [{"metadata": {"name": name}, "provisioner": "nfs.csi.k8s.io"} for name in names]
+    items[1]["provisioner"] = "kubernetes.io/no-provisioner"
+    classes = parse_storage_classes(json.dumps({"items": items}))
+    assert [one.name for one in classes] == ["alpha", "beta", "zeta"]
+    assert propose_class(classes) == StorageClass("beta", "nfs.csi.k8s.io")
+    items[0]["metadata"]["annotations"] = {"storageclass.kubernetes.io/is-default-class": "true"}
+    assert propose_class(parse_storage_classes(json.dumps({"items": items}))) == StorageClass(
+        "zeta", "nfs.csi.k8s.io", is_default=True
+    )
+    assert propose_class([DISK]) is None
+    for printed in ("[]", "{}", "no json"):
+        with pytest.raises(ValueError, match=r"Expecting value|no list of StorageClasses"):
+            parse_storage_classes(printed)
+
+
+def test_storage_class_is_silent_without_a_cluster() -> None:
+    found = list_checks(replace(GOOD, storage_classes=None))
+    assert "storage class" not in {check.name for check in found}
+
+
+def test_proposed_storage_class_is_a_valid_manifest() -> None:
+    (check,) = [one for one in list_checks(replace(GOOD, storage_classes=[DISK, CEPH])) if one.name == "storage class"]
+    field = check.fix.removeprefix("set ").partition(" (")[0]
+    spec = RLRunSpec.model_validate(yaml.safe_load(EXAMPLE.read_text())["spec"] | yaml.safe_load(field))
+    assert spec.storage.claim_template is not None
+    assert spec.storage.claim_template.storage_class_name == "fs"

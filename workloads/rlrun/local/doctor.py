@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from rlrun.fit.memory_parts import GIB, show_gib
 from rlrun.local.gpus import GpuLocks, Machine
 from rlrun.local.preflight import PreflightError, free_port
+from rlrun.local.storage_classes import StorageClass, propose_class, read_storage_classes
 from rlrun.runtime.bootstrap import SAFE_PATH
 from rlrun.runtime.extras import install_cpu_engine, install_extras, uninstall_package
 
@@ -74,6 +75,8 @@ class Facts:
     """Host of the model hub, or None if it does not answer."""
     kubectl: str | None
     """Answer of `kubectl auth can-i create rlruns.rlrun.io`: yes, no, or an error. None: kubectl is not installed."""
+    storage_classes: Sequence[StorageClass] | str | None = None
+    """StorageClasses of the cluster, or kubectl's error. None: no cluster answers."""
 
 
 def gather_facts(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:
@@ -85,6 +88,7 @@ def gather_facts(folder: Path, variables: Mapping[str, str] = os.environ) -> Fac
     """
     machine = Machine.here()
     packages = {name: version for name in PACKAGES if (version := _package_version(name)) is not None}
+    kubectl = _kubectl_facts()
     return Facts(
         python=sys.version_info[:2],
         packages=packages,
@@ -97,7 +101,8 @@ def gather_facts(folder: Path, variables: Mapping[str, str] = os.environ) -> Fac
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         port=_free_port(),
         hub=_hub_facts(variables),
-        kubectl=_kubectl_facts(),
+        kubectl=kubectl,
+        storage_classes=read_storage_classes() if kubectl in ("yes", "no") else None,
     )
 
 
@@ -209,6 +214,7 @@ def list_checks(facts: Facts) -> list[Check]:
         *_check_limits(facts),
         _check_hub(facts),
         _check_cluster(facts),
+        *_check_storage_classes(facts),
     ]
 
 
@@ -359,3 +365,37 @@ def _check_cluster(facts: Facts) -> Check:
         f"cannot be reached: {facts.kubectl}",
         "kubectl config get-contexts; local runs do not need it",
     )
+
+
+def _check_storage_classes(facts: Facts) -> Iterator[Check]:
+    classes = facts.storage_classes
+    if classes is None:
+        return
+    if isinstance(classes, str):
+        yield Check(
+            "storage class",
+            "note",
+            f"cannot be read: {classes}",
+            "ask an administrator for a class with ReadWriteMany volumes",
+        )
+        return
+    proposed, default = propose_class(classes), next((one.name for one in classes if one.is_default), None)
+    if proposed is None:
+        yield Check(
+            "storage class",
+            "note",
+            f"none of {len(classes)} has a driver that is known for ReadWriteMany volumes",
+            "set storage.claimTemplate.storageClassName to a class with such volumes, or on one node "
+            "storage.claimTemplate.accessModes: [ReadWriteOnce]",
+        )
+    elif proposed.is_default:
+        yield Check("storage class", "ok", f"{proposed.name} ({proposed.provisioner}), the default")
+    else:
+        yield Check(
+            "storage class",
+            "note",
+            f"the default, {default}, is not known for ReadWriteMany volumes"
+            if default
+            else "the cluster has no default",
+            f"set storage: {{claimTemplate: {{storageClassName: {proposed.name}, size: 100Gi}}}} ({proposed.provisioner})",
+        )
