@@ -17,6 +17,7 @@ from rlrun.inference.__main__ import main
 from rlrun.inference.engine_settings import (
     InferenceSettings,
     SettingsError,
+    default_vllm_environment,
     settings_from_config,
     settings_from_file,
     settings_from_mapping,
@@ -126,6 +127,25 @@ def test_environment(tmp_path: Path) -> None:
     assert "TORCH_COMPILE_DISABLE" not in local
     assert vllm_environment(settings(enforce_eager=True))["TORCH_COMPILE_DISABLE"] == "1"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in vllm_environment(settings(tensor_parallel=2))
+
+
+def test_flashinfer_sampler_is_off_without_cuda_compiler(tmp_path: Path) -> None:
+    off = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    gpu, bare = settings(device="cuda"), {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path / "none")}
+    assert default_vllm_environment(gpu, bare) == off
+    assert default_vllm_environment(settings(), bare) == {}, "vLLM for CPUs has no FlashInfer"
+    for value in ("0", "1"):
+        assert default_vllm_environment(gpu, {**bare, "VLLM_USE_FLASHINFER_SAMPLER": value}) == {}, "the user's value"
+    nvcc = tmp_path / "cuda/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\n")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        variables = {**bare, "CUDA_HOME": "", name: str(tmp_path / "cuda")}
+        nvcc.chmod(0o644)
+        assert default_vllm_environment(gpu, variables) == off
+        nvcc.chmod(0o755)
+        assert default_vllm_environment(gpu, variables) == {}
+    assert default_vllm_environment(gpu, {"PATH": str(nvcc.parent)}) == {}
 
 
 @pytest.mark.parametrize(

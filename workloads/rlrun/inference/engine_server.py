@@ -19,7 +19,12 @@ from pydantic import ValidationError
 
 from rlrun.diagnostics import heap
 from rlrun.inference.engine_processes import fork_the_engine, may_fork, tie_children_to_this_process
-from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
+from rlrun.inference.engine_settings import (
+    InferenceSettings,
+    default_vllm_environment,
+    vllm_arguments,
+    vllm_environment,
+)
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
@@ -59,7 +64,7 @@ def serve_engine(settings: InferenceSettings) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _stop_the_start)
     tie_children_to_this_process()
-    os.environ.update(vllm_environment(settings))
+    os.environ.update(default_vllm_environment(settings, os.environ) | vllm_environment(settings))
     with listener:
         return _run_server(settings, listener, expected)
 

@@ -6,6 +6,8 @@ No default depends on the machine. Command line and variables are computed from 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -155,6 +157,8 @@ WORKER_EXTENSION = "rlrun.inference.weights.loading.Loading"
 """Class whose methods vLLM adds to its workers."""
 ENGINE_VARIABLE = "RLRUN_ENGINE"
 """Environment variable of the processes of a run's engine; RLRun's vLLM plugin does nothing without it."""
+FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+"""Environment variable of vLLM: 1, its default, samples top-k and top-p with FlashInfer."""
 MAX_LORAS = 4
 """Adapters per run in one engine step: requests of this many versions are computed together; requests of other versions wait."""
 MAX_LOADED_LORAS = 32
@@ -247,6 +251,28 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
             # otherwise uses a process per worker to bind threads to cores; `nobind` makes that unnecessary.
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment
+
+
+def has_cuda_compiler(variables: Mapping[str, str]) -> bool:
+    """Return whether FlashInfer finds nvcc: in CUDA_HOME or CUDA_PATH if one of them is set, else on the PATH or in /usr/local/cuda."""
+    home = variables.get("CUDA_HOME") or variables.get("CUDA_PATH")
+    if home:
+        return shutil.which(str(Path(home, "bin", "nvcc"))) is not None
+    path = variables.get("PATH", os.defpath)
+    return any(shutil.which(nvcc, path=path) is not None for nvcc in ("nvcc", "/usr/local/cuda/bin/nvcc"))
+
+
+def default_vllm_environment(settings: InferenceSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that must be set before vLLM is imported, unless the user's environment contains them.
+
+    Args:
+        settings: settings of the server.
+        inherited: environment of this process.
+    """
+    if settings.device == "cpu" or FLASHINFER_SAMPLER in inherited or has_cuda_compiler(inherited):
+        return {}
+    # FlashInfer compiles its sampler with nvcc when an engine starts; images for GPUs have no nvcc (except their target `devel`).
+    return {FLASHINFER_SAMPLER: "0"}
 
 
 def with_local_model(config: InferenceConfig) -> InferenceConfig:
