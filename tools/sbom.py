@@ -27,7 +27,7 @@ from tools.images import IMAGES, ROOT, version
 
 PAGE_LOCK = "workloads/rlrun/ui/web/package-lock.json"
 _PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)((?:\s+--hash=sha256:[0-9a-f]{64})+)")
-_COPIED = re.compile(r"^COPY (requirements/\S+\.txt) /opt/requirements/", re.MULTILINE)
+_COPIED = re.compile(r"^COPY (requirements/\S+\.txt) (?:tools/\S+ )?/opt/requirements/", re.MULTILINE)
 _REFERENCE = re.compile(r"^\s*\w+: (\S+/rlrun-(\w+))@(sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -117,9 +117,10 @@ def merged(parts: Iterable[Part]) -> list[Part]:
 
 def image_locks(dockerfile: str, accelerator: str) -> list[str]:
     """Return lock files from which an image's build installs, as its Dockerfile copies them, without those of uv and of
-    build tools."""
+    build tools. Only GPU images contain a part of the wheels of flash-attention-3.txt."""
+    left_out = ("/build.txt",) if accelerator == "gpu" else ("/build.txt", "/flash-attention-3.txt")
     named = [name.replace("${ACCELERATOR}", accelerator) for name in _COPIED.findall(dockerfile)]
-    return [name for name in named if not name.endswith("/build.txt")]
+    return [name for name in named if not name.endswith(left_out)]
 
 
 def document(subject: Part, contained: Sequence[Part], needed: Sequence[Part], created: datetime) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""The FlashAttention 3 image: omitted parts by their upstream names, and no effect on other images."""
+"""FlashAttention 3: the stage of the GPU images, and the image that compiles it with soft caps."""
 
 from __future__ import annotations
 
 import re
+
+import pytest
 
 from rlrun.fit.attention_kernels import BACKENDS
 from tests.cluster.images import IMAGES
@@ -63,3 +65,22 @@ def test_flash_attention_image_copies_existing_files_with_documented_arguments()
 def test_other_images_do_not_mention_flash_attention() -> None:
     for image in IMAGES:
         assert "FLASH_ATTENTION" not in (ROOT / f"Dockerfile.{image}").read_text()
+
+
+@pytest.mark.parametrize("image", ["trainer", "inference"])
+def test_gpu_images_get_flash_attention_3_by_hash(image: str) -> None:
+    """CPU images and other processors, for which there is no wheel, get nothing."""
+    dockerfile = (ROOT / f"Dockerfile.{image}").read_text()
+    stage = dockerfile.split("\nFROM base AS flash-attention-3\n")[1].split("\nFROM ")[0]
+    (run,) = [entry.rest for entry in parse(stage) if entry.name == "RUN"]
+    condition, _, commands = " ".join(run.split()).partition("; then ")
+    assert condition.endswith('if [ "${ACCELERATOR}" = gpu ] && [ "$(uname -m)" = x86_64 ]')
+    fetched, written, installed, removed = commands.removesuffix("; fi").split(" && ")
+    assert {"--require-hashes", "--no-deps", "--only-binary"} <= set(fetched.split())
+    assert fetched.endswith("--target /opt/installed --requirement /opt/requirements/flash-attention-3.txt")
+    assert written == "python3 /opt/requirements/flash_attention_3.py /opt/installed /opt/wheels"
+    assert {"--no-index", "--no-deps"} <= set(installed.split())
+    assert removed == "rm -r /opt/installed /opt/wheels"
+    common = dockerfile.split(" AS common\n")[1].split("\nFROM ")[0]
+    assert [entry.rest for entry in parse(common) if entry.name == "COPY"][-1].startswith("--from=flash-attention-3 ")
+    assert not re.search("nvcc|setup.py|git ", stage), "nothing is compiled"

@@ -30,7 +30,8 @@ def locked(image: str, accelerator: str) -> dict[str, tuple[str, set[str]]]:
     """Return name -> version and hashes, parsed without the expressions of the tool."""
     found: dict[str, tuple[str, set[str]]] = {}
     current: set[str] = set()
-    for name in LOCKS[image]:
+    of_gpus = ["images/flash-attention-3"] if accelerator == "gpu" and image in ("trainer", "inference") else []
+    for name in (*LOCKS[image], *of_gpus):
         for line in (ROOT / "requirements" / f"{name.format(accelerator)}.txt").read_text().splitlines():
             if "==" in line and not line.startswith((" ", "#")):
                 package, _, rest = line.removesuffix("\\").partition("==")
