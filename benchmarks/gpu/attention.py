@@ -11,8 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from rlrun.fit.attention_kernels import AttentionError, Needs, choose_kernel
 from rlrun.fit.attention_kernels import Kernel as Name
 from rlrun.trainer.modeling.attention.compute import attend
+from rlrun.trainer.modeling.attention.installed import read_machine
 from rlrun.trainer.modeling.attention.packed_layout import Layout, Scores
-from rlrun.trainer.modeling.attention.select import read_machine
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
 

@@ -24,8 +24,9 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention as attention
 from rlrun.trainer.modeling.attention.compute import attend
+from rlrun.trainer.modeling.attention.installed import read_machine
 from rlrun.trainer.modeling.attention.packed_layout import Scores
-from rlrun.trainer.modeling.attention.select import kernel_refusal, read_machine
+from rlrun.trainer.modeling.attention.select import kernel_refusal
 from rlrun.trainer.modeling.packed_attention import packed_attention, row_layout
 from rlrun.trainer.modeling.shard import Memory, shard_model
 from rlrun.trainer.ranks.group import Group

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.local import doctor
+from rlrun.local import machine_facts
 from rlrun.local.gpus import LOCKS_VARIABLE, GpuLocks, Machine
 from rlrun.runtime import exit_codes
 
@@ -30,7 +30,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / "locks"))
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: ONE))
     monkeypatch.setattr(
-        doctor, "_ASK_TORCH", 'print(\'a warning\'); print(\'{"cuda": "13.0", "gpus": 1, "names": ["X"]}\')'
+        machine_facts, "_ASK_TORCH", 'print(\'a warning\'); print(\'{"cuda": "13.0", "gpus": 1, "names": ["X"]}\')'
     )
 
 
@@ -53,10 +53,31 @@ def test_doctor_reports_each_check(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "this machine can: " in capsys.readouterr().out
 
 
+def test_doctor_probes_kernels_in_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process runs the trainer's own probe; only the GPU is replaced."""
+    device = "import torch; torch.cuda.device_count = lambda: 2; torch.cuda.get_device_name = lambda device: 'X'; "
+    monkeypatch.setattr(
+        machine_facts,
+        "_ASK_KERNELS",
+        f"{device}torch.cuda.get_device_capability = lambda device: (9, 0); {machine_facts._ASK_KERNELS}",
+    )
+    main(["doctor", "--json"])
+    (found,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "attention"]
+    assert found["state"] == "note"
+    assert found["said"].startswith("varlen for heads of 128: varlen is the first that X (compute capability 9.0)")
+    assert "not fa3: flash_attn_interface is not installed (make flash-attention-3" in found["said"]
+    assert "flash2" not in found["said"]
+    monkeypatch.setattr(machine_facts, "_ASK_KERNELS", "raise ImportError('libcuda.so.1: cannot open')")
+    main(["doctor"])
+    assert "the installed kernels are unknown: ImportError: libcuda.so.1: cannot open" in capsys.readouterr().out
+
+
 def test_doctor_reports_failed_import_of_torch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_ASK_TORCH", "raise ImportError('libcudart.so.13: cannot open')")
+    monkeypatch.setattr(machine_facts, "_ASK_TORCH", "raise ImportError('libcudart.so.13: cannot open')")
     assert main(["doctor"]) == exit_codes.UNAVAILABLE
     assert "cannot be used: ImportError: libcudart.so.13: cannot open" in capsys.readouterr().out
 
@@ -66,5 +87,5 @@ def test_doctor_reports_reachable_hub() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert doctor._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
-    assert doctor._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None
+        assert machine_facts._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
+    assert machine_facts._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None

@@ -286,8 +286,8 @@ def _fa4_forward(
     window_size_right: int | None = None,
     learnable_sink: Tensor | None = None,
     return_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Training arguments of flash-attn-4 4.0.0b."""
+) -> tuple[Tensor | None, ...]:
+    """Training arguments of flash-attn-4 4.0.0b, and the five results of b36."""
     assert cu_seqlens_q is not None
     assert cu_seqlens_k is not None
     assert max_seqlen_q is not None
@@ -297,7 +297,7 @@ def _fa4_forward(
     left = _fa4_left(causal, window_size_left, window_size_right)
     _note("fa4", softmax_scale=softmax_scale, window_size_left=window_size_left, causal=causal)
     assert softmax_scale is not None
-    return forward(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, left)
+    return *forward(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, left), None, None, None
 
 
 def _fa4_left(causal: bool, left: int | None, right: int | None) -> int:

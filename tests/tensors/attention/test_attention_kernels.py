@@ -5,7 +5,8 @@ packages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlrun.fit.attention_kernels import BACKENDS, Feature, Kernel
+from rlrun.fit.attention_kernels import BACKENDS, FA4, Feature, Kernel
 from rlrun.trainer.modeling.attention import compute, flash
 from rlrun.trainer.modeling.attention.compute import FUNCTIONS, attend
 from rlrun.trainer.modeling.attention.packed_layout import Scores, Segments, dense_attention, row_layout
@@ -99,6 +100,42 @@ def test_kernel_supports_every_option_of_its_table(
     for found, expected in zip(results(kernel, segments, scores), results(None, segments, scores), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert kernel not in FLASH or {kernel: 1} == stand_ins.CALLS
+
+
+@pytest.mark.parametrize("scores", [PLAIN, OPTIONS["window"], OPTIONS["sinks"]], ids=["plain", "window", "sinks"])
+@pytest.mark.parametrize(("forward_results", "backward_results"), [(2, 3), (4, 3), (5, 4)])
+def test_flash_attention_4_ignores_further_results(
+    forward_results: int, backward_results: int, scores: Scores, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4.0.0b15 returns two values forward, b20 four and b36 five; b36 may return a fourth gradient."""
+    package = sys.modules[FA4.module]
+    for name, count in (("_flash_attn_fwd", forward_results), ("_flash_attn_bwd", backward_results)):
+        monkeypatch.setattr(package, name, _with_results(getattr(package, name), count))
+    for found, expected in zip(results("fa4", ROW, scores), results("sdpa", ROW, scores), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def _with_results(function: Callable[..., tuple[Any, ...]], count: int) -> Callable[..., tuple[Any, ...]]:
+    """Return the function with `count` results; the additional ones are not tensors, so that no use of them succeeds."""
+
+    def call(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+        return (*function(*inputs, **options), *[object()] * count)[:count]
+
+    return call
+
+
+def test_sums_of_exponentials_of_another_shape_are_refused(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention of 4.0.0b36 returns them as `[tokens, heads]`."""
+    package = sys.modules[FA4.module]
+    original = package._flash_attn_fwd
+
+    def transposed(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+        output, lse, *rest = original(*inputs, **options)
+        return output, lse.T, *rest
+
+    monkeypatch.setattr(package, "_flash_attn_fwd", transposed)
+    with pytest.raises(RuntimeError, match=r"lse of shape \[51, 4\] instead of \[heads, tokens\] \[4, 51\]; install"):
+        results("fa4", ROW, PLAIN)
 
 
 @pytest.mark.parametrize("scores", [PLAIN, *OPTIONS.values()], ids=str)

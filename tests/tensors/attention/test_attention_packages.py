@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rlrun.fit.attention_kernels import FA3, FA4, FLASH2, Package
-from rlrun.trainer.modeling.attention import select as machine_module
-from rlrun.trainer.modeling.attention.select import problem_of, read_machine
+from rlrun.trainer.modeling.attention import installed as machine_module
+from rlrun.trainer.modeling.attention.installed import problem_of, read_machine
 from tests.tensors.attention.stand_ins import package
 
 

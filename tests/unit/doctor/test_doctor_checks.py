@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.fit.attention_kernels import Machine
 from rlrun.fit.memory_parts import GIB
-from rlrun.local.doctor import Facts, Torch, list_abilities, list_checks
+from rlrun.local.doctor import list_abilities, list_checks
+from rlrun.local.machine_facts import Facts, Kernels, Torch
 from rlrun.local.storage_classes import StorageClass, parse_storage_classes, propose_class
 
 EXAMPLE = Path(__file__).parents[3] / "examples/gpu-check.yaml"
@@ -28,6 +30,7 @@ GOOD = Facts(
     python=(3, 12),
     packages=PACKAGES,
     torch=Torch(cuda="13.0", gpus=2, names=("NVIDIA H100", "NVIDIA H100")),
+    kernels=Kernels(machines=(Machine("NVIDIA H100", (9, 0), {"fa3": "3.0.0", "fa4": "4.0.0b36"}, {}),)),
     gpus=2,
     taken={},
     compiler="g++",
@@ -50,6 +53,32 @@ DISK, CEPH = (
 
 def without(*names: str) -> dict[str, str]:
     return {name: version for name, version in PACKAGES.items() if name not in names}
+
+
+def kernels_of(major: int, versions: dict[Any, str], missing: dict[Any, str]) -> Kernels:
+    return Kernels(machines=(Machine("a GPU", (major, 0), versions, missing),))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        (GOOD.kernels, [("ok", "fa3 for heads of 128: fa3 (flash-attn-3 3.0.0) is the first that NVIDIA H100")]),
+        # Torch's own kernel is as fast as a missing flash-attn 2 on this GPU.
+        (kernels_of(8, {}, {"flash2": "flash_attn is not installed"}), [("ok", "varlen for heads of 128: varlen")]),
+        (kernels_of(8, {"flash2": "2.8.3"}, {}), [("ok", "flash2 for heads of 128: flash2 (flash-attn 2.8.3)")]),
+        # A broken installation is reported like a missing one.
+        (
+            kernels_of(9, {}, {"fa3": "flash_attn_interface cannot be imported (OSError: libcudart.so.12)"}),
+            [("note", "libcudart.so.12)")],
+        ),
+        (Kernels(error="ImportError: libcuda"), [("note", "the installed kernels are unknown: ImportError: libcuda")]),
+        (Kernels(), []),
+    ],
+)
+def test_attention_kernel_is_named(kernels: Kernels, expected: list[tuple[str, str]]) -> None:
+    found = [check for check in list_checks(replace(GOOD, kernels=kernels)) if check.name == "attention"]
+    assert [check.state for check in found] == [state for state, _ in expected]
+    assert all(text in check.said for check, (_, text) in zip(found, expected, strict=True))
 
 
 def test_complete_machine_has_all_abilities() -> None:
@@ -76,6 +105,21 @@ def test_complete_machine_has_all_abilities() -> None:
         ({"torch": Torch()}, "GPUs", "note", "built for CPUs", "CUDA build"),
         ({"torch": Torch(cuda="13.0")}, "GPUs", "note", "finds none", "driver for CUDA 13.0"),
         ({"taken": {1: "run a in /runs/a (process 7)"}}, "GPU 1", "note", "used by run a", "--share-gpus"),
+        (
+            {"kernels": kernels_of(9, {"fa4": "4.0.0b36"}, {"fa3": "flash_attn_interface is not installed"})},
+            "attention",
+            "note",
+            "fa4 for heads of 128: fa4 (flash-attn-4 4.0.0b36) is the first that a GPU (compute capability 9.0) and the model "
+            "allow; not fa3: flash_attn_interface is not installed (make flash-attention-3 in a checkout of RLRun)",
+            "make flash-attention-3 in a checkout of RLRun for fa3",
+        ),
+        (
+            {"kernels": kernels_of(10, {}, {"fa4": "flash_attn.cute.interface is not installed"})},
+            "attention",
+            "note",
+            "varlen for heads of 128: varlen is the first",
+            "pip install 'flash-attn-4[cu13]==4.0.0b36' for fa4",
+        ),
         ({"compiler": None}, "C++ compiler", "note", "trainer.compile", "g++"),
         ({"shared_memory": 64 * 2**20}, "shared memory", "note", "0.1 GiB", "--shm-size"),
         ({"shared_memory": None}, "shared memory", "note", "0.0 GiB", "--shm-size"),

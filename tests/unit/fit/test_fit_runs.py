@@ -62,9 +62,10 @@ def test_lm_head_is_chunked_with_tensor_parallelism() -> None:
 @pytest.mark.parametrize(
     ("product", "fields", "kernel"),
     [
-        ("NVIDIA-H100-80GB-HBM3", {}, "varlen, or fa3 if the trainer's image has flash_attn_interface"),
+        ("NVIDIA-H100-80GB-HBM3", {}, "fa3, or varlen in an image without flash_attn_interface"),
         ("NVIDIA-H100-80GB-HBM3", {"computeDtype": "float32"}, "flex"),
         ("NVIDIA-H100-80GB-HBM3", {"attention": "cudnn"}, "cudnn"),
+        ("NVIDIA-B200", {}, "fa4, or varlen in an image without flash_attn.cute.interface"),
         ("NVIDIA-A100-SXM4-80GB", {}, "varlen"),
         ("Tesla-V100-SXM2-32GB", {}, "sdpa"),
         (None, {}, None),
@@ -84,6 +85,14 @@ def test_attention_kernel_is_reported_and_counted(
     assert (more > 1.1) == (kernel in ("sdpa", "cudnn"))
 
 
+def test_soft_caps_exclude_flash_attention_3_of_the_images() -> None:
+    """The table of kernels allows soft caps for `fa3`, but the build in the images has none."""
+    capped = dataclasses.replace(KNOWN[SMALL], attention=frozenset({"softcap"}))
+    surroundings = dataclasses.replace(make_surroundings(product="NVIDIA-H100-80GB-HBM3"), model=capped)
+    (found,) = needs_of(spec(trainer={"gpusPerReplica": 1}), surroundings)
+    assert "attention: auto is flex" in found.remarks
+
+
 def test_attention_time_follows_measured_rates() -> None:
     """The table of kernels contains one layer of Qwen3-0.6B, which has 28; the rates apply to 16,384 tokens."""
 
@@ -95,11 +104,11 @@ def test_attention_time_follows_measured_rates() -> None:
     measured = json.loads((ROOT / "benchmarks/results/gpu/kernels.json").read_text())["sections"]["attention"]
     for tokens, row, tolerance in ((16_384, "16k", 0.03), (65_536, "65k", 0.12)):
         seconds = [float(text) for text in re.findall(r"about ([\d.]+) s with", told(tokens))]
-        rows = [measured[f"{kernel}, {row}"] for kernel in ("varlen", "fa3")]
+        rows = [measured[f"{kernel}, {row}"] for kernel in ("fa3", "varlen")]
         expected = [28 * (one["forward ms"] + one["backward ms"]) / 1000 for one in rows]
         assert seconds == pytest.approx(expected, rel=tolerance)
     assert told(16_384) == (
-        "attention: a row of 16,384 tokens in one sequence takes about 0.37 s with varlen, about 0.18 s with fa3, forward and backward"
+        "attention: a row of 16,384 tokens in one sequence takes about 0.18 s with fa3, about 0.37 s with varlen, forward and backward"
     )
     assert "about 0.47 s with varlen" in told(16_384, activationCheckpointing="full")
     assert "about 0.18 s with varlen" in told(16_384, gpusPerReplica=2, parallelism={"cp": 2})

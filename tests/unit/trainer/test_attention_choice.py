@@ -11,17 +11,23 @@ import pytest
 from rlrun.config.models.parallel import GPU_KERNELS, AttentionKernel
 from rlrun.fit.attention_kernels import (
     BACKENDS,
+    FA3,
+    FA4,
     FEATURES,
+    FLASH2,
     ORDER,
     AttentionError,
+    Backend,
     Feature,
     Kernel,
     Machine,
     Needs,
     choose_kernel,
 )
+from tools import flash_attention_3
 
-ALL: dict[Kernel, str] = {"fa3": "3.0.0", "fa4": "4.0.0b4", "flash2": "2.8.3"}
+ROOT = Path(__file__).parents[3]
+ALL: dict[Kernel, str] = {"fa3": "3.0.0", "fa4": "4.0.0b36", "flash2": "2.8.3"}
 CPU = Machine("a CPU", None)
 NOT_INSTALLED: dict[Kernel, str] = {
     "fa3": "flash_attn_interface is not installed",
@@ -46,9 +52,14 @@ def needs(*features: Feature, head_dim: int = 128) -> Needs:
         (gpu(9, packages={}), needs("window"), "varlen"),
         (gpu(10), needs("window"), "fa4"),
         (gpu(10, packages={}), needs(), "varlen"),
-        (gpu(8), needs("window"), "varlen"),
-        (gpu(8, 9), needs(), "varlen"),
-        (gpu(12), needs(), "varlen"),
+        # FlashAttention 2 is called where it is installed.
+        (gpu(8), needs("window"), "flash2"),
+        (gpu(8, 9), needs(), "flash2"),
+        (gpu(12), needs(), "flash2"),
+        (gpu(9, packages={"flash2": "2.8.3"}), needs(), "flash2"),
+        (gpu(10, packages={"flash2": "2.8.3"}), needs(), "flash2"),
+        (gpu(8, packages={}), needs("window"), "varlen"),
+        (gpu(12, packages={}), needs(), "varlen"),
         (gpu(7), needs("window"), "sdpa"),
         (CPU, needs("window", "softcap", "sinks"), "sdpa"),
         # Soft caps (Gemma 2, heads of 256).
@@ -86,7 +97,12 @@ def test_choice_explains_skipped_kernels() -> None:
     found_later = machine.without_kernel("fa3", "it refuses this model's attention (RuntimeError: no cap)")
     assert str(choose_kernel("auto", needs(), found_later)) == (
         "attention varlen: varlen is the first that a GPU (compute capability 9.0) and the model allow; "
-        "not fa3: it refuses this model's attention (RuntimeError: no cap); not fa4: flash_attn.cute is not installed"
+        "not fa3: it refuses this model's attention (RuntimeError: no cap); "
+        "not fa4: flash_attn.cute is not installed (pip install 'flash-attn-4[cu13]==4.0.0b36')"
+    )
+    # flash-attn 2 is as fast as varlen, so its absence is no reason for a line in the log.
+    assert str(choose_kernel("auto", needs(), gpu(8, packages={}))) == (
+        "attention varlen: varlen is the first that a GPU (compute capability 8.0) and the model allow"
     )
     with pytest.raises(
         AttentionError, match=r"trainer\.attention \(fa3\): it refuses this model's attention \(RuntimeError"
@@ -105,7 +121,7 @@ def test_choice_explains_skipped_kernels() -> None:
             "fa3",
             gpu(9, packages={}, missing=NOT_INSTALLED),
             needs(),
-            "trainer.attention (fa3): flash_attn_interface is not installed; install it in the trainer's image (build hopper/",
+            "trainer.attention (fa3): flash_attn_interface is not installed; install it where the trainer runs (make flash-attention-3",
         ),
         (
             "fa3",
@@ -184,19 +200,58 @@ def test_kernel_table_covers_configuration_values() -> None:
     assert BACKENDS["sdpa"].features == set(FEATURES)
 
 
+def locked_version(file: str, package: str) -> str | None:
+    found = re.search(rf"^{package}==(\S+)", (ROOT / "requirements" / file).read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def test_kernels_of_images_are_in_the_locks() -> None:
+    """A kernel that the pages call installed is installed: by hash, in each image that trains."""
+    images = ("images/common-gpu.txt", "images/trainer-gpu.txt", "images/inference-gpu.txt")
+    held = {kernel for kernel, backend in BACKENDS.items() if backend.package and backend.package.locked is not None}
+    assert held == {"fa3", "fa4"}
+    for name in (*images, "gpu.txt", "local-gpu.txt"):
+        version = locked_version(name, FA4.distributions[0])
+        assert FA4.install == f"pip install 'flash-attn-4[cu13]=={version}'"
+    assert {locked_version(name, FLASH2.distributions[0]) for name in images} == {None}
+    release = locked_version("images/flash-attention-3.txt", "xformers")
+    assert flash_attention_3.VERSION.endswith(f"+xformers.{release}")
+    for image in ("trainer", "inference"):
+        text = (ROOT / f"Dockerfile.{image}").read_text()
+        assert "COPY --from=flash-attention-3 /opt/rlrun/lib /opt/rlrun/lib\n" in text
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"\n{FA3.install.split()[1]}: install ##" in makefile
+
+
 def test_page_contains_kernel_table() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    page = (ROOT / "docs" / "parallelism.md").read_text()
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
     ]
-    rows = {row[0].strip("`"): row[1:] for row in cells if len(row) == 8}
+    rows = {row[0].strip("`"): row[1:] for row in cells if len(row) == 9}
     assert rows.keys() == BACKENDS.keys()
     told: tuple[Feature, ...] = ("window", "softcap", "sinks", "float32")
     for kernel, backend in BACKENDS.items():
-        source, gpus, *able, head_dims, float32 = rows[kernel]
+        source, in_images, gpus, *able, head_dims, float32 = rows[kernel]
+        assert in_images == _in_images(backend)
         assert [*able, float32] == ["yes" if feature in backend.features else "no" for feature in told]
         assert head_dims == ("any" if backend.head_dims is None else str(backend.head_dims))
         assert source.split("`")[1 if backend.package else 0] == (backend.package.module if backend.package else source)
         if backend.capabilities is not None:
             first, last = backend.capabilities
             assert gpus == (f"{first}.x" if first == last else f"{first}.x to {last}.x")
+    for majors, kernels in ORDER:
+        assert any(
+            f"{majors[0]}.x" in line and line.endswith(f"| {', '.join(f'`{kernel}`' for kernel in kernels)} |")
+            for line in page.splitlines()
+        )
+
+
+def _in_images(backend: Backend) -> str:
+    if backend.package is None:
+        return "yes"
+    if backend.package.locked is None:
+        return "no"
+    names: dict[Feature, str] = {"softcap": "soft caps"}
+    lacking = [names[feature] for feature in backend.features - backend.package.locked]
+    return f"without {', '.join(lacking)}" if lacking else "yes"

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlrun.config.loading.parser import Parser
-from rlrun.local.doctor import gather_facts, list_abilities, list_checks
+from rlrun.local.doctor import list_abilities, list_checks
+from rlrun.local.machine_facts import gather_facts
 from rlrun.runtime import exit_codes
 
 

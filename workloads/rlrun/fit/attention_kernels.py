@@ -39,6 +39,10 @@ class Package:
     """Command or instruction to install it."""
     operations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Operations that the import registers with torch, with the arguments that are used."""
+    locked: frozenset[Feature] | None = None
+    """Features of the build that RLRun's lock files and GPU images contain; None: they do not contain the package."""
+    faster: bool = True
+    """Whether the kernel is faster than the kernels of torch that follow in `ORDER`, so that its absence is reported."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,23 @@ FLASH2 = Package(
     {"flash_attn_varlen_func": (*_VARLEN_FUNCTION, "window_size", "softcap")},
     ("flash-attn", "flash_attn"),
     "pip install --no-build-isolation 'flash-attn>=2.8'",
+    faster=False,
 )
+"""Called if it is installed. torch's `varlen` contains the same kernels without soft caps."""
 _OPERATION3 = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "is_causal", "softcap")
 FA3 = Package(
     "flash_attn_interface",
     {},
     ("flash-attn-3", "flash_attn_3"),
-    "build hopper/ of flash-attention 3.0.0 for this torch (python setup.py install)",
+    "make flash-attention-3 in a checkout of RLRun",
     {
         "flash_attn_3::fwd": (*_OPERATION3, "window_size_left", "window_size_right", "num_splits"),
         "flash_attn_3::bwd": (*_OPERATION3, "window_size_left", "window_size_right", "dq", "dk", "dv", "deterministic"),
     },
+    locked=frozenset({"window", "sinks", "context"}),
 )
-"""The two operations have the same arguments in all versions since April 2025; the Python functions around them have not."""
+"""The two operations have the same arguments in all versions since April 2025; the Python functions around them have not. The build of
+`tools.flash_attention_3` has no soft caps."""
 _FLASH4_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale", "causal", "window_size_left", "window_size_right")
 FA4 = Package(
     "flash_attn.cute.interface",
@@ -82,10 +90,11 @@ FA4 = Package(
         "_flash_attn_bwd": _FLASH4_ARGUMENTS,
     },
     ("flash-attn-4", "flash_attn_4"),
-    "pip install --pre 'flash-attn-4>=4.0.0b4,<5'",
+    "pip install 'flash-attn-4[cu13]==4.0.0b36'",
+    locked=frozenset({"window", "sinks", "context"}),
 )
-"""The two functions that torch's own adapter to FlashAttention 4 calls. The public function has no gradient of sinks, and its backward
-pass over packed rows refuses soft caps."""
+"""The two functions that torch's own adapter to FlashAttention 4 calls, of one release, because each beta may change them. The public
+function has no gradient of sinks, and its backward pass over packed rows refuses soft caps."""
 
 BACKENDS: Mapping[Kernel, Backend] = {
     "fa3": Backend(frozenset({"window", "softcap", "sinks", "context"}), 256, (9, 9), FA3, 8),
@@ -97,15 +106,17 @@ BACKENDS: Mapping[Kernel, Backend] = {
     "sdpa": Backend(frozenset({"window", "softcap", "sinks", "value heads", "float32", "context"}), None, None),
 }
 ORDER: tuple[tuple[range, tuple[Kernel, ...]], ...] = (
-    (range(9, 10), ("fa3", "fa4", "varlen", "flash2", "flex", "sdpa")),
-    (range(10, 12), ("fa4", "varlen", "flash2", "flex", "sdpa")),
-    (range(8, 13), ("varlen", "flash2", "flex", "sdpa")),
+    (range(9, 10), ("fa3", "fa4", "flash2", "varlen", "flex", "sdpa")),
+    (range(10, 12), ("fa4", "flash2", "varlen", "flex", "sdpa")),
+    (range(8, 13), ("flash2", "varlen", "flex", "sdpa")),
 )
 """Order of `auto` by major compute capability; the first matching range counts. Other devices use `sdpa`. cuDNN is used only by name,
 because it creates a new plan for every shape, which would delay rows of changing lengths."""
 
 
 FIELD = "trainer.attention"
+NOT_INSTALLED = "is not installed"
+"""End of the reason in `Machine.missing` for an absent package."""
 
 
 class AttentionError(ValueError):
@@ -168,7 +179,7 @@ def choose_kernel(asked: AttentionKernel, needs: Needs, machine: Machine) -> Cho
             return Choice(asked, f"{_kernel_title(asked, machine)} is set by {FIELD}")
         raise AttentionError(f"{FIELD} ({asked}): {problem}")
     passed: list[str] = []
-    for kernel in _kernel_order(machine):
+    for kernel in kernel_order(machine):
         problem = _kernel_problem(kernel, needs, machine)
         if problem is None:
             before = f"; not {'; not '.join(passed)}" if passed else ""
@@ -176,11 +187,13 @@ def choose_kernel(asked: AttentionKernel, needs: Needs, machine: Machine) -> Cho
                 kernel,
                 f"{_kernel_title(kernel, machine)} is the first that {_where_installed(machine)} and the model allow{before}",
             )
-        passed.append(f"{kernel}: {problem.partition('; ')[0]}")
+        if (skipped := _explain_skipped(kernel, problem, machine)) is not None:
+            passed.append(skipped)
     raise AssertionError("sdpa supports every model on every device")
 
 
-def _kernel_order(machine: Machine) -> tuple[Kernel, ...]:
+def kernel_order(machine: Machine) -> tuple[Kernel, ...]:
+    """Return the kernels that `auto` tries on a device, in order."""
     if machine.capability is not None:
         for majors, kernels in ORDER:
             if machine.capability[0] in majors:
@@ -222,8 +235,20 @@ def _explain_unfit(kernel: Kernel, backend: Backend, needs: Needs, machine: Mach
 def _explain_absent(kernel: Kernel, backend: Backend, machine: Machine) -> str | None:
     if backend.package is None or kernel in machine.versions:
         return None
-    reason = machine.missing.get(kernel, f"{backend.package.module} is not installed")
-    return f"{reason}; install it in the trainer's image ({backend.package.install}), or set attention: auto"
+    reason = machine.missing.get(kernel, f"{backend.package.module} {NOT_INSTALLED}")
+    return f"{reason}; install it where the trainer runs ({backend.package.install}), or set attention: auto"
+
+
+def _explain_skipped(kernel: Kernel, problem: str, machine: Machine) -> str | None:
+    """Return why `auto` skipped a kernel, with the command that installs it, or None for a missing package without an advantage."""
+    package = BACKENDS[kernel].package
+    reason = problem.partition("; ")[0]
+    if package is not None and kernel not in machine.versions:
+        if not package.faster:
+            return None
+        if reason.endswith(NOT_INSTALLED):
+            return f"{kernel}: {reason} ({package.install})"
+    return f"{kernel}: {reason}"
 
 
 def _able_kernels(needs: Needs, machine: Machine) -> str:

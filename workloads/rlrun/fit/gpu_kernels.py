@@ -13,6 +13,12 @@ from rlrun.fit.memory_parts import capability_of
 _EVERY_PACKAGE: Mapping[Kernel, str] = {
     kernel: "of the image" for kernel, backend in BACKENDS.items() if backend.package is not None
 }
+_LOCKED: Mapping[Kernel, frozenset[Feature]] = {
+    kernel: backend.package.locked
+    for kernel, backend in BACKENDS.items()
+    if backend.package is not None and backend.package.locked is not None
+}
+"""Features of the packages that RLRun's GPU images contain."""
 
 
 _RATES: Mapping[Kernel, tuple[float, float]] = {
@@ -31,8 +37,9 @@ class Expected:
     """Kernel that the trainer is expected to use."""
 
     kernel: Kernel
-    with_packages: Kernel
-    """Kernel if the trainer's image has the packages of all kernels."""
+    """Kernel in RLRun's GPU images."""
+    without_packages: Kernel
+    """Kernel in an image without the packages of kernels."""
 
     @property
     def padded(self) -> bool:
@@ -40,10 +47,10 @@ class Expected:
         return self.kernel in ("sdpa", "cudnn")
 
     def __str__(self) -> str:
-        package = BACKENDS[self.with_packages].package
-        if self.with_packages == self.kernel or package is None:
+        package = BACKENDS[self.kernel].package
+        if self.without_packages == self.kernel or package is None:
             return self.kernel
-        return f"{self.kernel}, or {self.with_packages} if the trainer's image has {package.module}"
+        return f"{self.kernel}, or {self.without_packages} in an image without {package.module}"
 
 
 def attention_seconds(
@@ -103,7 +110,7 @@ def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | Non
 
 
 def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | None) -> Expected | None:
-    """Return the kernel without and with the packages that an image may have, or None for an unknown GPU.
+    """Return the kernel with and without the packages of RLRun's images, or None for an unknown GPU.
 
     Args:
         trainer: configuration of the trainer; a kernel that cannot compute the model counts as `auto`.
@@ -116,7 +123,7 @@ def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | No
     needs = needs_of_attention(trainer, model)
     if trainer.attention != "auto" and kernel_problem(trainer, model, product) is None:
         return Expected(trainer.attention, trainer.attention)
-    plain, full = (
-        choose_kernel("auto", needs, Machine(product, capability, packages)) for packages in ({}, _EVERY_PACKAGE)
-    )
-    return Expected(plain.kernel, full.kernel)
+    # A build of a package may lack features that the table allows for its kernel.
+    locked = {kernel: "of the image" for kernel, features in _LOCKED.items() if needs.features <= features}
+    image, plain = (choose_kernel("auto", needs, Machine(product, capability, packages)) for packages in (locked, {}))
+    return Expected(image.kernel, plain.kernel)

@@ -125,7 +125,7 @@ def _attention_times(
     again = mode == "full"
     found = {
         each: attention_seconds(each, config, model, product, tokens=_row_tokens(config), again=again)
-        for each in dict.fromkeys((kernel.kernel, kernel.with_packages))
+        for each in dict.fromkeys((kernel.kernel, kernel.without_packages))
     }
     return ", ".join(f"about {seconds:.2f} s with {name}" for name, seconds in found.items() if seconds is not None)
 

