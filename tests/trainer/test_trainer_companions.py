@@ -1,4 +1,4 @@
-"""PPO with critic, reference and two updates per step on real ranks: equal over ranks and bitwise equal after a
+"""PPO with critic, reference and two passes of two updates per step on real ranks: equal over ranks and bitwise equal after a
 resume.
 """
 
@@ -26,6 +26,7 @@ OPTIONS: dict[str, Any] = {
         regularizers=RegularizerConfig(kl=0.1),
     ),
     "updates_per_step": 2,
+    "epochs_per_step": 2,
     "max_steps": 4,
 }
 METRICS = (

@@ -41,7 +41,7 @@ from tests.support.sets import few_in_gate
 STEPS = 4
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "updates": {"updates_per_step": 2, "algorithm": AlgorithmConfig(preset="decoupled_ppo")},
+    "updates": {"updates_per_step": 2, "epochs_per_step": 2, "algorithm": AlgorithmConfig(preset="decoupled_ppo")},
     "mixed": {
         "micro_batch_tokens": 32,
         "environment_algorithms": {"random": EnvironmentAlgorithm(loss=LossConfig(name="ppo"))},

@@ -239,7 +239,7 @@ def make_steps(folder: str, group: Group, packing: Packing | None, **changes: An
         seq_len=32,
         micro_batch_tokens=32,
         seed=0,
-        algorithm=AlgorithmConfig(),
+        algorithm=changes.pop("algorithm", AlgorithmConfig()),
         # The first step of AdamW turns the rounding of a gradient near zero into a step of full size; that of SGD does not.
         optimizer=OptimizerConfig(name="sgd", lr=0.005),
         checkpoint=CheckpointConfig(),

@@ -303,6 +303,16 @@ def test_step_replay_uses_the_experts_of_the_first_pass(folder: Path, batch: Bat
     assert found["Off"]["loss"] != found["Step"]["loss"]
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_later_passes_replay_the_routes_of_their_samples(folder: Path, batch: Batch, solo: Group, updates: int) -> None:
+    passes = {"updates_per_step": updates, "epochs_per_step": 2}
+    found = make_steps(folder, solo, "Rollout", **passes).train(1, batch, lambda: None)
+    tokens = sum(LENGTHS)
+    assert found["routing/replayed_share"] == pytest.approx((tokens - len(LENGTHS)) / tokens)
+    first = make_steps(folder, solo, "Rollout", updates_per_step=updates).train(1, batch, lambda: None)
+    assert first["routing/replayed_share"] == pytest.approx(found["routing/replayed_share"])
+
+
 def test_replay_is_refused_for_a_model_without_routers(tmp_path: Path, solo: Group) -> None:
     dense = routed_models.save_model(tmp_path / "dense", "qwen3")
     with pytest.raises(

@@ -47,6 +47,18 @@ def test_replay_without_its_source_is_refused(replay: str, changes: dict[str, An
     assert message in error["msg"]
 
 
+def test_step_replay_in_other_rows_is_refused() -> None:
+    router = {"router": {"replay": "Step"}, "updates_per_step": 2, "epochs_per_step": 3}
+    with pytest.raises(
+        ValidationError, match=r"epochsPerStep \(3\) with updatesPerStep \(2\) divides the samples into other rows"
+    ):
+        spec("Step", trainer=router)
+    assert (
+        spec("Step", trainer=router | {"updates_per_step": 1}, algorithm={"preset": "gspo"}).trainer.epochs_per_step
+        == 3
+    )
+
+
 @pytest.mark.parametrize(("replay", "expected"), [("Rollout", True), ("Step", False), ("Off", False)])
 def test_only_rollout_replay_requests_experts_of_engines(replay: str, expected: bool) -> None:
     config = resolve_spec(spec(replay, algorithm={"preset": "gspo"}, **GPU), name="r", uid="u", output_dir="/r")

@@ -35,6 +35,10 @@ def test_custom_loss_replaces_preset_loss() -> None:
     ("blocks", "problem"),
     [
         ({"inference": {"gpusPerReplica": 1}}, r"inference.gpusPerReplica \(1\) applies only to task RL; remove it"),
+        (
+            {"trainer": {"epochsPerStep": 2}},
+            r"trainer.epochsPerStep \(2\) applies only to task RL; remove it; set data.epochs instead",
+        ),
         ({"sampling": {"temperature": 0.5}}, r"sampling.temperature \(0.5\) applies only to task RL"),
         ({"weightSync": {"timeoutSeconds": 5}}, r"weightSync.timeoutSeconds \(5.0\) applies only to task RL"),
         (

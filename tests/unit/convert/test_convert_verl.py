@@ -51,6 +51,12 @@ def test_batch_size_is_prompts_times_answers() -> None:
     assert (found.max_steps, found.algorithm.max_async_level) == (7, 0)
 
 
+def test_passes_over_a_batch_are_converted() -> None:
+    found = spec({A + "ppo_epochs": 3, A + "ppo_mini_batch_size": 256, "data.train_batch_size": 1024})
+    assert (found.trainer.epochs_per_step, found.trainer.updates_per_step) == (3, 4)
+    assert "epochsPerStep" not in result({A + "ppo_epochs": 1}).text
+
+
 def test_lengths() -> None:
     lengths = spec({"data.max_prompt_length": 100, "data.max_response_length": 200, R + "response_length": 300})
     assert (lengths.seq_len, lengths.sampling.max_tokens) == (300, 200)

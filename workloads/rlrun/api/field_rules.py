@@ -280,8 +280,13 @@ def _check_supervision(spec: RunFields) -> None:
             ("batch_size", "max_concurrency", "oversampling_factor", "max_error_ratio"),
         ),
         ("algorithm", spec.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
+        ("trainer", spec.trainer, ("epochs_per_step",)),
     )
-    refuse_set_field(only_rl, "task RL", {"orchestrator.batchSize": "; set data.batchSize instead"})
+    fixes = {
+        "orchestrator.batchSize": "; set data.batchSize instead",
+        "trainer.epochsPerStep": "; set data.epochs instead",
+    }
+    refuse_set_field(only_rl, "task RL", fixes)
 
 
 def _parts_of_training(spec: RunFields) -> Parts:

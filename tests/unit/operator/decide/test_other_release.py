@@ -27,7 +27,7 @@ def change_config_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunContext, "config_text", property(lambda ctx: text(ctx).replace("{", '{"new": 1,', 1)))
 
 
-ADDED = ("router", "return_routes", "replay_routes")
+ADDED = ("router", "return_routes", "replay_routes", "epochs_per_step")
 """Fields of the configuration file that the last release did not have."""
 HASH_OF_BEFORE = "33615688a695a31d"
 """`specHash` of `SMALLEST` in the last release without `trainer.router`."""

@@ -34,12 +34,13 @@ class RouterConfig(Config):
     """Experts that each token uses in the trainer. `Rollout`: those that the engine chose (R3). `Step`: in updates, those of the pass at
     the start of the step (R2). `Off`: the router chooses in every pass. Tokens without recorded experts are routed natively."""
 
-    def replay_problem(self, *, pp: int, updates: int, shared_with: str | None, slots: int) -> str | None:
+    def replay_problem(self, *, pp: int, updates: int, epochs: int, shared_with: str | None, slots: int) -> str | None:
         """Return why the trainer cannot replay experts with other settings (field, value and fix), or None.
 
         Args:
             pp: pipeline stages.
-            updates: updates of a step.
+            updates: updates of each pass over a step's samples.
+            epochs: passes over a step's samples.
             shared_with: run that hosts the trainer, or None.
             slots: runs of the trainer.
         """
@@ -48,10 +49,15 @@ class RouterConfig(Config):
                 f"router.replay (Step) records experts row by row, which the stages of parallelism.pp ({pp}) do not compute in order; "
                 "set router.replay: Rollout or pp: 1"
             )
-        if self.replay == "Step" and updates == 1:
+        if self.replay == "Step" and updates * epochs == 1:
             return (
                 "router.replay (Step) has no effect with updatesPerStep (1), because the update is the first pass of a step; "
                 "set router.replay: Off, or updatesPerStep: 2 or more"
+            )
+        if self.replay == "Step" and updates > 1 and epochs > 1:
+            return (
+                f"router.replay (Step) records experts by row, but epochsPerStep ({epochs}) with updatesPerStep ({updates}) divides the "
+                "samples into other rows; set router.replay: Rollout, epochsPerStep: 1 or updatesPerStep: 1"
             )
         if self.replay != "Off" and shared_with is not None:
             return f"router.replay ({self.replay}) is not supported with sharedWith ({shared_with}); set router.replay: Off"

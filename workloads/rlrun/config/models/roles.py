@@ -93,6 +93,9 @@ class TrainerSpec(Config):
     """`reduce`: sum the gradients of micro-batches in each rank's shard. `local`: in full on every rank, with less traffic."""
     updates_per_step: Annotated[int, Field(ge=1, le=1024)] = 1
     """Optimizer updates per step. Each uses its own random part of the batch."""
+    epochs_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Passes over the samples of a step, each with `updatesPerStep` updates of a new random division. Proximal and reference log-probs,
+    values and advantages are those from before the first update."""
     router: RouterConfig = RouterConfig()
     """Routers of a mixture of experts."""
 
@@ -147,7 +150,11 @@ class TrainerSpec(Config):
             raise ValueError(problem)
         slots = 1 if self.lora is None else self.lora.slots
         problem = self.router.replay_problem(
-            pp=self.parallelism.pp, updates=self.updates_per_step, shared_with=self.shared_with, slots=slots
+            pp=self.parallelism.pp,
+            updates=self.updates_per_step,
+            epochs=self.epochs_per_step,
+            shared_with=self.shared_with,
+            slots=slots,
         )
         if problem is not None:
             raise ValueError(problem)

@@ -38,6 +38,7 @@ _ADDED: dict[str, object] = {
     "router": RouterConfig().model_dump(mode="json"),
     "return_routes": False,
     "replay_routes": False,
+    "epochs_per_step": 1,
 }
 
 

@@ -150,7 +150,7 @@ def _compose_batch(draft: Draft) -> None:
     draft.set_field("trainer.updatesPerStep", max(1, math.ceil(prompts / mini)), _BATCH, _A + "ppo_mini_batch_size")
     epochs = draft.get_integer(_A + "ppo_epochs") or 1
     if epochs != 1:
-        draft.notices.append(f"{_A}ppo_epochs={epochs}: RLRun trains each sample once per step")
+        draft.set_field("trainer.epochsPerStep", epochs, _A + "ppo_epochs", note="each pass divides the samples anew")
 
 
 def _compose_steps(draft: Draft, context: Context) -> None:

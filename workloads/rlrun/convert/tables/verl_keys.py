@@ -208,7 +208,7 @@ _ACTOR: tuple[Row, ...] = (
     value_row(_A + "optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
     value_row(_A + "grad_clip", "trainer.optimizer.maxGradNorm", convert="number"),
     joined_row(_A + "ppo_mini_batch_size", "trainer.updatesPerStep"),
-    joined_row(_A + "ppo_epochs", "trainer.updatesPerStep", "each sample is trained once per step"),
+    joined_row(_A + "ppo_epochs", "trainer.epochsPerStep", "1, the default"),
     joined_row(_A + "ppo_micro_batch_size", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
     joined_row(_A + "ppo_micro_batch_size_per_gpu", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
     joined_row(_A + "use_dynamic_bsz", "trainer.microBatchTokens", "micro-batches are always packed by tokens"),

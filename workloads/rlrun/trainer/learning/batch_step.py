@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -94,9 +95,16 @@ class Steps:
         return validate_batch(self._policy.module, held_out, self._plan_rows(held_out), group=self._group)
 
     def divide_batch(self, batch: Batch) -> list[Update]:
-        """Divide a batch into the updates of a step, with this rank's rows."""
-        parts = mini_batches(batch, self._config.updates_per_step, seed=self._config.seed)
-        return [Update(part, self._plan_rows(part)) for part in parts]
+        """Divide a batch into the updates of a step, with this rank's rows; the updates of later passes follow those of the first."""
+        config = self._config
+        updates: list[Update] = []
+        for epoch in range(config.epochs_per_step):
+            if epoch > 0 and config.updates_per_step == 1:  # the same samples, so the same rows
+                updates.append(replace(updates[0], is_repeated=True))
+                continue
+            parts = mini_batches(batch, config.updates_per_step, seed=config.seed, epoch=epoch)
+            updates += [Update(part, self._plan_rows(part), is_repeated=epoch > 0) for part in parts]
+        return updates
 
     def train(self, step: int, batch: Batch, check_stop: Callable[[], None]) -> dict[str, float]:
         """Run all updates of a step and return its metrics."""
@@ -112,6 +120,7 @@ class Steps:
         )
         metrics["tokens"] = float(batch.tokens)
         seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
+        # Samples of later passes are computed again, so they count here, but not as tokens of the step.
         return metrics | self._measure_performance(
             [len(sample) for update in updates for sample in update.batch.samples], seconds
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,6 +17,7 @@ from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.critic import Critic, Estimates, GaeOptions, critic_step, estimate_values, make_critic
 from rlrun.trainer.learning.forward import ReferenceSource, Signals, logprobs_without_gradient, record_routes
 from rlrun.trainer.learning.reference_model import FrozenReference
+from rlrun.trainer.learning.repeated_passes import SampleSignals, row_samples
 from rlrun.trainer.learning.run_objective import KlInputs, Update, kl_advantages, kl_token_rewards, token_moments
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.train_step import Prepared, train_step
@@ -61,7 +62,7 @@ class Learner:
         """Run all updates in order. The passes without a gradient use the parameters before the first update.
 
         Args:
-            updates: data of one or more updates.
+            updates: data of one or more updates; those of later passes come last.
             lr: learning rate of the policy in this step.
             critic_lr: learning rate of the critic in this step.
             check_stop: stop point that all ranks call together until the first update; if it raises (on all ranks), the step is abandoned
@@ -69,14 +70,17 @@ class Learner:
 
         Returns:
             Metrics of the step, equal on all ranks, see `train_step`, `critic_step` and `RouteCounts`. Over several updates, `tokens`,
-            `loss_tokens`, `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means.
+            `loss_tokens`, `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means. Tokens
+            and sequences of later passes do not count again.
         """
-        samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
+        first = [update for update in updates if not update.is_repeated]
+        samples = [row for update in first for row in row_samples(update)]
         rows: Sequence[MicroBatch] = micro_batches(samples, self.group.device, with_routes=self.replay == "Rollout")
-        signals, rows, metrics = self._run_passes(updates, samples, rows, check_stop)
-        found, taken = [], iter(rows)
-        for index, (update, signal) in enumerate(zip(updates, signals, strict=True)):
-            inputs = list(islice(taken, len(update.rows)))
+        signals, rows, metrics = self._run_passes(first, len(updates), samples, rows, check_stop)
+        found = []
+        for index, (update, (inputs, signal)) in enumerate(
+            zip(updates, self._update_rows(updates, rows, signals), strict=True)
+        ):
             one = train_step(
                 self.model,
                 self.optimizer,
@@ -89,6 +93,8 @@ class Learner:
             )
             if self.critic is not None:
                 one |= critic_step(self.critic, update.batch, inputs, signal, group=self.group, lr=critic_lr)
+            if update.is_repeated:
+                one = {name: value for name, value in one.items() if name.rpartition("/")[2] not in _DATA_COUNTS}
             found.append(one)
         return combine_updates(found) | metrics | self._routing_metrics()
 
@@ -97,30 +103,61 @@ class Learner:
         routing = routing_of(self.model)
         return {} if routing is None else routing.take_counts(self.group.device).metrics()
 
+    def _update_rows(
+        self,
+        updates: Sequence[Update],
+        rows: Sequence[MicroBatch],
+        signals: Sequence[Signals],
+    ) -> Iterator[tuple[list[MicroBatch], list[Signals]]]:
+        """Yield the rows of each update on the device, with their signals.
+
+        Args:
+            updates: all updates of the step.
+            rows, signals: inputs and signals of each row of the first pass.
+        """
+        taken = iter(zip(rows, signals, strict=True))
+        carried: SampleSignals | None = None
+        for update in updates:
+            if not update.is_repeated:
+                pairs = list(islice(taken, len(update.rows)))
+            elif update.batch is updates[0].batch:  # one update per pass, so the same rows
+                pairs = list(zip(rows, signals, strict=True))
+            else:
+                if carried is None:
+                    carried = SampleSignals([one for one in updates if not one.is_repeated], signals, self.group)
+                members = row_samples(update)
+                inputs = micro_batches(members, self.group.device, with_routes=self.replay == "Rollout")
+                of_rows = [carried.of_row(own, len(row.mask)) for own, row in zip(members, inputs, strict=True)]
+                pairs = list(zip(inputs, of_rows, strict=True))
+            yield [row for row, _ in pairs], [signal for _, signal in pairs]
+
     def _run_passes(
         self,
         updates: Sequence[Update],
+        count: int,
         samples: Sequence[Sequence[Sample]],
         rows: Sequence[MicroBatch],
         check_stop: Callable[[], None],
-    ) -> tuple[list[list[Signals]], Sequence[MicroBatch], dict[str, float]]:
-        """Run the passes that the objective needs, and return the signals of the rows of each update, the rows, and metrics."""
-        if not self._needs_passes(len(updates)):
-            return [[Signals()] * len(update.rows) for update in updates], rows, {}
+    ) -> tuple[list[Signals], Sequence[MicroBatch], dict[str, float]]:
+        """Run the passes that the objective needs before the first of `count` updates, and return the signals of each row, the rows, and
+        metrics.
+        """
+        if not self._needs_passes(count):
+            return [Signals()] * len(rows), rows, {}
         # All ranks must use the same order of groups for the collective sums.
         signals: list[dict[str, object]] = [{} for _ in rows]
         metrics: dict[str, float] = {}
         groups = sorted({sample.group for update in updates for sample in update.batch.samples})
         start: list[Tensor] = []
         # Log-probs of the policy before the first update.
-        if self._needs_proximal_pass(len(updates)):
+        if self._needs_proximal_pass(count):
             check_stop()
             began = time.perf_counter()
             # If this pass overflows, the update overflows too and is skipped, so the values do not matter.
             computed, rows = self._first_pass(rows)
             start = [torch.where(torch.isfinite(logprobs).all(), logprobs, 0) for logprobs in computed]
             metrics["time/proximal"] = time.perf_counter() - began
-        if self._reads_proximal(len(updates)):
+        if self._reads_proximal(count):
             for signal, logprobs in zip(signals, start, strict=True):
                 signal["proximal_logprobs"] = logprobs
         # Log-probs of the reference.
@@ -152,8 +189,7 @@ class Learner:
             )
             _add_metrics(signals, found)
             metrics |= found.metrics | {"time/values": time.perf_counter() - began}
-        complete = iter([Signals(**signal) for signal in signals])
-        return [[next(complete) for _ in update.rows] for update in updates], rows, metrics
+        return [Signals(**signal) for signal in signals], rows, metrics
 
     def _first_pass(self, rows: Sequence[MicroBatch]) -> tuple[list[Tensor], Sequence[MicroBatch]]:
         """Return the log-probs before the first update, and the rows for the updates; with `Step` they have the experts of this pass."""
@@ -251,7 +287,9 @@ def _combine_metric(name: str, values: Sequence[float]) -> float:
     return total if name.rpartition("/")[2] in _COUNTS or name.startswith("time/") else total / len(values)
 
 
-_COUNTS = ("tokens", "loss_tokens", "sequences", "skipped", "critic_skipped")
+_DATA_COUNTS = ("tokens", "loss_tokens", "sequences")
+"""Counts of the data of an update."""
+_COUNTS = (*_DATA_COUNTS, "skipped", "critic_skipped")
 
 
 def _add_metrics(signals: Sequence[dict[str, object]], found: Estimates) -> None:

@@ -37,18 +37,22 @@ class Update:
     """Samples of this update on all ranks; the denominators count them."""
     rows: Sequence[Row]
     """Micro-batches of this rank as indices into `batch.samples`; every rank has the same number."""
+    is_repeated: bool = False
+    """The update belongs to a later pass over the samples of the step."""
 
 
-def mini_batches(batch: Batch, count: int, *, seed: int) -> list[Batch]:
+def mini_batches(batch: Batch, count: int, *, seed: int, epoch: int = 0) -> list[Batch]:
     """Divide the samples with a loss token randomly into `count` parts of nearly equal size.
 
-    The division depends only on `seed` and the batch's step, so it is the same on every rank and after a resume. For `count` 1 the result
+    The division depends only on `seed`, the batch's step and the number `epoch` of the pass over the batch, from 0, so it is the same on
+    every rank and after a resume. For `count` 1 the result
     is the batch itself. With fewer samples than `count`, each sample is one part.
     """
     if count == 1:
         return [batch]
     trained = [index for index, sample in enumerate(batch.samples) if sample.loss_mask.any()]
-    order = np.random.default_rng([seed, batch.step]).permutation(trained)
+    drawn_from = [seed, batch.step] if epoch == 0 else [seed, batch.step, epoch]
+    order = np.random.default_rng(drawn_from).permutation(trained)
     parts = np.array_split(order, min(count, len(trained)))
     return [replace(batch, samples=tuple(batch.samples[i] for i in sorted(part))) for part in parts]
 

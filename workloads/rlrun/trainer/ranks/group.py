@@ -224,11 +224,16 @@ class Group:
 
     def data_sums(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sum values of rows over all ranks; of ranks with the same rows, only one on the last stage counts."""
-        first = (
+        counts = self.represents_rows
+        return self.sum_over_ranks({name: value if counts else 0.0 for name, value in values.items()})
+
+    @property
+    def represents_rows(self) -> bool:
+        """Whether this rank is the one on the last stage that counts for all ranks with the same rows."""
+        return (
             self.rank % (self.dims.cp * self.dims.tp) == 0
             and self.dims.pipeline_position(self.rank) == self.dims.head_place
         )
-        return self.sum_over_ranks({name: value if first else 0.0 for name, value in values.items()})
 
     def max_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the maxima over all ranks."""
