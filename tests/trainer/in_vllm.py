@@ -31,10 +31,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoTokenizer
 
-from rlrun.config.families import has_vision
+from rlrun.config.families import choose_state_dtype, has_vision
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.hub.refused_models import read_config
-from rlrun.inference import engine_settings
 from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
 from rlrun.inference.weights.handover import Handover, HandoverOptions
 from rlrun.inference.weights.preflight import check_model
@@ -98,8 +97,8 @@ Above 1e-4, with transformers and the trainer in agreement:
 
 Models with images are served without their encoder. Gemma 4, Fuyu and GOT-OCR 2 still need the files of their processors, which a small
 model has not: their language models are in the table. Qwen-VL and Mistral 3 are served by `tests/engine/test_engine_families.py`.
-Qwen 3.5's classes were not tried with torchvision. A mixture whose router is a sigmoid without
-groups is refused on a CPU alone (`scoring_func`).
+Qwen 3.5's classes need torchvision, and on a CPU bfloat16, which this page does not use: see [runs on a
+cluster](models_on_a_cluster.md). A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
@@ -355,6 +354,7 @@ def write_processor(source: Path) -> None:
 
 
 def settings_of(folder: Path, root: Path, *, encoder: bool = False) -> InferenceSettings:
+    config = read_config(folder) or {}
     return InferenceSettings(
         model_path=str(folder),
         served_model_name="small",
@@ -364,8 +364,8 @@ def settings_of(folder: Path, root: Path, *, encoder: bool = False) -> Inference
         max_model_len=LONGEST,
         enforce_eager=True,
         max_num_seqs=8,
-        state_dtype=engine_settings._read_state_dtype(folder),
-        language_model_only=has_vision(read_config(folder) or {}),
+        state_dtype=choose_state_dtype(config),
+        language_model_only=has_vision(config),
         extra_args=("--max-num-batched-tokens=128", *(("--no-language-model-only",) if encoder else ())),
     )
 

@@ -78,6 +78,27 @@ def test_state_of_a_hybrid_model_is_float32_unless_extra_args_set_it(tmp_path: P
     assert not [one for one in arguments if "mamba" in one]
 
 
+def test_linear_attention_needs_bfloat16_on_cpu(tmp_path: Path) -> None:
+    model = {"model_type": "qwen3_5", "text_config": {"linear_num_value_heads": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    config = InferenceConfig(
+        name="run",
+        uid="u",
+        output_dir=str(tmp_path),
+        model=ModelConfig(path=str(tmp_path), dtype="float32"),
+        max_steps=1,
+        seq_len=64,
+        seed=0,
+    )
+    with pytest.raises(SettingsError, match=r"model\.dtype: 'float32' .* use 'bfloat16'"):
+        settings_from_config(config, api_key="0123456789")
+    settings_from_config(config.model_copy(update={"gpus_per_replica": 1}), api_key="0123456789")
+    rounded = config.model.model_copy(update={"dtype": "bfloat16"})
+    settings_from_config(config.model_copy(update={"model": rounded}), api_key="0123456789")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    settings_from_config(config, api_key="0123456789")
+
+
 def test_engines_of_a_run_that_replays_experts_return_them(tmp_path: Path) -> None:
     flag = "--enable-return-routed-experts"
     config = InferenceConfig(

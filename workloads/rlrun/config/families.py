@@ -304,6 +304,11 @@ def choose_state_dtype(config: Mapping[str, object]) -> str | None:
     return "float32" if has_state(config) and not given else None
 
 
+def has_delta_rule(config: Mapping[str, object]) -> bool:
+    """Return whether a model has linear attention with a gated delta rule (Qwen3-Next, Qwen 3.5), by its `config.json`."""
+    return any(part.get("linear_num_value_heads") for part in config_parts(config))
+
+
 def has_state(config: Mapping[str, object]) -> bool:
     """Return whether a model has recurrent layers, by its `config.json`."""
     for part in config_parts(config):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.config.families import choose_state_dtype, has_vision
+from rlrun.config.families import choose_state_dtype, has_delta_rule, has_vision
 from rlrun.config.models.engine_arguments import problem_of_arguments
 from rlrun.config.models.roles import TRAINING_TASKS, InferenceConfig
 from rlrun.hub.fetch import model_source, needs_plain_copy
@@ -309,17 +309,18 @@ def _wait_for_plain_copy(folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _read_state_dtype(folder: Path) -> str | None:
-    config = read_config(folder)
-    return None if config is None else choose_state_dtype(config)
-
-
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:
     """Return the settings of an engine for this run; raises `SettingsError` for invalid values."""
     paths, model = RunPaths(Path(config.output_dir)), config.model
     lora = config.lora if config.lora is not None and config.lora.served_as_adapter else None
     runs = lora.slots if lora is not None else 1
     source = model.source(paths.model)
+    files = read_config(Path(source)) or {}
+    if config.gpus_per_replica == 0 and model.dtype != "bfloat16" and has_delta_rule(files):
+        # vLLM 0.32 asserts this in the first request, after the engine is ready.
+        raise SettingsError(
+            f"model.dtype: {model.dtype!r} does not work with the linear attention of this model on engines without a GPU; use 'bfloat16'"
+        )
     return InferenceSettings(
         model_path=source,
         served_model_name=config.name,
@@ -344,8 +345,8 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
-        state_dtype=_read_state_dtype(Path(source)),
-        language_model_only=has_vision(read_config(Path(source)) or {}),
+        state_dtype=choose_state_dtype(files),
+        language_model_only=has_vision(files),
         return_routes=config.return_routes,
         extra_args=tuple(config.extra_args),
     )
