@@ -74,3 +74,17 @@ def test_elastic_run_continues_with_two_and_four_ranks(make_run: Callable[[str],
     for one, other in zip(expected, found, strict=True):
         for metric in ("loss", "grad_norm"):
             assert other[metric] == pytest.approx(one[metric], rel=1e-4, abs=1e-5), (one["step"], metric)
+
+
+@pytest.mark.full
+def test_run_resumes_bit_for_bit_in_another_activation_mode(make_run: Callable[[str], Any], recorded: Path) -> None:
+    """`auto` may choose another mode after a change of its default, of GPUs or of the model's estimate."""
+    expected = make_run("uninterrupted").train(replay=recorded)
+    run = make_run("run")
+    run.train(attempt=1, max_steps=2, replay=recorded, activation_checkpointing="none")
+    run.train(attempt=2, max_steps=4, replay=recorded, activation_checkpointing="full")
+    found = run.train(attempt=3, replay=recorded)
+    assert "activationCheckpointing auto is none: the trainer computes on a CPU" in run.groups[-1].text()
+    assert [(line["attempt"], line["step"]) for line in found] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
+    for one, other in zip(expected, found, strict=True):
+        assert [other[metric] for metric in EXACT] == [one[metric] for metric in EXACT], one["step"]

@@ -199,17 +199,32 @@ def spec_hash(spec: RLRunSpec) -> str:
 def former_spec_hashes(spec: RLRunSpec) -> frozenset[str]:
     """Return the hashes of this specification in earlier releases, without `spec_hash`: a run with such a hash was not edited.
 
-    The size of the claim was part of the hash before claims could grow.
+    The size of the claim was part of the hash before claims could grow. `none` was the default of `trainer.activationCheckpointing`, so a
+    written `none` was not part of the hash, and a written `auto` was. An edit from an unset field to `none` therefore applies only to the
+    next attempt, which computes the same numbers.
     """
     former = [path for path in LIVE_FIELDS if path != CLAIM_SIZE]
-    return frozenset((_mark_without(spec, former),)) - {spec_hash(spec)}
+    marks = (
+        _mark_without(spec, former),
+        _mark_without(spec, former, former_defaults=True),
+        _mark_without(spec, LIVE_FIELDS, former_defaults=True),
+    )
+    return frozenset(marks) - {spec_hash(spec)}
 
 
-def _mark_without(spec: RLRunSpec, live: Iterable[str]) -> str:
+def _mark_without(spec: RLRunSpec, live: Iterable[str], *, former_defaults: bool = False) -> str:
     for path in live:
         if path not in NEXT_ATTEMPT_FIELDS:
             spec = _with_default(spec, snake_name(path).split("."))
-    return document_mark(spec.model_dump(mode="json", exclude_defaults=True))
+    document = spec.model_dump(mode="json", exclude_defaults=True)
+    if former_defaults:
+        trainer = document.setdefault("trainer", {})
+        trainer["activation_checkpointing"] = spec.trainer.activation_checkpointing
+        if trainer["activation_checkpointing"] == "none":
+            del trainer["activation_checkpointing"]
+        if not trainer:
+            del document["trainer"]
+    return document_mark(document)
 
 
 def _with_default(block: B, path: list[str]) -> B:

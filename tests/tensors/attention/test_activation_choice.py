@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MambaConfig, PreTrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedConfig, Qwen3Config
 
-from rlrun.config.models.roles import TrainerConfig
-from rlrun.trainer.modeling import activation_checkpointing
+from rlrun.config.models.roles import TrainerConfig, TrainerSpec
+from rlrun.trainer.modeling import activation_checkpointing, packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import activation_mode, choose_for
-from rlrun.trainer.modeling.shard import Memory
+from rlrun.trainer.modeling.shard import Memory, decoder_layers, shard_model
 from rlrun.trainer.ranks.group import Group
 
 GIB = 2**30
@@ -71,3 +71,14 @@ def test_cpu_rank_uses_no_activation_checkpointing(solo: Group, log_lines: list[
     memory = Memory.from_config(run())
     assert activation_mode(memory.activations, memory.run, qwen(), solo) == "none"
     assert log_lines == ["activationCheckpointing auto is none: the trainer computes on a CPU"]
+
+
+def test_default_mode_adds_no_work_on_cpu(solo: Group) -> None:
+    """Layers keep their own forward pass, as with `none`."""
+    assert TrainerSpec().activation_checkpointing == "auto"
+    memory = Memory.from_config(TrainerConfig.model_validate(run().model_dump(exclude={"activation_checkpointing"})))
+    small = Qwen3Config(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, head_dim=8)
+    packed_attention.register_attention()
+    model = AutoModelForCausalLM.from_config(small, attn_implementation=packed_attention.NAME)
+    layers = list(decoder_layers(shard_model(model, solo, memory=memory)))
+    assert ["forward" in vars(layer) for layer in layers] == [False] * len(layers)

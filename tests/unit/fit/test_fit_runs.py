@@ -23,13 +23,14 @@ SMALL, LARGE, MIXTURE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 
 
 def spec(model: str = SMALL, **blocks: Any) -> RLRunSpec:
+    """Return a run that keeps all activations, unless its trainer selects another mode."""
     base = {
         "model": {"name": model},
         "environments": [{"id": "gsm8k"}],
         "seqLen": 4096,
-        "trainer": {"gpusPerReplica": 1},
     }
-    return RLRunSpec.model_validate(base | blocks)
+    mode = {"activationCheckpointing": "none"}
+    return RLRunSpec.model_validate(base | blocks | {"trainer": mode | blocks.get("trainer", {"gpusPerReplica": 1})})
 
 
 def make_surroundings(model: str = SMALL, gib: float = 80, **more: Any) -> Surroundings:
@@ -186,6 +187,15 @@ def test_auto_checkpointing_selects_cheapest_fitting_mode(
         assert found.remarks[-1].startswith(f"activationCheckpointing: auto selects {mode} (")
     if mode == "selective":
         assert re.search(r"\(none needs 1\d\d\.\d GiB, selective needs 7\d\.\d GiB, of 73\.6 GiB\)", found.remarks[-1])
+
+
+def test_auto_is_the_default_mode() -> None:
+    given = {"gpusPerReplica": 1, "microBatchTokens": 65_536}
+    named = spec(trainer=given | {"activationCheckpointing": "auto"})
+    default = RLRunSpec.model_validate({**spec().model_dump(by_alias=True, exclude_unset=True), "trainer": given})
+    (found,), (expected,) = (needs_of(run, make_surroundings()) for run in (default, named))
+    assert found.remarks[-1].startswith("activationCheckpointing: auto selects selective (none needs ")
+    assert (found.parts, found.remarks) == (expected.parts, expected.remarks)
 
 
 def test_auto_leaves_a_reserve() -> None:

@@ -17,6 +17,7 @@ LARGE, MIXTURE = KNOWN["Qwen/Qwen3-8B"], KNOWN["Qwen/Qwen3-30B-A3B"]
 
 
 def needs(**fields: object) -> Needs:
+    fields = {"activationCheckpointing": "none"} | fields
     run = {"model": {"name": "Qwen/Qwen3-8B"}, "environments": [{"id": "gsm8k"}], "seqLen": 4096, "trainer": fields}
     memory = {"trainer": 80 * GIB, "inference": 80 * GIB}
     (found,) = needs_of(RLRunSpec.model_validate(run), Surroundings(LARGE, memory=memory))

@@ -193,7 +193,8 @@ class TrainerBlock(TrainerSpec, PodFields):
         Rule(
             "!has(self.sharedWith) || (self.replicas == 1 && !has(self.processesPerReplica) && self.gpusPerReplica == 0 && "
             "self.parallelism.dpReplicate == 1 && !has(self.parallelism.dpShard) && self.parallelism.tp == 1 && "
-            "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.parallelism.pp == 1 && self.activationCheckpointing == 'none' && "
+            "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.parallelism.pp == 1 && "
+            "self.activationCheckpointing in ['auto', 'none'] && "
             "self.attention == 'auto' && (!has(self.compile) || !self.compile) && self.computeDtype == 'auto' && !self.cpuOffload && "
             "self.gradientAccumulation == 'reduce' && "
             "(!has(self.lora) || self.lora.slots == 1))",

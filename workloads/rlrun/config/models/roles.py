@@ -75,9 +75,9 @@ class TrainerSpec(Config):
     """Another run (the host) whose trainer and engines this run uses. Needs `lora` with at most the host's rank. Default: its own."""
     parallelism: ParallelismConfig = ParallelismConfig()
     """Division of model and data among ranks."""
-    activation_checkpointing: ActivationCheckpointing = "none"
+    activation_checkpointing: ActivationCheckpointing = "auto"
     """Recompute a layer in the backward pass (`full`; `attention`: except attention; `selective`: also except matrix products), or load
-    it from host memory (`offload`). `auto`: the least work that fits the GPU. The result is the same."""
+    it from host memory (`offload`). `auto`: the least work that fits the GPU; on a CPU `none`. The result is the same."""
     attention: AttentionKernel = "auto"
     """Kernel: FlashAttention from a package (`fa3`, `fa4`, `flash2`) or from torch (`varlen`), `cudnn`, flex_attention (`flex`), or
     padded blocks (`sdpa`, also on CPU). auto: the fastest that GPU, packages and model allow."""
@@ -189,7 +189,8 @@ class TrainerSpec(Config):
             self.processes_per_replica is None,
             self.gpus_per_replica == 0,
             self.parallelism == ParallelismConfig(),
-            self.activation_checkpointing == "none",
+            self.activation_checkpointing
+            in ("auto", "none"),  # `none` was the default and is still in written manifests
             self.attention == "auto",
             not self.compile,
             self.compute_dtype == "auto",

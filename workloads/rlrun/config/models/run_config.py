@@ -40,6 +40,8 @@ _ADDED: dict[str, object] = {
     "replay_routes": False,
     "epochs_per_step": 1,
 }
+# Defaults that have changed, with the former one. Neither changes the result of a run, so they count as equal.
+_FORMER_DEFAULTS: dict[str, tuple[str, str]] = {"activation_checkpointing": ("auto", "none")}
 
 
 class RunConfig(Config):
@@ -90,17 +92,23 @@ class RunConfig(Config):
 def config_fingerprint(*roles: RoleConfig) -> str:
     """Return the first 16 hex digits of the SHA-256 over the roles' configuration.
 
-    Fields in `_NOT_HASHED` do not count, and fields that later releases added do not count at their defaults.
+    Fields in `_NOT_HASHED` do not count, and fields that later releases added do not count at their defaults. A changed
+    default counts as the former one.
     """
     documents = [
         {
-            name: value
+            name: _former_value(name, value)
             for name, value in role.model_dump(mode="json", exclude=_NOT_HASHED).items()
             if name not in _ADDED or value != _ADDED[name]
         }
         for role in roles
     ]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _former_value(name: str, value: object) -> object:
+    default, former = _FORMER_DEFAULTS.get(name, (None, None))
+    return former if default is not None and value == default else value
 
 
 def sharing_refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
