@@ -106,7 +106,7 @@ def test_machine_without_gpus_gets_no_gpu_engine_advice(tmp_path: Path, monkeypa
         preflight.check_engine(1)
     options = re.findall(r"--\S+ 0", str(refused.value))
     assert options == ["--trainer.gpus-per-replica 0", "--inference.gpus-per-replica 0"]
-    example = ROOT / "examples/first-gpu-run.yaml"
+    example = ROOT / "examples/gpu-check.yaml"
     assert (
         run_command(f"rlrun local {example} {' '.join(options)} --dry-run --output-dir {tmp_path}/a") == exit_codes.OK
     )

@@ -54,7 +54,7 @@ TESTS: Mapping[str, str] = {
     r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_sft_example_learns_with_exact_held_out_loss",
     r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_sft_command_line_overrides_file",
     r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_operator_writes_cause_no_diff",
-    r"kubectl -n team-a apply -f examples/first-gpu-run\.yaml": "tests/controlplane/test_malformed.py::test_examples_are_accepted",
+    r"kubectl -n team-a apply -f examples/gpu-check\.yaml": "tests/controlplane/test_malformed.py::test_examples_are_accepted",
     r"helm test rlrun-operator .*": "tests/e2e/cluster/test_lives.py::test_helm_test_passes",
     r"kubectl -n team-a patch rlr NAME .*accessModes.*": (
         "tests/controlplane/test_resource.py::test_storage_is_editable_until_volume_exists"
@@ -137,7 +137,7 @@ REASONS: Mapping[str, str] = {
     r"kubectl -n team-a get rlr NAME -o jsonpath=.*": "reads a field of the status, which the tests of its conditions hold",
     r"kubectl label pvc .*": "undoes what Argo CD has done to claims; needs Argo CD",
     r"kubectl -n team-a get rlr -w": "waits until the reader stops it",
-    r"kubectl describe rlr NAME|kubectl -n team-a describe rlr first-gpu-run": (
+    r"kubectl describe rlr NAME|kubectl -n team-a describe rlr gpu-check": (
         "prints the object as kubectl likes; what is in it is held by the tests of its conditions"
     ),
     r"make (install|unit|lint|test|test-full)|python -m tests\.tiers( --full)?( [a-z]+)+": "runs the tests",

@@ -11,7 +11,7 @@ import yaml
 from rlrun.api.resource import RLRunSpec
 
 ROOT = Path(__file__).parents[3]
-FIRST = "examples/first-gpu-run.yaml"
+FIRST = "examples/gpu-check.yaml"
 MOST = 5
 
 
@@ -37,9 +37,14 @@ def test_first_run_uses_one_gpu_per_role_without_hub() -> None:
     assert (spec.trainer.gpus_per_replica, spec.trainer.replicas) == (1, 1)
     assert (spec.inference.gpus_per_replica, spec.inference.replicas) == (1, 1)
     assert spec.model.tiny is not None
+    assert spec.model.tiny.warmup_environment is None, "the check needs seconds, not a learned task"
+    assert (spec.model.dtype, spec.max_steps) == ("bfloat16", 5)
     assert [environment.id for environment in spec.environments] == ["reverse-text"]
+    text = (ROOT / FIRST).read_text()
+    assert not {"env", "envFrom", "tracking", "evaluation"} & set(yaml.safe_load(text)["spec"])
+    assert "secret" not in text.partition("apiVersion:")[2].lower()
 
 
 @pytest.mark.parametrize("page", ["docs/install.md", "docs/overview.md", "charts/rlrun-operator/templates/NOTES.txt"])
-def test_administrator_page_names_first_gpu_run(page: str) -> None:
+def test_administrator_page_names_gpu_check(page: str) -> None:
     assert FIRST.rpartition("/")[2] in (ROOT / page).read_text()
