@@ -50,13 +50,13 @@ flash-attention-3: install ## FlashAttention 3 for the Hopper GPUs of this machi
 # REGISTRY=registry.example.com/team pushes them there; KIND=kind loads them into that cluster. TAG and ACCELERATOR (here gpu by default) as well.
 IMAGES_FOR = $(if $(KIND),--kind $(KIND),--registry $(or $(REGISTRY),$(error name a registry: make images REGISTRY=registry.example.com/team, or a kind cluster: KIND=kind)))
 IMAGES_ACCELERATOR = $(if $(filter command line environment,$(origin ACCELERATOR)),$(ACCELERATOR),gpu)
-# RELEASE=1: bases by digest, and buildx's attestations beside each image.
+# RELEASE=1: bases by digest, and buildx's attestations beside each image. DEVEL=1: trainer and engine with a CUDA compiler.
 images: ## build the images, push them to REGISTRY or load them into KIND, and write images.yaml for Helm
-	python3 -m tools.images $(IMAGES_FOR) $(if $(TAG),--tag $(TAG)) $(if $(RELEASE),--release) --accelerator $(IMAGES_ACCELERATOR)
+	python3 -m tools.images $(IMAGES_FOR) $(if $(TAG),--tag $(TAG)) $(if $(RELEASE),--release) $(if $(DEVEL),--devel) --accelerator $(IMAGES_ACCELERATOR)
 
 # RELEASE=1 also names the digests that `make images RELEASE=1` wrote.
 sbom: ## SPDX documents of the images, from the lock files, in dist/sbom/
-	python3 -m tools.sbom --output-dir dist/sbom $(if $(RELEASE),--values images.yaml --bases base-images.json) --accelerator $(IMAGES_ACCELERATOR)
+	python3 -m tools.sbom --output-dir dist/sbom $(if $(RELEASE),--values images.yaml --bases base-images.json) $(if $(DEVEL),--devel) --accelerator $(IMAGES_ACCELERATOR)
 
 wheel: install ## the wheel, with charts, CRD and examples, in dist/
 	$(BIN)/uv build --quiet --wheel --out-dir dist .
@@ -156,6 +156,7 @@ lock: ## renew the lock files
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 	printf "xformers==0.0.34\nnvidia-cuda-runtime-cu12==12.9.79\n" | $(IMAGE_COMPILE) - --no-deps --python-version 3.12 -o requirements/images/flash-attention-3.txt
+	printf 'nvidia-%s==13.0.*\n' cuda-nvcc cuda-crt cuda-cccl nvvm | $(IMAGE_COMPILE) - --python-version 3.12 --no-emit-package nvidia-cuda-runtime -o requirements/images/nvcc.txt
 	echo wheel==0.45.1 | $(IMAGE_COMPILE) - -o requirements/images/flash-attention.txt
 
 clean: ## remove .venv and build output

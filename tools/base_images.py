@@ -64,6 +64,11 @@ def inspect_command(name: str) -> list[str]:
     return ["docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest}}", name]
 
 
+def raw_manifest_command(reference: str) -> list[str]:
+    """Return the command that reads the bytes of a manifest, or of an index of manifests, from a registry."""
+    return ["docker", "buildx", "imagetools", "inspect", "--raw", reference]
+
+
 def manifest_digest(name: str, printed: str) -> str:
     """Return the digest in the output of `inspect_command`, or in buildx's metadata file.
 

@@ -18,7 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.base_images import SCANNER, Base, attested_command, default_base, inspect_command, manifest_digest
+from tools import image_sizes
+from tools.base_images import (
+    SCANNER,
+    Base,
+    attested_command,
+    default_base,
+    inspect_command,
+    manifest_digest,
+    raw_manifest_command,
+)
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ("trainer", "inference", "operator")
@@ -28,6 +37,8 @@ CPU_ARGUMENTS = {
     "SYSTEM_PACKAGES": "python3 python3-venv ca-certificates libnuma1",
 }
 """Build arguments of trainer and engine for machines without a GPU; the defaults of the Dockerfiles are for GPUs."""
+DEVEL = "devel"
+"""Target of the Dockerfiles of trainer and engine that also has a CUDA compiler."""
 KIND_TAG = "dev"
 KIND_VARIABLES = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 """Variables of a build for kind: an image with a provenance attestation cannot be loaded there (kubernetes-sigs/kind#3795)."""
@@ -48,6 +59,8 @@ class Wanted:
     accelerator: str
     kind: str | None
     """Name of the kind cluster that gets the images instead of a registry."""
+    devel: bool = False
+    """Whether trainer and engine have a CUDA compiler."""
 
     def reference(self, image: str) -> str:
         """Return the reference of an image in a manifest."""
@@ -78,6 +91,8 @@ def build_command(program: str, wanted: Wanted, image: str, revision: str, base:
     options += [
         word for name, value in (base.labels() if base else {}).items() for word in ("--label", f"{name}={value}")
     ]
+    if wanted.devel and image != "operator":
+        options += ["--target", DEVEL]
     return [program, "build", "--file", f"Dockerfile.{image}", *options, "--tag", wanted.reference(image), "."]
 
 
@@ -123,6 +138,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"bases by digest ({BASES} names them), and buildx's provenance and SBOM for each image; needs --registry",
     )
+    p.add_argument(
+        "--devel",
+        action="store_true",
+        help="add a CUDA compiler to trainer and engine, for FlashInfer and fp8; the default tag then ends in -devel",
+    )
     p.add_argument("--dry-run", action="store_true", help="print the commands instead")
     return p
 
@@ -130,8 +150,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Build, push or load, and write the values; return the exit code."""
     options = parser().parse_args(argv)
-    tag = options.tag or (KIND_TAG if options.kind else version())
-    wanted = Wanted(options.registry, tag, options.accelerator, options.kind)
+    if options.devel and options.accelerator == "cpu":
+        parser().error(
+            "--devel adds a CUDA compiler, which images for CPUs cannot use; leave out --devel or --accelerator cpu"
+        )
+    tag = options.tag or (KIND_TAG if options.kind else version()) + (f"-{DEVEL}" if options.devel else "")
+    wanted = Wanted(options.registry, tag, options.accelerator, options.kind, options.devel)
     try:
         if options.release:
             references, bases = make_release(wanted, dry_run=options.dry_run)
@@ -172,6 +196,9 @@ def make(wanted: Wanted, *, dry_run: bool = False) -> dict[str, str]:
     variables = KIND_VARIABLES if wanted.kind else {}
     for image in IMAGES:
         _run(build_command(program, wanted, image, revision), dry_run, variables)
+    if not dry_run:
+        for image in IMAGES:
+            _print_sizes(program, wanted.reference(image))
     for image in IMAGES:
         reference = wanted.reference(image)
         bring = (
@@ -206,8 +233,31 @@ def make_release(wanted: Wanted, *, dry_run: bool = False) -> tuple[dict[str, st
             if not dry_run:
                 digest = _checked_digest(wanted.reference(image), metadata.read_text() if metadata.exists() else "")
                 references[image] = f"{wanted.reference(image).rpartition(':')[0]}@{digest}"
+                _print_pushed_sizes(references[image])
     bases = {f"rlrun-{image}": found[name].recorded() for image, name in names.items()}
     return references, {"images": bases, "scanner": found[SCANNER].recorded()}
+
+
+def _print_sizes(program: str, reference: str) -> None:
+    """Print the layers of a built image. A failure is one line, because the image itself is good."""
+    try:
+        layers = image_sizes.read_layers(program, reference, lambda command: _output(command, otherwise=""))
+        print("\n".join(image_sizes.size_lines(reference, layers)), flush=True)
+    except (ValueError, OSError) as error:
+        print(f"{reference}: sizes of the layers are unknown: {error}", file=sys.stderr, flush=True)
+
+
+def _print_pushed_sizes(reference: str) -> None:
+    """Print the compressed layers of a pushed image: buildx keeps no copy of it on this machine."""
+    try:
+        manifest = json.loads(_output(raw_manifest_command(reference), otherwise=""))
+        if digest := image_sizes.image_digest(manifest):
+            image = f"{reference.partition('@')[0]}@{digest}"
+            manifest = json.loads(_output(raw_manifest_command(image), otherwise=""))
+        layers = image_sizes.manifest_layers(manifest)
+        print("\n".join(image_sizes.size_lines(reference, layers, compressed=True)), flush=True)
+    except ValueError as error:
+        print(f"{reference}: sizes of the layers are unknown: {error}", file=sys.stderr, flush=True)
 
 
 def _manifest_digest(name: str, dry_run: bool) -> str:

@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tools.images import IMAGES, ROOT, version
+from tools.images import CPU_ARGUMENTS, DEVEL, IMAGES, ROOT, Wanted, base_name, version
 
 PAGE_LOCK = "workloads/rlrun/ui/web/package-lock.json"
+COMPILER_LOCK = "requirements/images/nvcc.txt"
 _PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)((?:\s+--hash=sha256:[0-9a-f]{64})+)")
 _COPIED = re.compile(r"^COPY (requirements/\S+\.txt) (?:tools/\S+ )?/opt/requirements/", re.MULTILINE)
+_COPIED_STAGE = re.compile(r"^COPY --from=(\S+) ", re.MULTILINE)
+_SYSTEM_PACKAGES = re.compile(r'^ARG SYSTEM_PACKAGES="([^"]+)"$', re.MULTILINE)
 _REFERENCE = re.compile(r"^\s*\w+: (\S+/rlrun-(\w+))@(sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -115,12 +118,74 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     return [known[key] for key in sorted(known)]
 
 
-def image_locks(dockerfile: str, accelerator: str) -> list[str]:
+def locked_in_order(locks: Sequence[str]) -> list[Part]:
+    """Return packages of an image's lock files. The lock of the CUDA compiler is the last one and replaces versions: the engine's own
+    dependencies bring a newer compiler, which refuses the headers of the locked CUDA runtime.
+
+    Raises:
+        SbomError: two other lock files have different versions of a package, or one is incomplete.
+    """
+    parts = {lock: locked_parts((ROOT / lock).read_text(), lock) for lock in locks}
+    compiler = parts.pop(COMPILER_LOCK, [])
+    replaced = {part.name for part in compiler}
+    rest = [part for found in parts.values() for part in found if part.name not in replaced]
+    return merged([*rest, *compiler])
+
+
+def image_stages(dockerfile: str, target: str | None = None) -> list[str]:
+    """Return the texts of the stages on which an image is built, the base first, without stages from which it only copies files.
+
+    Args:
+        dockerfile: text of the Dockerfile.
+        target: name of the last stage; default: the last one of the file.
+
+    Raises:
+        SbomError: the file has no such stage.
+    """
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", dockerfile, flags=re.MULTILINE)
+    stages = {name: (parent, text) for parent, name, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)}
+    name = target or next(reversed(stages), "")
+    if name not in stages:
+        raise SbomError(f"the Dockerfile has no stage {name!r}, only {', '.join(stages)}")
+    found = []
+    while name in stages:
+        name, text = stages[name]
+        found.append(text)
+    return found[::-1]
+
+
+def image_locks(dockerfile: str, accelerator: str, target: str | None = None) -> list[str]:
     """Return lock files from which an image's build installs, as its Dockerfile copies them, without those of uv and of
     build tools. Only GPU images contain a part of the wheels of flash-attention-3.txt."""
+    text = "".join(image_stages(dockerfile, target))
+    text += "".join(stage for name in _COPIED_STAGE.findall(text) for stage in image_stages(dockerfile, name))
     left_out = ("/build.txt",) if accelerator == "gpu" else ("/build.txt", "/flash-attention-3.txt")
-    named = [name.replace("${ACCELERATOR}", accelerator) for name in _COPIED.findall(dockerfile)]
+    named = dict.fromkeys(name.replace("${ACCELERATOR}", accelerator) for name in _COPIED.findall(text))
     return [name for name in named if not name.endswith(left_out)]
+
+
+def system_parts(dockerfile: str, base: str, packages: str | None = None) -> list[Part]:
+    """Return the distribution's packages that an image's build installs, without versions: apt takes the newest of that day, and the
+    attestation of buildx has them.
+
+    Args:
+        dockerfile: text of the Dockerfile.
+        base: name of the base image, such as `ubuntu:24.04`.
+        packages: value of SYSTEM_PACKAGES; default: that of the Dockerfile.
+
+    Raises:
+        SbomError: the Dockerfile has no SYSTEM_PACKAGES.
+    """
+    if packages is None:
+        found = _SYSTEM_PACKAGES.search(dockerfile)
+        if found is None:
+            raise SbomError('the Dockerfile lacks the line ARG SYSTEM_PACKAGES="NAMES"')
+        packages = found[1]
+    system = base.rpartition("/")[2].partition(":")[0]
+    comment = (
+        f"Installed by apt in the build, on {base}; the attestation of the build has the version and dependencies."
+    )
+    return [Part(name, "", f"pkg:deb/{system}/{name}", (), comment) for name in packages.split()]
 
 
 def document(subject: Part, contained: Sequence[Part], needed: Sequence[Part], created: datetime) -> dict[str, Any]:
@@ -206,9 +271,21 @@ def wheel_parts(wheel: Path) -> tuple[Part, list[Part]]:
 
 
 def documents(
-    accelerator: str, created: datetime, *, values: str = "", bases: Mapping[str, Mapping[str, str]] | None = None
+    accelerator: str,
+    created: datetime,
+    *,
+    values: str = "",
+    bases: Mapping[str, Mapping[str, str]] | None = None,
+    devel: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return the document of each image, by the image's name.
+
+    Args:
+        accelerator: gpu or cpu.
+        created: time of the sources.
+        values: content of images.yaml, which has the digests of the images.
+        bases: images of base-images.json.
+        devel: whether trainer and engine are those of the target `devel`.
 
     Raises:
         SbomError: a lock file is not complete.
@@ -219,9 +296,12 @@ def documents(
     )
     made = {}
     for image in IMAGES:
-        locks = image_locks((ROOT / f"Dockerfile.{image}").read_text(), accelerator)
-        locked = merged(part for lock in locks for part in locked_parts((ROOT / lock).read_text(), lock))
-        contained = [*base_parts(bases or {}, image), package, *locked, *page]
+        text, is_role = (ROOT / f"Dockerfile.{image}").read_text(), image != "operator"
+        locks = image_locks(text, accelerator, DEVEL if devel and is_role else None)
+        locked = locked_in_order(locks)
+        given = CPU_ARGUMENTS["SYSTEM_PACKAGES"] if accelerator == "cpu" and is_role else None
+        system = system_parts(text, base_name(Wanted(None, "", accelerator, None), image), given)
+        contained = [*base_parts(bases or {}, image), *system, package, *locked, *page]
         made[f"rlrun-{image}"] = document(image_subject(image, values), contained, [], created)
     return made
 
@@ -239,6 +319,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR")
     parser.add_argument("--accelerator", choices=("gpu", "cpu"), default="gpu", help="of the images (default: gpu)")
+    parser.add_argument(
+        "--devel", action="store_true", help="trainer and engine of the target devel, with a CUDA compiler"
+    )
     parser.add_argument("--values", type=Path, metavar="FILE", help="images.yaml: the digests of the images")
     parser.add_argument("--bases", type=Path, metavar="FILE", help="base-images.json: the digests of their bases")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="write the document of this wheel instead")
@@ -251,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             values = options.values.read_text() if options.values else ""
             bases = json.loads(options.bases.read_text())["images"] if options.bases else None
-            made = documents(options.accelerator, commit_time(), values=values, bases=bases)
+            made = documents(options.accelerator, commit_time(), values=values, bases=bases, devel=options.devel)
         options.output_dir.mkdir(parents=True, exist_ok=True)
         for name, content in made.items():
             written = options.output_dir / f"{name}.spdx.json"

@@ -10,6 +10,8 @@ from rlrun.tracking.backends.tracker_packages import PACKAGES
 from tests.cluster.images import IMAGES
 from tests.cluster.images.builder import ROOT
 from tests.cluster.images.inputs import Ignore, arguments, copied, files, parse
+from tools.base_images import default_base
+from tools.sbom import image_stages
 
 REQUIREMENTS = ROOT / "requirements"
 ACCELERATORS = ("cpu", "gpu")
@@ -21,6 +23,11 @@ def dockerfile(name: str) -> str:
 
 def pins(file: Path) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", file.read_text(), re.MULTILINE))
+
+
+def release(version: str) -> str:
+    """Return the CUDA release of a package's version: 13.0."""
+    return ".".join(version.split(".")[:2])
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
@@ -51,7 +58,7 @@ def test_build_arguments_are_documented_in_header(name: str) -> None:
 
 def test_trainer_and_inference_share_layers_up_to_torch() -> None:
     def shared(name: str) -> str:
-        return dockerfile(name).split("\nARG BASE_IMAGE")[1].split(f" AS {name}\n")[0]
+        return dockerfile(name).split("\nARG BASE_IMAGE")[1].split(" AS runtime\n")[0]
 
     assert shared("trainer") == shared("inference")
     assert "common-${ACCELERATOR}.txt" in shared("trainer")
@@ -59,7 +66,7 @@ def test_trainer_and_inference_share_layers_up_to_torch() -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_adds_code_last_and_runs_as_user_1000(name: str) -> None:
-    last_stage = dockerfile(name).split("\nFROM ")[-1]
+    last_stage = image_stages(dockerfile(name))[-1 if name in ("operator", "stub") else -2]
     assert last_stage.index("--require-hashes") < last_stage.index("COPY --from=wheel")
     assert [entry.rest for entry in parse(last_stage) if entry.name == "USER"] == ["1000:1000"]
     assert name == "stub" or "chgrp 0 /home/rlrun && chmod 0770" in last_stage, (
@@ -106,6 +113,44 @@ def test_common_layer_equals_packages_of_each_role(role: str, accelerator: str) 
     common = pins(REQUIREMENTS / f"images/common-{accelerator}.txt")
     assert common.items() <= pins(REQUIREMENTS / f"images/{role}-{accelerator}.txt").items()
     assert "torch" in common
+
+
+@pytest.mark.parametrize("role", ["trainer", "inference"])
+def test_image_needs_no_cuda_base_and_is_visible_to_nvidia_runtime(role: str) -> None:
+    text = dockerfile(role)
+    assert default_base(text) == "ubuntu:24.04"
+    stages = image_stages(text)
+    environment = "\n".join(entry.rest for entry in parse("".join(stages)) if entry.name == "ENV")
+    assert "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility" in environment
+    system = arguments(parse(text))["SYSTEM_PACKAGES"].split()
+    assert {"gcc", "g++", "python3-dev", "libc6-dev"} <= set(system), "Triton and torch compile code when a run starts"
+    assert {"libibverbs1", "ibverbs-providers"} <= set(system), "NCCL loads them for InfiniBand"
+    assert "nvcc.txt" not in "".join(stages)
+
+
+@pytest.mark.parametrize("role", ["trainer", "inference"])
+def test_devel_target_adds_locked_cuda_compiler_to_same_image(role: str) -> None:
+    last, devel = image_stages(dockerfile(role)), image_stages(dockerfile(role), "devel")
+    assert devel[:-1] == last[:-1]
+    assert last[-1].strip() == "", "docker build without --target makes the last stage"
+    assert "--require-hashes --requirement /opt/requirements/nvcc.txt" in devel[-1]
+    assert [entry.rest for entry in parse(devel[-1]) if entry.name == "USER"] == ["0:0", "1000:1000"]
+    lock = REQUIREMENTS / "images/nvcc.txt"
+    assert {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"} == pins(lock).keys()
+    runtime = pins(REQUIREMENTS / "images/common-gpu.txt")["nvidia-cuda-runtime"]
+    assert {release(version) for version in pins(lock).values()} == {release(runtime)}, (
+        "CUB refuses headers of another release"
+    )
+    assert len(re.findall(r"==\S+ \\\n    --hash=sha256:", lock.read_text())) == len(pins(lock))
+
+
+def test_trainer_image_has_no_cuda_compiler() -> None:
+    for part in ("common", "trainer"):
+        assert "nvidia-cuda-nvcc" not in pins(REQUIREMENTS / f"images/{part}-gpu.txt")
+    for role in ("trainer", "inference"):
+        assert "CUDA_HOME" not in "".join(image_stages(dockerfile(role))), (
+            "nvcc of humming-kernels is not for FlashInfer"
+        )
 
 
 def test_cpu_images_contain_no_gpu_library_except_cuda_runtime() -> None:

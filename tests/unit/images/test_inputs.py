@@ -61,6 +61,7 @@ EVERY = set(IMAGES)
         ("requirements/images/common-cpu.txt", {"trainer", "inference"}),
         ("requirements/images/inference-cpu.txt", {"inference"}),
         ("requirements/images/trackers.txt", {"trainer"}),
+        ("requirements/images/nvcc.txt", {"trainer", "inference"}),
         ("tests/cluster/images/cuda_stubs.py", {"trainer", "inference"}),
         ("tools/flash_attention_3.py", {"trainer", "inference"}),
         ("tools/sbom.py", set()),

@@ -195,6 +195,8 @@ def test_release_resolves_each_base_once_and_records_it(monkeypatch: pytest.Monk
     asked, run = [], []
 
     def answer(command: list[str], *, otherwise: str) -> str:
+        if "--raw" in command:
+            return json.dumps({"layers": [{"size": 30_000_000}]})
         asked.append(command[-1])
         return "abc" if command[0] == "git" else json.dumps({"digest": "sha256:" + f"{len(asked)}" * 64})
 
@@ -207,13 +209,13 @@ def test_release_resolves_each_base_once_and_records_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(images.shutil, "which", lambda name: f"/usr/bin/{name}")
     written = tmp_path / "images.yaml"
     assert images.main(["--registry", "ghcr.io/rlrun", "--release", "--tag", "1.2", "--output", str(written)]) == 0
-    cuda = default_base((ROOT / "Dockerfile.trainer").read_text())
-    assert asked == ["HEAD", cuda, "debian:bookworm-slim", SCANNER]
+    base = default_base((ROOT / "Dockerfile.trainer").read_text())
+    assert asked == ["HEAD", base, "debian:bookworm-slim", SCANNER]
     assert release.image_digests(written.read_text()) == [
         f"ghcr.io/rlrun/rlrun-{image}@{DIGEST}" for image in ("operator", "trainer", "inference")
     ]
     recorded = json.loads((tmp_path / images.BASES).read_text())
-    assert recorded["images"]["rlrun-trainer"] == {"name": f"docker.io/{cuda}", "digest": "sha256:" + "2" * 64}
+    assert recorded["images"]["rlrun-trainer"] == {"name": f"docker.io/library/{base}", "digest": "sha256:" + "2" * 64}
     assert recorded["images"]["rlrun-trainer"] == recorded["images"]["rlrun-inference"]
     assert recorded["images"]["rlrun-operator"]["digest"] == "sha256:" + "3" * 64
     assert recorded["scanner"] == {"name": f"docker.io/{SCANNER}", "digest": "sha256:" + "4" * 64}
@@ -228,7 +230,7 @@ def test_release_without_digest_is_refused(
     monkeypatch.setattr(images.shutil, "which", lambda name: f"/usr/bin/{name}")
     written = tmp_path / "images.yaml"
     assert images.main(["--registry", "ghcr.io/rlrun", "--release", "--output", str(written)]) == 1
-    assert "buildx gave no digest of nvidia/cuda" in capsys.readouterr().err
+    assert "buildx gave no digest of ubuntu:24.04" in capsys.readouterr().err
     assert images.main(["--kind", "kind", "--release", "--output", str(written)]) == 1
     assert "--release needs docker with buildx, and --registry" in capsys.readouterr().err
     assert not written.exists()
@@ -244,6 +246,20 @@ def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert images.main(["--registry", "r.example.com", "--dry-run"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in printed[3:]] == ["push"] * 3
+
+
+def test_devel_images_have_compiler_and_their_own_tag(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert images.main(["--registry", "r.example.com", "--devel", "--dry-run"]) == 0
+    built = [line.split() for line in capsys.readouterr().out.splitlines() if " build " in line]
+    targets = {line[line.index("--file") + 1]: line[line.index("--target") + 1] for line in built if "--target" in line}
+    assert targets == {"Dockerfile.trainer": "devel", "Dockerfile.inference": "devel"}
+    assert all(line[line.index("--tag") + 1].endswith(f":{images.version()}-devel") for line in built)
+    with pytest.raises(SystemExit):
+        images.main(["--registry", "r.example.com", "--devel", "--accelerator", "cpu", "--dry-run"])
+    assert "images for CPUs cannot use" in capsys.readouterr().err
 
 
 def test_signed_images_and_charts_have_digests() -> None:

@@ -23,7 +23,7 @@ LOCKS = {
 }
 """Sources of each image, listed manually."""
 DIGEST = "sha256:" + "a" * 64
-BASE = {"name": "docker.io/nvidia/cuda:13", "digest": "sha256:" + "b" * 64}
+BASE = {"name": "docker.io/library/ubuntu:24.04", "digest": "sha256:" + "b" * 64}
 
 
 def locked(image: str, accelerator: str) -> dict[str, tuple[str, set[str]]]:
@@ -66,6 +66,47 @@ def test_image_sbom_lists_packages_of_its_locks(accelerator: str) -> None:
             assert {sum_["algorithm"] for sum_ in entry["checksums"]} == {"SHA256"}
 
 
+DEBIAN = {"python3", "python3-venv", "ca-certificates"}
+UBUNTU = DEBIAN | {"python3-dev", "gcc", "g++", "libc6-dev", "libibverbs1", "ibverbs-providers"}
+
+
+def system_packages(document: dict[str, Any]) -> set[str]:
+    locators = {reference["referenceLocator"] for entry in document["packages"] for reference in entry["externalRefs"]}
+    return {locator for locator in locators if locator.startswith("pkg:deb/")}
+
+
+def test_image_sbom_lists_system_packages_of_its_base() -> None:
+    gpu, cpu = sbom.documents("gpu", CREATED), sbom.documents("cpu", CREATED)
+    for role in ("rlrun-trainer", "rlrun-inference"):
+        assert system_packages(gpu[role]) == {f"pkg:deb/ubuntu/{name}" for name in UBUNTU}
+        assert system_packages(cpu[role]) == {f"pkg:deb/debian/{name}" for name in DEBIAN | {"libnuma1"}}
+    assert system_packages(gpu["rlrun-operator"]) == {f"pkg:deb/debian/{name}" for name in DEBIAN}
+    with pytest.raises(sbom.SbomError, match="lacks the line ARG SYSTEM_PACKAGES"):
+        sbom.system_parts("FROM a AS b\n", "a")
+
+
+def test_sbom_of_devel_images_adds_cuda_compiler_only() -> None:
+    plain, devel = sbom.documents("gpu", CREATED), sbom.documents("gpu", CREATED, devel=True)
+    compiler = dict(re.findall(r"^([a-z-]+)==([^ ]+)", (ROOT / sbom.COMPILER_LOCK).read_text(), re.MULTILINE))
+    assert "nvidia-cuda-nvcc" in compiler
+    for image in IMAGES:
+        name = f"rlrun-{image}"
+        versions = {entry["name"]: entry["versionInfo"] for entry in packages(plain[name]).values()}
+        expected = versions if image == "operator" else versions | compiler
+        assert {entry["name"]: entry["versionInfo"] for entry in packages(devel[name]).values()} == expected
+    engine = {entry["name"]: entry["versionInfo"] for entry in packages(plain["rlrun-inference"]).values()}
+    assert engine["nvidia-cuda-nvcc"] != compiler["nvidia-cuda-nvcc"], "the target replaces that of humming-kernels"
+
+
+def test_unknown_stage_is_refused() -> None:
+    with pytest.raises(sbom.SbomError, match="no stage 'devel', only a, b"):
+        sbom.image_stages("FROM x AS a\nRUN 1\nFROM a AS b\n", "devel")
+    assert sbom.image_stages("FROM x AS a\nRUN 1\nFROM y AS c\nRUN 3\nFROM a AS b\nRUN 2\n") == [
+        "\nRUN 1\n",
+        "\nRUN 2\n",
+    ]
+
+
 def test_sbom_is_valid_spdx_and_reproducible() -> None:
     made = sbom.documents("gpu", CREATED)
     for name, content in made.items():
@@ -84,13 +125,14 @@ def test_sbom_is_valid_spdx_and_reproducible() -> None:
 def test_image_base_and_page_are_named_by_their_hashes() -> None:
     values = f"image: ghcr.io/rlrun/rlrun-operator@sha256:{'0' * 64}\nimages:\n  trainer: ghcr.io/rlrun/rlrun-trainer@{DIGEST}\n"
     made = sbom.documents("gpu", CREATED, values=values, bases={"rlrun-trainer": BASE})
-    subject, base, package = made["rlrun-trainer"]["packages"][:3]
+    subject, base, *others = made["rlrun-trainer"]["packages"]
+    package = next(entry for entry in others if entry["name"] == "rlrun")
     assert subject["checksums"] == [{"algorithm": "SHA256", "checksumValue": "a" * 64}]
     assert subject["externalRefs"][0]["referenceLocator"] == (
         f"pkg:oci/rlrun-trainer@sha256%3A{'a' * 64}?repository_url=ghcr.io/rlrun/rlrun-trainer"
     )
-    assert (base["name"], base["versionInfo"], base["checksums"][0]["checksumValue"]) == ("cuda", "13", "b" * 64)
-    assert package["name"] == "rlrun"
+    assert (base["name"], base["versionInfo"], base["checksums"][0]["checksumValue"]) == ("ubuntu", "24.04", "b" * 64)
+    assert package["versionInfo"] == version()
     assert made["rlrun-operator"]["packages"][0]["checksums"][0]["checksumValue"] == "0" * 64
     lock = json.loads((ROOT / sbom.PAGE_LOCK).read_text())
     for content in made.values():
