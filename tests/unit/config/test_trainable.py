@@ -40,6 +40,35 @@ def test_trainable_configurations_are_not_refused(config: Mapping[str, object]) 
 
 
 @pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "m has an encoder and a decoder (t5, is_encoder_decoder in"),
+        (
+            {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]},
+            "(Qwen3ForSequenceClassification,",
+        ),
+        ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "m is not a causal language model"),
+        ({"model_type": "internlm2", "architectures": ["InternLM2ForRewardModel"]}, "m is not a causal language model"),
+        ({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}, "m is not a causal language model"),
+    ],
+)
+def test_model_that_is_not_a_causal_language_model_is_refused(config: Mapping[str, object], reason: str) -> None:
+    told = training_refusal(config, "m")
+    assert told is not None
+    assert reason in told
+    assert told.endswith("such as Qwen/Qwen3-8B")
+    own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
+    assert training_refusal({**config, **own}, "m") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3VLForConditionalGeneration", "LlamaModel"]
+)
+def test_class_of_a_causal_language_model_is_not_refused(name: str) -> None:
+    assert training_refusal({"model_type": "llama", "architectures": [name], "is_encoder_decoder": False}, "m") is None
+
+
+@pytest.mark.parametrize(
     ("config", "dtype"),
     [
         ({"model_type": "qwen3_next"}, "float32"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from rlrun.config.models.language_models import ModelConfig, ReferenceConfig
 from rlrun.hub import fetch
+from rlrun.hub.refused_models import format_refusal, refuse_other_formats
+from rlrun.local.read_inputs import check_model_folder
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -82,3 +85,47 @@ def test_training_uses_the_plain_copy_if_it_exists(folder: Path, tmp_path: Path)
     assert fetch.policy_source(model, copy) == str(copy)
     assert fetch.policy_source(model, tmp_path / "other") == str(folder)
     assert fetch.model_source(model, copy, with_weights=True) == str(folder)
+
+
+ADAPTER = json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B", "peft_type": "LORA"})
+
+
+@pytest.mark.parametrize(
+    ("files", "refusal"),
+    [
+        (
+            {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
+            "is an adapter of Qwen/Qwen3-0.6B .* use Qwen/Qwen3-0.6B, or",
+        ),
+        ({"adapter_config.json": "[]", "config.json": "{}"}, "is an adapter of its base model"),
+        ({"model-Q4_K_M.gguf": "", "config.json": "{}"}, r"has only weights for llama.cpp \(model-Q4_K_M.gguf\)"),
+        ({"model_index.json": "{}"}, "is a pipeline of diffusers"),
+        (
+            {"pytorch_model.bin": "", "config.json": "{}"},
+            r"no safetensors weights \(pytorch_model.bin is a pickle\), .*python -c",
+        ),
+    ],
+)
+def test_folder_without_own_safetensors_is_refused_by_its_format(
+    files: dict[str, str], refusal: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    model = ModelConfig(path=str(tmp_path))
+    (found,) = check_model_folder(model, here=True)
+    assert found.key == ("model", "path")
+    assert re.search(refusal, found.message)
+    with pytest.raises(RoleError, match=refusal) as refused:
+        refuse_other_formats(tmp_path, "model.path", str(tmp_path))
+    assert str(refused.value) == f"model.path: {found.message}"
+    (tmp_path / "model.safetensors").touch()
+    assert format_refusal(tmp_path, str(tmp_path)) is None
+
+
+def test_adapter_in_the_cache_of_the_hub_is_refused_before_its_weights(folder: Path, fetched: list[str]) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "adapter_config.json").write_text(ADAPTER)
+    with pytest.raises(RoleError, match=r"model\.name: org/my-lora is an adapter of Qwen/Qwen3-0.6B"):
+        fetch.model_source(ModelConfig(name="org/my-lora"), Path("made"), with_weights=True, trained=True)
+    assert fetched == ["files"]

@@ -29,7 +29,15 @@ from rlrun.defaults.given_defaults import GivenDefaults, read_given
 from rlrun.fit.advice import advise_roles
 from rlrun.fit.memory_parts import MEMORY_MIB, MIB, memory_of, parse_size
 from rlrun.fit.model_sources import UnknownModelError, read_shape, shape_of
-from rlrun.fit.report import Surroundings, gpu_products, needs_of, refusals_of, report_document, report_lines
+from rlrun.fit.report import (
+    Surroundings,
+    gpu_products,
+    needs_of,
+    refusals_of,
+    report_document,
+    report_lines,
+    untrainable_models,
+)
 from rlrun.local.judge import Judged, judge_manifest
 from rlrun.runtime import exit_codes
 
@@ -269,7 +277,10 @@ def run_fit(argv: Sequence[str]) -> int:
     try:
         around = _fit_surroundings(spec, options)
     except (UnknownModelError, UnknownMemoryError) as error:
-        print(f"{options.file}: {error}", file=sys.stderr)
+        # A model that cannot be trained may have no sizes of a decoder, which is then not the reason.
+        refused = [f"spec.{'.'.join(map(str, key))}: {why}" for key, why in untrainable_models(spec)]
+        for message in refused or [str(error)]:
+            print(f"{options.file}: {message}", file=sys.stderr)
         return exit_codes.CONFIGURATION
     needs, refusals = needs_of(spec, around), refusals_of(spec, around)
     advice = advise_roles(spec, around, needs)

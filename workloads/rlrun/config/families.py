@@ -10,6 +10,7 @@ other models itself (`trainer.modeling.architecture_check`), but only after load
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch, fnmatchcase
@@ -248,6 +249,13 @@ _SUFFIXES = (
 """Name endings of quantized repositories. The name without the ending is that of the original repository."""
 _READ_SUFFIXES = ("-fp8", "-mxfp4")
 """Name endings of formats that the trainer reads."""
+TEXT_MODEL = "Qwen/Qwen3-8B"
+"""Example of a supported text model in messages."""
+_OTHER_HEADS = re.compile(
+    r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|MaskedLM|NextSentencePrediction|"
+    r"ImageClassification|AudioClassification|CTC)$|RewardModel$"
+)
+"""Ends of the names of classes without a causal language model's head."""
 DEQUANTIZE = "docs/models.md#quantized-repositories"
 
 
@@ -268,7 +276,28 @@ def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
         return (
             f"{shown} is a model for images or sound ({kind}, {encoder} in config.json), and the trainer supports such models of the types "
             f"{', '.join(sorted(_TEXT_TRAINED | {'gemma3'}))}; use one of these, such as Qwen/Qwen3-VL-8B-Instruct, or a text model, such "
-            "as Qwen/Qwen3-8B"
+            f"as {TEXT_MODEL}"
+        )
+    return None if _has_own_causal_class(config) else _class_refusal(config, kind, shown)
+
+
+def _has_own_causal_class(config: Mapping[str, object]) -> bool:
+    own = config.get("auto_map")
+    return isinstance(own, Mapping) and "AutoModelForCausalLM" in own
+
+
+def _class_refusal(config: Mapping[str, object], kind: str, shown: str) -> str | None:
+    """Return why a model is not a causal language model, or None. Such a model may load nevertheless, for example with a tied head."""
+    if config.get("is_encoder_decoder") is True:
+        return (
+            f"{shown} has an encoder and a decoder ({kind}, is_encoder_decoder in config.json), and the trainer supports models with "
+            f"only a decoder; use one, such as {TEXT_MODEL}"
+        )
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes and all(_OTHER_HEADS.search(str(name)) for name in classes):
+        return (
+            f"{shown} is not a causal language model ({classes[0]}, architectures in config.json); use the language model that it was "
+            f"made from, or another one, such as {TEXT_MODEL}"
         )
     return None
 

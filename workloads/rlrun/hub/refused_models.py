@@ -9,13 +9,21 @@ import json
 import shlex
 from pathlib import Path
 
-from rlrun.config.families import training_refusal
+from rlrun.config.families import TEXT_MODEL, training_refusal, unquantized_name
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 """Weights files that Python reads as a pickle, which can contain a program."""
+_ADAPTER, _PIPELINE = "adapter_config.json", "model_index.json"
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors",)
+_MERGE = (
+    "import sys; from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; a, b = sys.argv[1:]; "
+    "m = M.from_pretrained(a, dtype='auto'); T.from_pretrained(m.peft_config['default'].base_model_name_or_path).save_pretrained(b); "
+    "m.merge_and_unload().save_pretrained(b)"
+)
+"""Program that merges an adapter into its base model; it needs the package `peft`."""
 _CONVERT = (
     "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; a, b = sys.argv[1:]; "
     "M.from_pretrained(a, dtype='auto', use_safetensors=False).save_pretrained(b); T.from_pretrained(a).save_pretrained(b)"
@@ -34,8 +42,8 @@ def convert_command(source: str, target: str) -> str:
     return shlex.join(["python", "-c", _CONVERT, source, target])
 
 
-def refuse_pickles(folder: Path, field: str, source: str) -> None:
-    """Reject a model that has pickled weights and no safetensors.
+def refuse_other_formats(folder: Path, field: str, source: str) -> None:
+    """Reject a folder without the weights of a model in safetensors.
 
     Args:
         folder: folder of the model.
@@ -43,13 +51,51 @@ def refuse_pickles(folder: Path, field: str, source: str) -> None:
         source: value of the field.
 
     Raises:
-        RoleError: contains the file, and the command that converts the model.
+        RoleError: contains the file that shows the format, and the fix.
     """
-    if any(folder.glob("*.safetensors")):
-        return
-    found = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
-    if found:
-        raise RoleError(pickle_refusal(field, source, found[0]), exit_codes.DATA)
+    if (refusal := format_refusal(folder, source)) is not None:
+        raise RoleError(f"{field}: {refusal}", exit_codes.DATA)
+
+
+def format_refusal(folder: Path, source: str) -> str | None:
+    """Return why a folder has no weights that RLRun reads, with the fix: an adapter, GGUF, a diffusion pipeline or pickles.
+
+    Returns None for a folder with weights in safetensors, and for one without any weights.
+
+    Args:
+        folder: folder of the model.
+        source: folder or name of the model in messages.
+    """
+    if any(file.name not in _ADAPTER_WEIGHTS for file in folder.glob("*.safetensors")):
+        return None
+    if (adapter := folder / _ADAPTER).is_file():
+        return _adapter_refusal(adapter, source)
+    if (folder / _PIPELINE).is_file() and not (folder / "config.json").is_file():
+        return f"{source} is a pipeline of diffusers ({_PIPELINE}), not a language model; use a text model, such as {TEXT_MODEL}"
+    if found := sorted(path.name for path in folder.glob("*.gguf")):
+        return (
+            f"{source} has only weights for llama.cpp ({found[0]}), and the trainer reads safetensors; use the repository that they "
+            f"were made from{_original_of(source)}"
+        )
+    if found := sorted(path.name for pattern in PICKLED for path in folder.glob(pattern)):
+        return _describe_pickles(source, found[0])
+    return None
+
+
+def _adapter_refusal(file: Path, source: str) -> str:
+    try:
+        base = str(json.loads(file.read_bytes())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        base = "its base model"
+    return (
+        f"{source} is an adapter of {base} ({_ADAPTER}) without the model's weights; use {base}, or merge the adapter first and use the "
+        f"new folder: {shlex.join(['python', '-c', _MERGE, source, f'{Path(source).name}-merged'])}"
+    )
+
+
+def _original_of(source: str) -> str:
+    base = unquantized_name(source)
+    return "" if base is None else f", such as {base}"
 
 
 def pickle_refusal(field: str, source: str, file: str = "") -> str:
@@ -60,10 +106,14 @@ def pickle_refusal(field: str, source: str, file: str = "") -> str:
         source: value of the field.
         file: name of one of its pickles, or an empty text if unknown.
     """
+    return f"{field}: {_describe_pickles(source, file)}"
+
+
+def _describe_pickles(source: str, file: str) -> str:
     seen = f" ({file} is a pickle)" if file else ""
     target = f"{Path(source).name}-safetensors"
     return (
-        f"{field}: {source} has no safetensors weights{seen}, and RLRun reads no pickles: they can contain programs. "
+        f"{source} has no safetensors weights{seen}, and RLRun reads no pickles: they can contain programs. "
         f"Convert the model in a sandbox, then set model.path to the new folder: {convert_command(source, target)}"
     )
 
@@ -77,8 +127,11 @@ def untrainable_reason(folder: Path, name: str | None = None) -> str | None:
         folder: folder with `config.json`.
         name: name of the model in messages. Default: the folder.
     """
-    config = read_config(folder)
-    return None if config is None else training_refusal(config, name or show_source(str(folder)))
+    config, shown = read_config(folder), name or show_source(str(folder))
+    if config is not None:
+        return training_refusal(config, shown)
+    # A folder of the hub's cache may lack its weights still, but an adapter or a pipeline has no config.json.
+    return format_refusal(folder, shown) if folder.is_dir() else None
 
 
 def read_config(folder: Path) -> dict[str, object] | None:

@@ -17,6 +17,7 @@ from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.config.models.run_config import RunConfig
 from rlrun.environments.process.life import Command, Limits
+from rlrun.hub.refused_models import format_refusal
 from rlrun.local.proved_models import check_weights
 from rlrun.local.user_code import CodeCheck, Finding, limits_of
 from rlrun.protocol.files.volume_faults import show_size
@@ -57,6 +58,8 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
         yield Finding(key, f"{model.path} is a file; it must be a Hugging Face model folder")
     elif not os.access(folder, os.R_OK | os.X_OK):
         yield Finding(key, f"{model.path} cannot be read by this user; change its permissions")
+    elif (refusal := format_refusal(folder, model.path)) is not None:
+        yield Finding(key, refusal)
     else:
         lacking = [name for name, pattern in _PARTS if not any(folder.glob(pattern))]
         if lacking:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from rlrun.config.families import TEXT_MODEL
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
 from rlrun.fit.attention_kernels import Feature
@@ -192,6 +194,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
     architecture = source_config(config, source)
     values = read_noise(architecture)
     remove_noise(architecture)
+    _require_class(architecture, source)
     try:
         with torch.device("meta"):
             model: PreTrainedModel = auto_class(architecture).from_config(
@@ -212,6 +215,17 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
     if cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False, **options):
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     return model
+
+
+def _require_class(architecture: PreTrainedConfig, source: str) -> None:
+    """Raise an error for a type that transformers has no class for, such as an encoder or a model for speech."""
+    own = "AutoModelForCausalLM" in (getattr(architecture, "auto_map", None) or {})
+    if not own and type(architecture) not in auto_class(architecture)._model_mapping:
+        raise RoleError(
+            f"model {show_source(source)}: models of type {architecture.model_type} (model_type in config.json) cannot be trained: "
+            f"transformers {transformers.__version__} has no causal language model of this type; use one, such as {TEXT_MODEL}",
+            exit_codes.CONFIGURATION,
+        )
 
 
 def _check_complete(model: nn.Module, planned: Mapping[str, Lazy], source: str) -> None:

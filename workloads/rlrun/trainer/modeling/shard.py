@@ -23,7 +23,7 @@ from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, A
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.fit.model_sources import auto_class
 from rlrun.fit.trainer_memory import GATHERED_SHARE
-from rlrun.hub.refused_models import refuse_pickles
+from rlrun.hub.refused_models import refuse_other_formats
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -58,16 +58,16 @@ def check_source(config: ModelConfig, source: str) -> None:
     """Check the model's folder before anything is loaded.
 
     Raises:
-        RoleError: the folder, its configuration or its weights are missing, or the weights are pickles.
+        RoleError: the folder, its configuration or its weights are missing, or the weights are in another format.
     """
     if config.name is not None:
         return
     folder = Path(source)
     if not folder.is_dir():
         raise RoleError(f"model.path {source} is not a folder", exit_codes.DATA)
+    refuse_other_formats(folder, "model.path", source)
     if not (folder / "config.json").is_file():
         raise RoleError(f"the model folder {source} has no config.json", exit_codes.DATA)
-    refuse_pickles(folder, "model.path", source)
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise RoleError(
             f"the model folder {source} has no weights: expected {_WEIGHTS[0]} or {_WEIGHTS[1]}", exit_codes.DATA

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from rlrun.config.models.language_models import ModelConfig
+from rlrun.hub.repository import show_source
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.noise import config_parts
 
 
@@ -14,11 +20,35 @@ def source_config(config: ModelConfig, source: str) -> PreTrainedConfig:
     Args:
         config: revision of the model, and trust in its code.
         source: folder or name on the hub.
+
+    Raises:
+        RoleError: transformers does not know the type of the model, or the model's own code is not trusted.
     """
-    found: PreTrainedConfig = AutoConfig.from_pretrained(
-        source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
-    )
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+        )
+    except ValueError as error:
+        if (refusal := _type_refusal(str(error), source)) is None:
+            raise
+        raise RoleError(refusal, exit_codes.CONFIGURATION) from error
     for part in config_parts(found):
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     return found
+
+
+def _type_refusal(error: str, source: str) -> str | None:
+    """Return the message for a type that transformers does not know; None for other errors."""
+    if "trust_remote_code" in error:
+        return (
+            f"model {show_source(source)} is defined by its own code (auto_map in config.json), which runs only if it is trusted; read the "
+            "code, then set model.trustRemoteCode: true, or use a model of a type of transformers"
+        )
+    if (unknown := re.search(r"has model type `([^`]*)` but", error)) is None and "model_type" not in error:
+        return None
+    kind = f"'{unknown[1]}'" if unknown is not None else "missing"
+    return (
+        f"model {show_source(source)}: model_type in config.json is {kind}, which transformers {transformers.__version__} does not know; "
+        "use a model of a known type, or a repository with its own code (auto_map) and model.trustRemoteCode: true"
+    )
