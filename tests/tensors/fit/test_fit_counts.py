@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlrun.config.families import FAMILIES
 from rlrun.fit import trainer_memory
 from rlrun.fit.architecture import from_config
 from rlrun.fit.memory_parts import layer_activations, outside_layers
-from rlrun.fit.model_sources import read_shape
+from rlrun.fit.model_sources import auto_class, read_shape
 from rlrun.trainer.learning import lm_head
+from rlrun.trainer.modeling.encoders import freeze_encoders
+from tests.support.sets import few_in_gate
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -82,6 +84,19 @@ def test_folder_with_incomplete_sizes_is_counted_exactly(
     assert shape.is_exact
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.tied == tied
+
+
+@pytest.mark.parametrize("kind", few_in_gate(["gemma3", "mistral3", "qwen2_vl", "qwen3_5", "qwen3_vl"], ["qwen3_vl"]))
+def test_frozen_encoder_is_counted_separately(kind: str, tmp_path: Path) -> None:
+    config = CONFIG_MAPPING[kind]()
+    config.save_pretrained(tmp_path)
+    shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
+    with torch.device("meta"):
+        model = auto_class(config).from_config(config)
+    freeze_encoders(model)
+    frozen = [parameter.numel() for parameter in model.parameters() if not parameter.requires_grad]
+    assert shape.encoder == sum(frozen) > 0
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_unknown_model_type_is_not_counted(tmp_path: Path) -> None:

@@ -290,6 +290,28 @@ def test_reference_and_critic_models_are_counted() -> None:
     )
 
 
+@pytest.mark.parametrize("fields", [{}, {"gpusPerReplica": 2}, {"optimizer": {"name": "muon", "lr": 0.02}}])
+def test_frozen_encoder_has_no_gradients_and_no_optimizer_state(fields: dict[str, Any]) -> None:
+    text, encoder, ranks = KNOWN[SMALL], 400_000_000, fields.get("gpusPerReplica", 1)
+    vision = dataclasses.replace(text, counted=text.parameters + encoder, encoder=encoder)
+    run = spec(trainer={"gpusPerReplica": 1} | fields)
+    plain, found = (
+        {part.name: part.bytes for part in needs_of(run, dataclasses.replace(make_surroundings(), model=one))[0].parts}
+        for one in (text, vision)
+    )
+    assert found.pop("encoder") == pytest.approx(4 * encoder / ranks)
+    assert found == pytest.approx(plain)
+
+
+def test_first_stage_has_the_frozen_encoder() -> None:
+    text, encoder = KNOWN[SMALL], 4_000_000_000
+    vision = dataclasses.replace(text, counted=text.parameters + encoder, encoder=encoder)
+    run = spec(trainer={"gpusPerReplica": 2, "parallelism": {"pp": 2}})
+    (found,) = needs_of(run, dataclasses.replace(make_surroundings(), model=vision))
+    assert next(part.bytes for part in found.parts if part.name == "encoder") == 4 * encoder
+    assert any("number 1 needs the most memory" in remark for remark in found.remarks)
+
+
 def test_engine_cache_uses_remaining_memory() -> None:
     found = engine()
     assert found.fits

@@ -77,6 +77,8 @@ class Architecture:
     """Whether it has options that change the number of parameters independently of the sizes."""
     counted: int | None = None
     """Total number of parameters, counted in the model itself. Default: computed from the sizes."""
+    encoder: int = 0
+    """Number of these in encoders of images or sound, which are frozen; 0 if the model is not counted."""
 
     @property
     def is_exact(self) -> bool:
@@ -152,6 +154,11 @@ class Architecture:
         if self.counted is not None:
             return self.counted
         return self.root_parameters + self.layers * (self.layer_parameters + self.expert_parameters)
+
+    @property
+    def decoder_parameters(self) -> int:
+        """Number of parameters of the language model, without encoders."""
+        return self.parameters - self.encoder
 
     @property
     def largest_tensor(self) -> int:

@@ -91,7 +91,7 @@ class Held:
 
     @property
     def parameters(self) -> int:
-        """Total number of its parameters."""
+        """Total number of its parameters, without encoders, which the first rank has."""
         return self.root + round(self.layers * self.each)
 
     @property
@@ -152,7 +152,7 @@ def stages_of(model: Architecture, layout: ParallelismConfig) -> list[Held]:
     per_rank = layout.local_stages if count * layout.local_stages <= model.layers else 1
     visited = model.experts_per_token / model.experts if model.experts else 0.0
     cost = model.layer_parameters + visited * model.expert_parameters
-    each = (model.parameters - model.root_parameters) / model.layers
+    each = (model.decoder_parameters - model.root_parameters) / model.layers
     if count == 1:
         return [Held(layout, 0, 1, (0,), model.layers, each, model.root_parameters)]
     roots = [model.table] + [0] * (count * per_rank - 2) + [model.table + model.hidden]

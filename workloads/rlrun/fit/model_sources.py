@@ -80,7 +80,18 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
         model.get_output_embeddings() is not None
         and model.get_output_embeddings().weight is model.get_input_embeddings().weight
     )
-    return replace(shape, counted=sum(int(parameter.numel()) for parameter in model.parameters()), tied=tied)
+    counted = sum(int(parameter.numel()) for parameter in model.parameters())
+    return replace(shape, counted=counted, tied=tied, encoder=_count_encoders(model))
+
+
+def _count_encoders(model: Any) -> int:
+    """Return the number of parameters outside of decoder and head, which the trainer freezes; 0 for a model of text only."""
+    decoder = model.get_decoder()
+    if decoder is model or all(getattr(model.config, name, None) is None for name in ("vision_config", "audio_config")):
+        return 0
+    parts = [part for part in (decoder, model.get_output_embeddings()) if part is not None]
+    text = {id(parameter) for part in parts for parameter in part.parameters()}
+    return sum(int(parameter.numel()) for parameter in model.parameters() if id(parameter) not in text)
 
 
 def _on_meta(config: Mapping[str, object]) -> Any | None:

@@ -190,6 +190,7 @@ def _needs_of_stage(
     trained = _trained_count(config, model, held, ranks)
     parts = [
         *_state_bytes(config, held, trained, ranks),
+        *_encoder_bytes(config, model, held, ranks),
         *_companion_bytes(config, model, reference, held, ranks),
         _gathered_bytes(model, held, ranks, c, memory),
         *_micro_batch(config, mode, model, held, c, padded=padded),
@@ -231,6 +232,14 @@ def _state_bytes(config: TrainerConfig, held: Held, trained: _Trained, ranks: _R
     return [Part("parameters", on_gpu * masters, shared), Part("gradients", gradients, summed), kept]
 
 
+def _encoder_bytes(config: TrainerConfig, model: Architecture, held: Held, ranks: _Ranks) -> list[Part]:
+    """Return the part of frozen encoders, which have no gradients and no moments."""
+    if not model.encoder or not held.first:
+        return []
+    size = MASTER_BYTES * model.encoder / ranks.shards
+    return [Part("encoder", size * (not config.cpu_offload), "frozen, float32, without gradients and optimizer state")]
+
+
 def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> float:
     """Return the bytes of the optimizer's moments on one rank, on the GPU or on the host."""
     slots = config.lora.slots if config.lora is not None else 1
@@ -259,10 +268,11 @@ def _companion_bytes(
     found = []
     if reference is not None:
         its = stages_of(reference, config.parallelism)
-        size = REFERENCE_BYTES * its[min(held.index, len(its) - 1)].parameters / ranks.shards
+        encoder = reference.encoder if held.first else 0
+        size = REFERENCE_BYTES * (its[min(held.index, len(its) - 1)].parameters + encoder) / ranks.shards
         found.append(Part("reference", size, "frozen, bfloat16"))
     if config.algorithm.critic is not None:
-        body = model.parameters - (0 if model.tied else model.table) + model.hidden
+        body = model.decoder_parameters - (0 if model.tied else model.table) + model.hidden
         numbers = 2 + _moment_count(config)
         on_gpu = not config.cpu_offload
         if config.optimizer.offload:
@@ -383,7 +393,8 @@ def _trainer_remarks(
         found.append(_pipeline_remark(config, held))
     if config.cpu_offload:
         numbers = 2 + _moment_count(config)
-        size = MASTER_BYTES * (held.parameters + (numbers - 1) * trained.all) / ranks.shards
+        encoder = model.encoder if held.first else 0
+        size = MASTER_BYTES * (held.parameters + encoder + (numbers - 1) * trained.all) / ranks.shards
         found.append(f"cpuOffload: {show_gib(size * config.ranks_per_replica)} of host memory for each replica")
     if config.optimizer.offload:
         each_way = _moment_bytes(config, trained, ranks)
