@@ -50,6 +50,7 @@ from rlrun.runtime import exit_codes
 from tools.crd import crd_files
 from tools.docs_algorithms import algorithm_pages
 from tools.docs_convert import convert_page
+from tools.docs_models import models_page
 from tools.docs_options import given, option_table
 from tools.docs_prime_rl import prime_rl_page
 from tools.docs_python import python_page
@@ -164,6 +165,7 @@ def pages() -> dict[str, str]:
         "convert.md": convert_page(),
         "prime-rl.md": prime_rl_page(),
         "python.md": python_page(),
+        "models.md": models_page(),
     }
 
 

@@ -1,9 +1,11 @@
-"""Sweep over architectures: `python -m tests.trainer.architectures FOLDER [TYPE...]` tests a small model of every
-causal LM of transformers.
+"""Sweep over architectures: `python -m tests.trainer.architectures FOLDER [TYPE...]` tests a small model of every type of
+transformers with a class for causal language models or for images and text.
 
 Each model is saved by transformers, loaded by the trainer, computed in packed rows, published and read again. Accepted
 models are compared with transformers' eager attention in evaluation mode, one sequence at a time. The sweep takes about
-three minutes of one core and writes the page of results (`benchmarks/results/architectures.md`) into the folder.
+five minutes of one core and writes its results (`benchmarks/results/architectures.json`, the source of
+docs/reference/models.md) and their page (`architectures.md`) into the folder. With types it keeps the results of all
+other types.
 """
 
 from __future__ import annotations
@@ -27,14 +29,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoConfig, GptOssConfig, GptOssForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
+from rlrun.config.families import training_refusal
 from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.fit.model_sources import UnknownModelError, auto_class, read_shape
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling import lora, packed_attention
+from rlrun.trainer.modeling.dequantize import write_plain_copy
+from rlrun.trainer.modeling.encoders import encoder_parts
 from rlrun.trainer.modeling.flops import model_cost
 from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.modeling.model_files import model_files
@@ -48,7 +56,9 @@ from rlrun.trainer.proof.small_models import LONGEST, quiet_transformers, small_
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
+from tests.support.quantized_models import quantize_files
 
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/architectures.json"
 ROW = (5, LONGEST, 9, 17)
 """Sequence lengths of the row, in tokens."""
 WINDOW = 6
@@ -57,28 +67,35 @@ SECONDS = 120
 """Time limit per type, in seconds."""
 LORA = LoRAConfig(rank=4)
 _LONGEST_REASON = 160
+_MXFP4_SIZES: dict[str, Any] = {
+    **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+}
+"""A small GPT-OSS whose experts have whole groups of 32 numbers."""
 _MIXED = ["conv", "conv", "full_attention"]
 PAGE = """\
-# Every causal language model of transformers
+# Every language model of transformers
 
-`python -m tests.trainer.architectures FOLDER`, transformers {version}: a small model of each of the {types} model types, in float32
-on a CPU. {trained} are trained, {others} are not. A test compares this page with the installed transformers.
+`python -m tests.trainer.architectures FOLDER`, transformers {version}: a small model of each of the {types} model types
+that have a class for causal language models or for images and text, in float32 on a CPU.
+{trained} are trained, {others} are not. A test compares this page with the installed transformers.
 [Which models can be trained](../../docs/models.md) says how a run proves its model.
 
 - Log-probability, gradient: largest difference of a row of several sequences ({row} tokens) from transformers' eager attention in
   evaluation mode with each sequence alone; in nats, and as a share of a parameter's gradient.
 - With windows: the same with windows of {window} tokens, where the type has any; `refused` if it is not trained with them.
 - Adapters: largest difference of a log-probability from the model with merged weights.
+- Packing: rows with several sequences (`row`), with mixers once per sequence (`mixer`), or of one sequence (`alone`).
+- Quantized: format of files whose projections were quantized (GPT-OSS: its experts), and which the trainer reads like their plain copy.
 - Published: names and bits of the source's files, as transformers reads them.
 - Work: active parameters as a share of the multiplications that torch counts for a token. Small models have parts that do not become small.
 - Counted: parameters by `rlrun fit`, as a share of those of the model at full size.
 
-| model type | log-probability | gradient | with windows | gradient | adapters | published | work | counted |
-|---|---|---|---|---|---|---|---|---|
+| model type | packing | log-probability | gradient | with windows | gradient | adapters | quantized | published | work | counted |
+|---|---|---|---|---|---|---|---|---|---|---|
 {trained_rows}
 
 Gemma 3n and 4 are 30 layers deep also when they are small; transformers' own two attentions, eager and SDPA, differ by as much.
-Rows of Llama 4 and Zaya have one sequence. In hybrid models each recurrent mixer runs once per sequence of a row.
 
 | model type | not trained, since |
 |---|---|
@@ -226,6 +243,32 @@ def adapters(source: Path, group: Group, ids: Tensor) -> str:
     return f"{error:.0e}" + (f", without gradient: {idle[:3]}" if idle else "")
 
 
+def read_quantized(source: Path, group: Group) -> str:
+    """Quantize the files of a small model, load them like a reference, and return the format if every parameter equals that of the
+    dequantized files, bit for bit.
+    """
+    method, endings = "fp8", _projections(source)
+    if json.loads((source / "config.json").read_text())["model_type"] == "gpt_oss":
+        method, endings = "mxfp4", ("experts.gate_up_proj", "experts.down_proj")
+        source = source.with_name("wide")
+        GptOssForCausalLM(GptOssConfig(**_MXFP4_SIZES)).save_pretrained(source)
+    if not quantize_files(source, method, endings, (64, 64)):
+        return "none"
+    plain = source.parent / "plain"
+    write_plain_copy(source, plain, "float32")
+    own, expected = (
+        load_checked(ModelConfig(path=str(folder)), str(folder), group, seq_len=LONGEST).state_dict()
+        for folder in (source, plain)
+    )
+    wrong = [name for name, tensor in own.items() if not torch.equal(local_part(tensor), local_part(expected[name]))]
+    return f"other values: {wrong[:3]}" if wrong else method
+
+
+def _projections(source: Path) -> tuple[str, ...]:
+    """Return the names of the matrices in the files that authors quantize: projections, also of experts."""
+    return tuple(name for name, tensor in files_of(source).items() if tensor.ndim == 2 and name.endswith("proj.weight"))
+
+
 def work(model: Any, source: Path) -> str:
     """Return the active parameters as a share of the multiplications that torch counts for one token."""
     other = engines(source)
@@ -261,7 +304,11 @@ def compared(source: Path, ids: Tensor, group: Group) -> tuple[nn.Module, dict[s
     found, other = gradients(model, logprobs), engines(source)
     expected = compute_separately(other, ids)
     error = float((logprobs - expected).detach().abs().max())
-    return model, {"logprob": error, "gradient": gradient_error(found, gradients(other, expected))}
+    return model, {
+        "packing": packing_of(model),
+        "logprob": error,
+        "gradient": gradient_error(found, gradients(other, expected)),
+    }
 
 
 def examine_type(kind: str, folder: Path, group: Group) -> dict[str, Any]:
@@ -269,7 +316,12 @@ def examine_type(kind: str, folder: Path, group: Group) -> dict[str, Any]:
     try:
         whole = whole_model(kind)
     except Exception as error:
+        if "Unrecognized configuration class" in str(error):
+            return {"refused": f"transformers {transformers.__version__} has no causal language model of this type"}
         return {"unmade": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
+    refusal = training_refusal(whole.config.to_dict(), kind)
+    if refusal is not None and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return {"refused": refusal, "by_config": True}
     remember_names(whole)
     if (fault := guarded(lambda: find_fault(whole, seq_len=512) or "")) and not fault.startswith("CRASH"):
         return {"refused": fault}
@@ -294,7 +346,9 @@ def examine_type(kind: str, folder: Path, group: Group) -> dict[str, Any]:
         except RoleError as error:  # Llama 4's chunks
             found["windows"] = {"logprob": "refused", "gradient": "refused"}
             print(error, file=sys.stderr)
-    return found
+    found["quantized"] = guarded(read_quantized, source, group)
+    found["text_of"] = bool(encoder_parts(model))
+    return found | ({"by_config": True} if refusal is not None else {})
 
 
 def _show_error(error: float | str) -> str:
@@ -307,7 +361,16 @@ def row_of(kind: str, found: dict[str, Any]) -> str:
     errors = [_show_error(one[name]) if one else "" for one in (found, windows) for name in ("logprob", "gradient")]
     adapters = re.sub(r"refused: .*", "none", found["lora"])
     counted = re.sub(r"refused: .*", "not counted", found["fit"])
-    cells = [f"`{kind}`", *errors, adapters, found["export"], found["work"], counted]
+    cells = [
+        f"`{kind}`",
+        found["packing"],
+        *errors,
+        adapters,
+        found["quantized"],
+        found["export"],
+        found["work"],
+        counted,
+    ]
     return f"| {' | '.join(cells)} |".replace("e-0", "e-").replace("0e+00", "0")
 
 
@@ -335,17 +398,28 @@ def page(table: dict[str, Any]) -> str:
     )
 
 
+def examined_types() -> list[str]:
+    """Return every type of transformers with a class for causal language models or for images and text."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
+
+
+def read_results() -> dict[str, Any]:
+    """Return the stored results of all types."""
+    types: dict[str, Any] = json.loads(RESULTS.read_text())["types"]
+    return types
+
+
 def main(folder: Path, kinds: Sequence[str]) -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
-    table: dict[str, Any] = {}
+    table: dict[str, Any] = read_results() if kinds else {}
 
     def late(*_: object) -> None:
         raise TimeoutError(f"more than {SECONDS} s")
 
     signal.signal(signal.SIGALRM, late)
-    for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    for kind in kinds or examined_types():
         with quiet_transformers(), tempfile.TemporaryDirectory(dir=folder) as own:
             signal.alarm(SECONDS)
             try:
@@ -355,7 +429,8 @@ def main(folder: Path, kinds: Sequence[str]) -> int:
                 table[kind] = {"crash": f"{type(error).__name__}: {error}"}
             signal.alarm(0)
         print(kind, json.dumps(table[kind]), flush=True)
-        (folder / "architectures.json").write_text(json.dumps(table, indent=1))
+        content = {"transformers": transformers.__version__, "types": dict(sorted(table.items()))}
+        (folder / "architectures.json").write_text(json.dumps(content, indent=1) + "\n")
     if broken := [kind for kind, row in table.items() if "CRASH" in json.dumps(row) or "crash" in row]:
         print("broken:", *broken)
         return 1

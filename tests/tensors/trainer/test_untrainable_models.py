@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlrun.config.families import training_refusal
 from rlrun.config.quantization import quantization_method
+from tests.support.sets import few_in_gate
+from tools.docs_models import read_results
 
-_PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "architectures.md"
 _GATE = (
     "llama",
     "qwen3",
@@ -27,15 +26,11 @@ _GATE = (
     "qwen3_next",
     "lfm2",
     "nemotron_h",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "internvl",
 )
-_WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
-"""Types whose text part is measured, but whose repositories contain an image model that would be lost."""
-_NUMBERS = re.compile(r"\s*\d+e-\d+ \|")
-
-
-def _rows() -> dict[str, str]:
-    """Return the table's rows by model type: numbers of a trained type, or the reason of a refusal."""
-    return dict(re.findall(r"^\| `(\w+)` \|(.*)$", _PAGE.read_text(), re.MULTILINE))
+_TYPES = read_results("architectures")["types"]
 
 
 def _content(kind: str) -> dict[str, Any]:
@@ -45,15 +40,13 @@ def _content(kind: str) -> dict[str, Any]:
         pytest.skip(f"transformers makes no default configuration: {type(error).__name__}")
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in _GATE else pytest.param(kind, marks=pytest.mark.full) for kind in sorted(_rows())]
-)
+@pytest.mark.parametrize("kind", few_in_gate(sorted(_TYPES), _GATE))
 def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
-    told = training_refusal(_content(kind), kind)
-    if kind in _WITH_IMAGES:
+    told, found = training_refusal(_content(kind), kind), _TYPES[kind]
+    if found.get("by_config"):
         assert told is not None
         assert "images or sound" in told
-    elif _NUMBERS.match(_rows()[kind]):
+    elif "logprob" in found:
         assert told is None
 
 
