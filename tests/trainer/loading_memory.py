@@ -21,6 +21,8 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -38,6 +40,7 @@ from rlrun.trainer.modeling.stored.weight_files import open_files
 from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group, Meshes, ParallelDims, process_group
+from tests.support.quantized_models import quantize_files
 from tests.trainer import layouts
 from tests.trainer.counted import LiveBytes
 
@@ -64,16 +67,27 @@ KINDS: dict[str, Callable[[], Any]] = {
     ),
     "renamed-experts": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=8)),
 }
+QUANTIZED: dict[str, Callable[[], Any]] = {
+    "fp8": KINDS["llama"],
+    "mxfp4": lambda: GptOssForCausalLM(
+        GptOssConfig(**SHAPE, **EXPERTS, head_dim=16, num_local_experts=4, sliding_window=8, layer_types=None)
+    ),
+}
+"""Kinds with quantized files: FP8 with blocks of 48 x 48, which ranks divide, and MXFP4 experts."""
 HYBRID = "llama-hybrid"
 """First kind with two copies."""
 
 
 def write(kind: str, folder: Path) -> None:
     torch.manual_seed(0)
-    model = KINDS[kind]()
+    model = (KINDS | QUANTIZED)[kind]()
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
+    if kind == "fp8":
+        quantize_files(folder, "fp8", ("proj.weight",), (48, 48))
+    if kind == "mxfp4":
+        quantize_files(folder, "mxfp4", ("experts.gate_up_proj", "experts.down_proj"))
     if kind == "without-prefix":
         save_file({name.removeprefix("model."): one for name, one in tensors.items()}, file, metadata={"format": "pt"})
 
@@ -101,6 +115,7 @@ def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
         "largest": max(4 * p.numel() for p in parameters),
         "shard": sum(4 * local_part(p).numel() for p in parameters),
         "read": files.bytes_read,
+        "stored": sum(one.numel() * one.element_size() for one in load_file(folder / "model.safetensors").values()),
         "largest_read": files.largest_read,
         "peak": memory.peak,
     }
@@ -109,7 +124,7 @@ def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
 def rank_main(folder: Path) -> None:
     with process_group(0) as world:
         found: dict[str, Any] = {}
-        for kind in (*KINDS, *([HYBRID] if world.world_size > 2 else [])):
+        for kind in (*KINDS, *QUANTIZED, *([HYBRID] if world.world_size > 2 else [])):
             source = folder / kind.removesuffix("-hybrid")
             ranks: list[Any] = [None] * world.world_size
             dist.all_gather_object(ranks, measure(kind, source, world))
@@ -121,6 +136,6 @@ def rank_main(folder: Path) -> None:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    for one in KINDS:
+    for one in (*KINDS, *QUANTIZED):
         write(one, place / one)
     sys.exit(layouts.fork_ranks(int(sys.argv[2]), int(sys.argv[3]), lambda: rank_main(place)))

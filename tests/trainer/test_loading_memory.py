@@ -12,7 +12,7 @@ import pytest
 
 from rlrun.local.preflight import free_port
 from tests.support.programs import run_program
-from tests.trainer.loading_memory import HYBRID, KINDS
+from tests.trainer.loading_memory import HYBRID, KINDS, QUANTIZED
 
 pytestmark = pytest.mark.full
 
@@ -52,3 +52,13 @@ def test_rank_reads_and_holds_only_its_shard(measured: Callable[[int], dict[str,
         assert rank["largest_read"] <= rank["largest"] / shards
         assert rank["peak"] <= PADDING * rank["whole"] / shards + READS * rank["largest"] / shards
     assert sum(rank["read"] for rank in cases[kind]) >= cases[kind][0]["whole"] * ranks / shards
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_each_of_two_ranks_reads_half_of_quantized_files(measured: Callable[[int], dict[str, Any]], kind: str) -> None:
+    """Blocks that two ranks share are read twice, but only their scales."""
+    ranks = measured(2)[kind]
+    for rank in ranks:
+        assert 0 < rank["read"] <= 0.55 * rank["stored"]
+        assert rank["stored"] < 0.6 * rank["whole"]
+    assert sum(rank["read"] for rank in ranks) >= ranks[0]["stored"]
