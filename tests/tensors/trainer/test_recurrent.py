@@ -302,7 +302,7 @@ def test_adapters_of_hybrid_train_projections_only(
     assert not [name for name in trained if any(part in name for part in ("conv1d", "A_log", "dt_bias"))]
 
 
-@pytest.mark.parametrize("field", ["cp", "tp"])
+@pytest.mark.parametrize("field", ["cp", "pp", "tp"])
 def test_ranks_cannot_share_rows_or_layers_of_hybrid(field: str, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     dims = ParallelDims.from_config(ParallelismConfig(**{field: 2}), 2)
     monkeypatch.setattr(Group, "dims", dims)
@@ -311,3 +311,13 @@ def test_ranks_cannot_share_rows_or_layers_of_hybrid(field: str, solo: Group, mo
     ) as caught:
         check_architecture(architectures.whole_model("lfm2"), "m", solo, seq_len=64)
     assert caught.value.code == exit_codes.CONFIGURATION
+
+
+def test_stages_of_model_with_rows_of_one_sequence_are_refused_only_for_recurrent_layers(
+    solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Group, "dims", ParallelDims.from_config(ParallelismConfig(pp=2), 2))
+    with pytest.raises(RoleError, match=r"trainer\.parallelism\.pp \(2\) is not supported for Zaya.*set pp: 1"):
+        check_architecture(architectures.whole_model("zaya"), "m", solo, seq_len=64)
+    model = architectures.whole_model("llama4_text")
+    assert check_architecture(model, "m", solo, seq_len=64).packing == "alone"

@@ -48,6 +48,12 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             "ep",
             "is supported for the model types .*olmoe, ",
         ),
+        (
+            dataclasses.replace(QWEN2, model_type="lfm2"),
+            trainer(2, pp=2),
+            "pp",
+            "2 is not supported for models of type lfm2, whose layers carry state along a sequence; set pp: 1 and share it by dpShard",
+        ),
         (QWEN3, trainer(32, pp=32), "pp", r"32 is higher than the number of the model's layers \(28\); lower pp"),
         (
             QWEN3,

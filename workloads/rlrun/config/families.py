@@ -198,6 +198,16 @@ def explain_undivided(kind: str, by: Kind, size: int) -> str | None:
     return f"is supported for the model types {', '.join(divisible_types(by))}, but the model is of type {kind}{why}; {fix}"
 
 
+def explain_state(shown: str, field: str) -> str:
+    """Return why a field of `parallelism` cannot divide a model with recurrent layers, as text after the field's value with a fix."""
+    return f"is not supported for {shown}, whose layers carry state along a sequence; set {field}: 1 and share it by dpShard"
+
+
+def explain_stages(kind: str, size: int) -> str | None:
+    """Return why a model type cannot be divided into `size` pipeline stages, as text after the field's value, or None if it can."""
+    return explain_state(f"models of type {kind}", "pp") if size > 1 and kind in _STATES else None
+
+
 def divisible_types(by: Kind) -> Iterable[str]:
     """Return the model types that support a kind of division, sorted."""
     return sorted(kind for kind, row in FAMILIES.items() if by in row.by)

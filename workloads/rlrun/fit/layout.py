@@ -12,7 +12,7 @@ from functools import cache
 from itertools import accumulate
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.families import Kind, explain_undivided
+from rlrun.config.families import Kind, explain_stages, explain_undivided
 from rlrun.config.layout_rules import (
     CRITIC_PROBLEM,
     compile_problem,
@@ -215,7 +215,8 @@ def _find_indivisible(layout: ParallelismConfig, model: Architecture) -> Iterato
     for name, size in divided.items():
         if (fault := explain_undivided(model.trained_type, name, size)) is not None:
             yield name, fault
-    if (fault := stages_problem(layout.pp, model.layers, per_rank=layout.local_stages)) is not None:
+    cut = stages_problem(layout.pp, model.layers, per_rank=layout.local_stages)
+    if (fault := explain_stages(model.trained_type, layout.pp) or cut) is not None:
         yield "pp", fault
     if (fault := tensor_problem(layout.tp, model.divided)) is not None:
         yield "tp", fault

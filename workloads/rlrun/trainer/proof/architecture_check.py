@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from rlrun.config.families import explain_state, has_state
 from rlrun.fit.attention_kernels import Feature
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
@@ -125,12 +126,12 @@ def _layout_fault(model: PreTrainedModel, packing: Packing, group: Group) -> str
     """Return why ranks cannot share the rows or layers of a model that is not packed by `row`, or None."""
     if packing == "row":
         return None
-    for field, size in (("cp", group.dims.cp), ("tp", group.dims.tp)):
+    sizes = {"cp": group.dims.cp, "tp": group.dims.tp}
+    if packing == "mixer" or has_state(model.config.to_dict()):
+        sizes["pp"] = group.dims.pp
+    for field, size in sizes.items():
         if size > 1:
-            return (
-                f"trainer.parallelism.{field} ({size}) is not supported for {type(model).__name__}, whose layers carry state along a "
-                f"sequence; set {field}: 1 and share it by dpShard"
-            )
+            return f"trainer.parallelism.{field} ({size}) {explain_state(type(model).__name__, field)}"
     return None
 
 
