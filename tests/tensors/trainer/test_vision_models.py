@@ -27,7 +27,7 @@ from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.encoders import encoder_parts
 from rlrun.trainer.modeling.load_weights import LoadOptions
-from rlrun.trainer.modeling.model_files import model_files
+from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.parallel.pipeline_stages import keep_stage
 from rlrun.trainer.modeling.shard import decoder_layers, load_model, local_part
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
@@ -35,10 +35,11 @@ from rlrun.trainer.proof.architecture_check import _make_row
 from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import bucketing
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 from rlrun.trainer.weights.delta_writer import compare_buckets
 from rlrun.trainer.weights.export import export_checkpoint
-from rlrun.trainer.weights.hf_writer import publish_version
+from rlrun.trainer.weights.hf_writer import gather_tensor, publish_version
 from tests.support.sets import few_in_gate
 from tests.trainer.architectures import ROW, compute_separately, files_of
 
@@ -137,8 +138,8 @@ def test_resumed_and_exported_vision_checkpoint_reads_encoder_from_source(
     assert all(torch.equal(local_part(one), local_part(current[name])) for name, one in encoder.items())
 
 
-def test_difference_of_vision_versions_has_no_bytes_of_the_encoder(
-    tmp_path: Path, solo: Group, make_batch: Callable[..., Batch]
+def test_difference_of_vision_versions_neither_gathers_nor_has_bytes_of_the_encoder(
+    tmp_path: Path, solo: Group, make_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_source("qwen3_vl", tmp_path / "source")
     config = ModelConfig(path=str(source), dtype="bfloat16")
@@ -146,7 +147,21 @@ def test_difference_of_vision_versions_has_no_bytes_of_the_encoder(
     buckets = plan_buckets(bucket_layout(model, "bfloat16"), bucket_bytes=1)
     old = gather_buckets(model, buckets, dtype="bfloat16", root=0, pinned=False)
     train(model, solo, make_batch([5, 9]), steps=1)
-    new = gather_buckets(model, buckets, dtype="bfloat16", root=0, pinned=False)
+    every = gather_buckets(model, buckets, dtype="bfloat16", root=0, pinned=False)
+    gathered: list[int] = []
+
+    def recorded(tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+        gathered.append(local_part(tensor).data_ptr())
+        return gather_tensor(tensor, *options)
+
+    monkeypatch.setattr(bucketing, "gather_tensor", recorded)
+    new = gather_buckets(model, buckets, dtype="bfloat16", root=0, pinned=False, earlier=old)
+    assert new.keys() == every.keys()
+    assert all(torch.equal(values, every[index]) for index, values in new.items())
+    decoder = {
+        local_part(tensor).data_ptr() for name, tensor in published_tensors(model).items() if not of_encoder(name)
+    }
+    assert {*gathered} == decoder
     sizes = compare_buckets(new, old).sizes
     by_name = {slot.tensor.name: sizes[bucket.index] for bucket in buckets for slot in bucket.slots}
     assert sum(size for name, size in by_name.items() if of_encoder(name)) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlrun.config.models.language_models import DType
 from rlrun.protocol.messages.buckets import Bucket, Slot, TensorInfo
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.encoders import encoder_parts
 from rlrun.trainer.modeling.model_files import published_tensors
 from rlrun.trainer.modeling.parallel.pipeline_stages import Stage, of_all_stages, stage_of
 from rlrun.trainer.modeling.parallel.sharded_rows import meshes_of
@@ -35,7 +36,14 @@ def bucket_layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
 
 
 def gather_buckets(
-    model: nn.Module, buckets: list[Bucket], *, dtype: DType, root: int | None, pinned: bool, roots: Sequence[int] = ()
+    model: nn.Module,
+    buckets: list[Bucket],
+    *,
+    dtype: DType,
+    root: int | None,
+    pinned: bool,
+    roots: Sequence[int] = (),
+    earlier: Mapping[int, Tensor] | None = None,
 ) -> dict[int, Tensor]:
     """Return this rank's buckets of the current version by index, uint8 in host memory. All ranks call it together.
 
@@ -49,6 +57,8 @@ def gather_buckets(
         root: number of this rank's root, or None if it is not a root.
         pinned: use pinned host memory for a GPU.
         roots: ranks of all roots; required with a pipeline.
+        earlier: this rank's buckets of an earlier version. Frozen encoders are copied from it and not gathered, except with a pipeline,
+            whose stages send their bytes in a fixed order. All ranks have such a version, or none has.
     """
     # Allocate this rank's buckets.
     kept = {
@@ -59,7 +69,8 @@ def gather_buckets(
     places = [(bucket, slot) for bucket in buckets for slot in bucket.slots]
     stage = stage_of(model)
     if stage is None:
-        _keep_tensors(kept, places, _whole_tensors(model, dtype))
+        frozen = () if earlier is None else tuple(f"{name}." for name in encoder_parts(model))
+        _keep_tensors(kept, places, _whole_tensors(model, dtype, frozen), earlier=earlier)
         return kept
     # In a pipeline the stages take turns, in the order of the layout: one stage sends, the others receive.
     counts = of_all_stages(model, sum(len(part.files) for part in tensor_parts(model, published_tensors(model))))
@@ -96,13 +107,21 @@ class _Away:
 
 
 def _keep_tensors(
-    kept: dict[int, Tensor], places: Sequence[Place], whole: Iterator[tuple[str, Tensor]], away: _Away | None = None
+    kept: dict[int, Tensor],
+    places: Sequence[Place],
+    whole: Iterator[tuple[str, Tensor | None]],
+    away: _Away | None = None,
+    earlier: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Copy the tensors of this stage into buckets, or send them to other stages."""
+    """Copy the tensors of this stage into buckets, or send them to other stages. None stands for the bytes of the earlier version."""
     order = iter(places)
     for name, tensor in whole:
         bucket, slot = next(order)
         assert name == slot.tensor.name, "the layout belongs to another model"
+        if tensor is None:
+            if earlier is not None and bucket.index in kept:
+                kept[bucket.index][slot.offset : slot.end].copy_(earlier[bucket.index][slot.offset : slot.end])
+            continue
         if bucket.index in kept or away is not None:
             values = tensor.reshape(-1).contiguous().view(torch.uint8)
             if bucket.index in kept:
@@ -124,10 +143,14 @@ def _receive_tensors(
             kept[bucket.index][slot.offset : slot.end].copy_(values)
 
 
-def _whole_tensors(model: nn.Module, dtype: DType) -> Iterator[tuple[str, Tensor]]:
+def _whole_tensors(model: nn.Module, dtype: DType, frozen: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor | None]]:
+    """Yield each tensor of the files, gathered; None for parameters whose names start with one of `frozen`, which are not gathered."""
     number_format: torch.dtype = getattr(torch, dtype)
     updates, tensors = lora.weight_updates(model), published_tensors(model)
     for part in tensor_parts(model, tensors):
+        if frozen and all(name.startswith(frozen) for name in part.names):
+            yield from ((name, None) for name in part.files)
+            continue
         whole = {name: gather_tensor(tensors[name], number_format, updates.get(name)) for name in part.names}
         found = file_tensors(model, part, whole)
         del whole

@@ -187,10 +187,16 @@ class DeltaWriter:
 
     def compare(self, step: int) -> Compared:
         """Copy the current parameters and compare them with the last version."""
-        kept = gather_buckets(
-            self._module, self._buckets, dtype=self._dtype, root=self._root, pinned=False, roots=self._roots
-        )
         last = self._last
+        kept = gather_buckets(
+            self._module,
+            self._buckets,
+            dtype=self._dtype,
+            root=self._root,
+            pinned=False,
+            roots=self._roots,
+            earlier=None if last is None else last.kept,
+        )
         part = compare_buckets(kept, None if last is None else last.kept)
         about = About.from_part(part, None if last is None else last.part)
         # All ranks get the same facts, so all of them decide alike whether a difference is written.
