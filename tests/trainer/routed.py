@@ -1,7 +1,8 @@
 """Router replay over ranks: `python -m tests.trainer.routed FILE RANKS PORT SOURCE BATCH FIELD` computes a batch with and without routes.
 
 FIELD is a field of `trainer.parallelism` with RANKS as its value, or `dp_shard`. The program writes the log-probabilities of each sample
-`{mode: {"native" | "replayed": [[...], ...]}}` for activation modes, and the metrics of a replayed pass, from rank 0.
+`{mode: {"native" | "replayed": [[...], ...]}}` for activation modes, the metrics of a replayed pass, and the auxiliary loss of the batch
+with its gradients on the routers, from rank 0.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.modeling.load_weights import LoadOptions
+from rlrun.trainer.modeling.router_balance import Balance
 from rlrun.trainer.modeling.router_replay import routing_of
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.proof.start_check import load_checked
@@ -30,6 +32,7 @@ from tests.support.routed_models import ROW_TOKENS
 from tests.trainer import layouts
 
 MODES = ("none", "full")
+COEFFICIENT = 0.1
 
 
 def sample_logprobs(model: nn.Module, batch: Batch, group: Group, *, with_routes: bool) -> list[list[float]]:
@@ -48,6 +51,27 @@ def sample_logprobs(model: nn.Module, batch: Batch, group: Group, *, with_routes
     return [joined[index].tolist() for index in range(len(lengths))]
 
 
+def balance_gradients(model: nn.Module, batch: Batch, group: Group) -> dict[str, Any]:
+    """Return the auxiliary loss over the rows of all ranks, and the gradients of the routers without any other loss."""
+    routing = routing_of(model)
+    assert routing is not None
+    routing.balance = Balance(COEFFICIENT, len(batch.samples))
+    lengths = [len(sample) for sample in batch.samples]
+    planned = plan_micro_batches(lengths, row_tokens=ROW_TOKENS, ranks=group.data_size).ranks[group.data_rank]
+    # A rank without samples computes a row of padding.
+    rows = [[batch.samples[i] for i in row] for row in planned] + [[]]
+    for row in micro_batches(rows, group.device):
+        (token_statistics(model, row).logprobs.sum() * 0).backward()
+    counts = routing.take_counts(group.device)
+    counts.add_ranks(with_loss=True)
+    gradients = {
+        name: one.grad.full_tensor().tolist()  # type: ignore[union-attr]
+        for name, one in model.named_parameters()
+        if name.endswith(".gate.weight")
+    }
+    return {"loss": float(counts.aux_loss), "gradients": gradients}
+
+
 def rank_main(file: Path, source: str, batch: Batch, parallelism: ParallelismConfig) -> None:
     with process_group(0, parallelism) as group:
         found: dict[str, Any] = {}
@@ -59,7 +83,12 @@ def rank_main(file: Path, source: str, batch: Batch, parallelism: ParallelismCon
             assert routing is not None
             routing.take_counts(group.device)
             found[mode]["replayed"] = sample_logprobs(model, batch, group, with_routes=True)
-            found[mode]["metrics"] = routing.take_counts(group.device).metrics()
+            counts = routing.take_counts(group.device)
+            counts.add_ranks(with_loss=False)
+            found[mode]["metrics"] = counts.metrics()
+        options = LoadOptions(memory=Memory(activations="full"), with_routing=True)
+        model = load_checked(ModelConfig(path=source), source, group, seq_len=32, options=options)
+        found["balance"] = balance_gradients(model, batch, group)
         if group.leads:
             file.write_text(json.dumps(found))
         dist.barrier()

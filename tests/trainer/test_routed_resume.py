@@ -1,4 +1,4 @@
-"""A killed trainer with routed batches: the next attempt replays the same experts and gives the same bits."""
+"""A killed trainer with routed batches and moving biases: the next attempt gives the same bits, and two ranks the same biases."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from rlrun.config.models.parallel import RouterConfig
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import trainer_channel as protocol
+from rlrun.trainer.modeling.router_balance import BIAS
 from tests.support import routed_models
 from tests.trainer.conftest import Orchestrator
 
 LAST = 4
-EXACT = ("loss", "grad_norm", "param_checksum", "routing/replayed_share", "routing/changed_share")
+EXACT = ("loss", "grad_norm", "param_checksum", "routing/replayed_share", "routing/changed_share", "routing/aux_loss")
 
 
 class RoutedOrchestrator(Orchestrator):
@@ -38,14 +42,24 @@ def start_orchestrator(run: Any, attempt: int, batches: dict[int, Batch]) -> Rou
     return orchestrator
 
 
+ROUTER = RouterConfig(replay="Rollout", bias="Update", bias_rate=0.01, aux_loss=0.01)
+
+
+def read_biases(folder: Path) -> dict[str, Tensor]:
+    """Return the correction biases of a model folder."""
+    files = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    return {name: tensor for file in files for name, tensor in file.items() if name.endswith(BIAS)}
+
+
 def test_killed_run_with_routes_resumes_bit_for_bit(make_run: Callable[[str], Any], tmp_path: Path) -> None:
-    source = routed_models.save_model(tmp_path / "source")
+    source = routed_models.save_model(tmp_path / "source", "glm4_moe")
     batches = {step: routed_models.make_batch(source, step=step) for step in range(1, LAST + 1)}
     recorded = RunPaths(tmp_path / "recorded")
     for step, batch in batches.items():
         write_batch(recorded.batch(step, 1), batch)
-    options: dict[str, Any] = {"model": source, "max_steps": LAST, "router": RouterConfig(replay="Rollout")}
-    expected = make_run("uninterrupted").train(replay=recorded.rollouts, **options)
+    options: dict[str, Any] = {"model": source, "max_steps": LAST, "router": ROUTER}
+    whole = make_run("uninterrupted")
+    expected = whole.train(replay=recorded.rollouts, **options)
 
     run = make_run("killed")
     first = run.start(attempt=1, **options)
@@ -71,3 +85,13 @@ def test_killed_run_with_routes_resumes_bit_for_bit(make_run: Callable[[str], An
     share = (tokens - len(routed_models.LENGTHS)) / tokens
     assert all(line["routing/replayed_share"] == pytest.approx(share) for line in found.values())
     assert all(line["routing/changed_share"] > 0 for line in found.values())
+
+    biases = {name: read_biases(path) for name, path in (("source", source), ("end", run.paths.version(LAST, 2)))}
+    assert biases["end"]
+    moved = max(float((biases["end"][name] - tensor).abs().max()) for name, tensor in biases["source"].items())
+    assert moved == pytest.approx(LAST * ROUTER.bias_rate, rel=1e-3)
+    two = make_run("two ranks")
+    two.train(ranks=2, replay=recorded.rollouts, **options)
+    for other in (whole.paths.version(LAST, 1), two.paths.version(LAST, 1)):
+        for name, tensor in read_biases(other).items():
+            assert torch.equal(tensor, biases["end"][name]), (other, name)

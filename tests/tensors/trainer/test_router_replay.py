@@ -235,8 +235,12 @@ def test_routes_of_another_row_are_refused(folder: Path, batch: Batch, solo: Gro
         token_statistics(load(folder, solo), wrong)
 
 
-def make_steps(folder: Path, group: Group, replay: str, **changes: Any) -> Steps:
-    own: dict[str, Any] = {"algorithm": AlgorithmConfig(), "optimizer": OptimizerConfig(lr=1e-3)}
+def make_steps(folder: Path, group: Group, replay: str, *, with_weights: bool = True, **changes: Any) -> Steps:
+    own: dict[str, Any] = {
+        "algorithm": AlgorithmConfig(),
+        "optimizer": OptimizerConfig(lr=1e-3),
+        "router": RouterConfig(replay=replay),
+    }
     config = TrainerConfig(
         name="test",
         uid="uid",
@@ -247,10 +251,9 @@ def make_steps(folder: Path, group: Group, replay: str, **changes: Any) -> Steps
         micro_batch_tokens=ROW_TOKENS,
         seed=0,
         checkpoint=CheckpointConfig(),
-        router=RouterConfig(replay=replay),
         **(own | changes),
     )
-    policy = load_policy(config, str(folder), group, with_weights=True, check=check_model)
+    policy = load_policy(config, str(folder), group, with_weights=with_weights, check=check_model)
     optimizer = make_optimizer(policy.module, config.optimizer, group.device)
     learner = make_learner(
         config, policy.module, optimizer, bind_objective(config), source=str(folder), group=group, check=check_model

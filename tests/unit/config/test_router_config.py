@@ -51,6 +51,22 @@ def test_routes_are_not_replayed_by_default() -> None:
             {"router": {"replay": "Rollout"}, "lora": {"rank": 8}, "shared_with": "host"},
             r"router.replay \(Rollout\) is not supported with sharedWith \(host\); set router.replay: Off",
         ),
+        (
+            {"router": {"freeze": True}, "lora": {"rank": 8}},
+            r"router.freeze \(true\) .* lora, .*; set router.freeze: false",
+        ),
+        ({"router": {"bias": "Update"}, "lora": {"rank": 8}}, r"router.bias \(Update\) .*; set router.bias: Frozen"),
+        ({"router": {"aux_loss": 0.1}, "lora": {"rank": 8}}, r"router.auxLoss \(0.1\) .*; set router.auxLoss: 0"),
+        (
+            {"router": {"aux_loss": 0.1}, "replicas": 2, "parallelism": {"tp": 2}},
+            r"router.auxLoss \(0.1\) is not supported with parallelism.tp \(2\); set parallelism.tp: 1",
+        ),
+        (
+            {"router": {"aux_loss": 0.1}, "replicas": 2, "parallelism": {"pp": 2}},
+            r"router.auxLoss \(0.1\) is not supported with parallelism.pp \(2\); set parallelism.pp: 1",
+        ),
+        ({"router": {"bias_rate": 0.1}}, r"biasRate \(0.1\) has no effect with bias \(Frozen\)"),
+        ({"router": {"freeze": True, "aux_loss": 0.1}}, r"auxLoss \(0.1\) has little effect on frozen routers"),
     ],
 )
 def test_router_settings_without_effect_are_refused(values: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ from rlrun.api.kubernetes_types import (
     Toleration,
     reserved_variable,
 )
+from rlrun.api.router_rules import TRAINER_RULES
 from rlrun.config.base import Config, FreeMapping, Rule
 from rlrun.config.formats import Distinct, GuestPattern, ImageReference, ObjectName
 from rlrun.config.models.engine_arguments import EXTRA_ARGUMENTS_RULES
@@ -225,6 +226,7 @@ class TrainerBlock(TrainerSpec, PodFields):
             "elastic starts new attempts, which interrupt other runs that lora.slots ({self.lora.slots}) admits; remove one of them",
             ".elastic",
         ),
+        *TRAINER_RULES,
     )
 
     @property

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from rlrun.api import API_VERSION as API_VERSION
 from rlrun.api import field_rules
 from rlrun.api.pod_fields import InferenceBlock, PodFields
+from rlrun.api.router_rules import SPEC_RULES
 from rlrun.api.run_fields import RunFields
 from rlrun.config.base import Config, Rule
 
@@ -106,6 +107,7 @@ class RLRunSpec(RunFields):
             ".environments",
         ),
         *field_rules.LENGTH_RULES,
+        *SPEC_RULES,
     )
 
     @model_validator(mode="after")

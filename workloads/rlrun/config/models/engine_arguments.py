@@ -14,6 +14,7 @@ OWNED_FLAGS = (
     "--dtype",
     "--enable-log-requests",
     "--enable-lora",
+    "--enable-return-routed-experts",
     "--enable-scale-out",
     "--enable-sleep-mode",
     "--enforce-eager",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlrun.config.base import Config
+from rlrun.config.base import Config, Rule
 
 ActivationMode = Literal["none", "full", "selective", "attention", "offload"]
 ActivationCheckpointing = Literal["auto", "none", "full", "selective", "attention", "offload"]
@@ -25,6 +25,8 @@ ZERO_BUBBLE: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", "ZBVZeroBu
 
 
 RouterReplay = Literal["Off", "Rollout", "Step"]
+RouterBias = Literal["Frozen", "Update"]
+BIAS_RATE = 1e-3
 
 
 class RouterConfig(Config):
@@ -33,6 +35,64 @@ class RouterConfig(Config):
     replay: RouterReplay = "Off"
     """Experts that each token uses in the trainer. `Rollout`: those that the engine chose (R3). `Step`: in updates, those of the pass at
     the start of the step (R2). `Off`: the router chooses in every pass. Tokens without recorded experts are routed natively."""
+    freeze: bool = False
+    """Keep the weights of the routers. Checkpoints do not contain them."""
+    bias: RouterBias = "Frozen"
+    """Correction bias of routers that have one (DeepSeek-V3, GLM-4.5, MiniMax-M2). `Update`: after each step, add `biasRate` to the bias of
+    experts with fewer tokens than the mean, and subtract it from the others. `Frozen`: keep it."""
+    bias_rate: Annotated[float, Field(gt=0, le=1)] = BIAS_RATE
+    """Change of a correction bias in a step, with `bias: Update`."""
+    aux_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Coefficient of a load-balancing loss, computed for each layer and sequence. 0: no such loss. Default: 0."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.bias == 'Update' || self.biasRate == {BIAS_RATE}",
+            "biasRate ({self.biasRate}) has no effect with bias (Frozen); set bias: Update or remove biasRate",
+            ".biasRate",
+        ),
+        Rule(
+            "!self.freeze || self.auxLoss == 0.0",
+            "auxLoss ({self.auxLoss}) has little effect on frozen routers; set auxLoss: 0 or freeze: false",
+            ".auxLoss",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_balance(self) -> Self:
+        if self.bias == "Frozen" and self.bias_rate != BIAS_RATE:
+            raise ValueError(
+                f"biasRate ({self.bias_rate}) has no effect with bias (Frozen); set bias: Update or remove biasRate"
+            )
+        if self.freeze and self.aux_loss > 0:
+            raise ValueError(
+                f"auxLoss ({self.aux_loss}) has little effect on frozen routers; set auxLoss: 0 or freeze: false"
+            )
+        return self
+
+    def balance_problem(self, parallelism: ParallelismConfig, *, with_lora: bool) -> str | None:
+        """Return why the trainer cannot freeze or balance routers with other settings (field, value and fix), or None.
+
+        Args:
+            parallelism: layout of the ranks.
+            with_lora: whether only adapters are trained.
+        """
+        options = (
+            (self.freeze, "freeze (true)", "freeze: false"),
+            (self.bias == "Update", "bias (Update)", "bias: Frozen"),
+            (self.aux_loss > 0, f"auxLoss ({self.aux_loss})", "auxLoss: 0"),
+        )
+        for given, text, remedy in options:
+            if given and with_lora:
+                return f"router.{text} is not supported with lora, whose adapters keep the routers; set router.{remedy}"
+        for name in ("tp", "pp"):
+            size = getattr(parallelism, name)
+            if self.aux_loss > 0 and size > 1:
+                return (
+                    f"router.auxLoss ({self.aux_loss}) is not supported with parallelism.{name} ({size}); set parallelism.{name}: 1 or "
+                    "router.auxLoss: 0"
+                )
+        return None
 
     def replay_problem(self, *, pp: int, updates: int, epochs: int, shared_with: str | None, slots: int) -> str | None:
         """Return why the trainer cannot replay experts with other settings (field, value and fix), or None.

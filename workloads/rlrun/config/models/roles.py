@@ -156,6 +156,7 @@ class TrainerSpec(Config):
             shared_with=self.shared_with,
             slots=slots,
         )
+        problem = problem or self.router.balance_problem(self.parallelism, with_lora=self.lora is not None)
         if problem is not None:
             raise ValueError(problem)
         return self

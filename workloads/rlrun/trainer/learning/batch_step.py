@@ -85,7 +85,7 @@ class Steps:
             vocabulary=self._policy.vocabulary,
             seq_len=self._config.seq_len,
             attempt=written_by,
-            routes=routing.shape if routing is not None and self._learner.replay == "Rollout" else None,
+            routes=routing.shape if routing is not None and self._learner.router.replay == "Rollout" else None,
         )
 
     def held_out_loss(self, validation: Validation) -> dict[str, float]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.algorithms import Mixture
-from rlrun.config.models.parallel import RouterReplay
+from rlrun.config.models.parallel import RouterConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.critic import Critic, Estimates, GaeOptions, critic_step, estimate_values, make_critic
@@ -23,7 +23,8 @@ from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.train_step import Prepared, train_step
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck
 from rlrun.trainer.modeling.recurrent import Packing, strictest_packing
-from rlrun.trainer.modeling.router_replay import routing_of
+from rlrun.trainer.modeling.router_balance import Balance, update_biases
+from rlrun.trainer.modeling.router_replay import numbered_routers, routing_of
 from rlrun.trainer.ranks.group import Group
 
 
@@ -38,8 +39,8 @@ class Learner:
     max_grad_norm: float | None = None
     reference: ReferenceSource | None = None
     critic: Critic | None = None
-    replay: RouterReplay = "Off"
-    """Source of the experts that updates use in a mixture."""
+    router: RouterConfig = field(default_factory=RouterConfig)
+    """Replay and balance of a mixture's experts."""
 
     @property
     def packing(self) -> Packing:
@@ -75,12 +76,17 @@ class Learner:
         """
         first = [update for update in updates if not update.is_repeated]
         samples = [row for update in first for row in row_samples(update)]
-        rows: Sequence[MicroBatch] = micro_batches(samples, self.group.device, with_routes=self.replay == "Rollout")
+        rows: Sequence[MicroBatch] = micro_batches(
+            samples, self.group.device, with_routes=self.router.replay == "Rollout"
+        )
         signals, rows, metrics = self._run_passes(first, len(updates), samples, rows, check_stop)
         found = []
+        routing = routing_of(self.model)
         for index, (update, (inputs, signal)) in enumerate(
             zip(updates, self._update_rows(updates, rows, signals), strict=True)
         ):
+            if routing is not None and self.router.aux_loss > 0:
+                routing.balance = Balance(self.router.aux_loss, len(update.batch.samples))
             one = train_step(
                 self.model,
                 self.optimizer,
@@ -96,12 +102,29 @@ class Learner:
             if update.is_repeated:
                 one = {name: value for name, value in one.items() if name.rpartition("/")[2] not in _DATA_COUNTS}
             found.append(one)
-        return combine_updates(found) | metrics | self._routing_metrics()
+        combined = combine_updates(found)
+        return combined | metrics | self._finish_routing(len(updates), skipped=combined["skipped"] > 0)
 
-    def _routing_metrics(self) -> dict[str, float]:
-        """Return the metrics of a mixture's routers over all updates of the step; empty for other models."""
+    def _finish_routing(self, updates: int, *, skipped: bool) -> dict[str, float]:
+        """Update the correction biases after the last update of a step, and return the metrics of a mixture's routers.
+
+        Args:
+            updates: number of updates.
+            skipped: true if the gradient of an update was not finite; the biases then do not change.
+
+        Returns:
+            Metrics of `RouteCounts` over all updates, and `routing/aux_loss`: mean of the updates' auxiliary losses without coefficient.
+            Empty for models without routers.
+        """
         routing = routing_of(self.model)
-        return {} if routing is None else routing.take_counts(self.group.device).metrics()
+        if routing is None:
+            return {}
+        counts, balanced = routing.take_counts(self.group.device), self.router.aux_loss > 0
+        counts.add_ranks(with_loss=balanced)
+        if self.router.bias == "Update" and not skipped:
+            update_biases(numbered_routers(self.model), counts.load, self.router.bias_rate)
+        metrics = counts.metrics()
+        return metrics | ({"routing/aux_loss": float(counts.aux_loss) / updates} if balanced else {})
 
     def _update_rows(
         self,
@@ -126,7 +149,7 @@ class Learner:
                 if carried is None:
                     carried = SampleSignals([one for one in updates if not one.is_repeated], signals, self.group)
                 members = row_samples(update)
-                inputs = micro_batches(members, self.group.device, with_routes=self.replay == "Rollout")
+                inputs = micro_batches(members, self.group.device, with_routes=self.router.replay == "Rollout")
                 of_rows = [carried.of_row(own, len(row.mask)) for own, row in zip(members, inputs, strict=True)]
                 pairs = list(zip(inputs, of_rows, strict=True))
             yield [row for row, _ in pairs], [signal for _, signal in pairs]
@@ -193,7 +216,7 @@ class Learner:
 
     def _first_pass(self, rows: Sequence[MicroBatch]) -> tuple[list[Tensor], Sequence[MicroBatch]]:
         """Return the log-probs before the first update, and the rows for the updates; with `Step` they have the experts of this pass."""
-        if self.replay == "Step":
+        if self.router.replay == "Step":
             return record_routes(self.model, rows)
         return logprobs_without_gradient(self.model, rows), rows
 
@@ -268,7 +291,7 @@ def make_learner(
         max_grad_norm=config.optimizer.max_grad_norm,
         reference=reference,
         critic=critic,
-        replay=config.router.replay,
+        router=config.router,
     )
 
 

@@ -28,7 +28,7 @@ from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.encoders import freeze_encoders
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
 from rlrun.trainer.modeling.recurrent import Packing, set_packing
-from rlrun.trainer.modeling.router_replay import set_routing
+from rlrun.trainer.modeling.router_replay import freeze_routers, set_routing
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, loading_errors, local_part, shard_model
 from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.stored.load_plan import make_buffers, plan_tensors
@@ -63,7 +63,7 @@ class LoadOptions:
 
     with_weights: bool = True
     """Read the weights. False leaves trained parameters undefined, to be loaded from a checkpoint; parameters that the architecture
-    freezes (biases of routers), and encoders, are always read, because checkpoints lack them."""
+    freezes (biases of routers), frozen routers, and encoders, are always read, because checkpoints lack them."""
     memory: Memory | None = None
     """Options of memory, see `shard_model`."""
     kernel: AttentionKernel = "auto"
@@ -72,6 +72,8 @@ class LoadOptions:
     """Function that changes the model before sharding; parameters that it adds or replaces are undefined."""
     with_routing: bool = False
     """Count the load of experts and replay routes of rows, if the model supports it."""
+    freeze_routers: bool = False
+    """Freeze the routers of a mixture. Their weights are always read, because checkpoints lack them."""
 
 
 def load_sharded(
@@ -114,6 +116,8 @@ def load_sharded(
         if options.with_routing and support.routing_fault is None:
             set_routing(model, decoder_layers(model))
 
+    if options.freeze_routers:
+        freeze_routers(model)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):
         files = open_files(source, _revision_option(config)) if with_weights or frozen else Files({})

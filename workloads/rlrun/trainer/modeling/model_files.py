@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
@@ -17,6 +18,7 @@ from transformers.utils.hub import cached_file
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.parallel.pipeline_stages import second_copy
+from rlrun.trainer.modeling.router_balance import BIAS
 from rlrun.trainer.modeling.source_config import source_config
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -75,3 +77,20 @@ def published_tensors(model: nn.Module) -> dict[str, Tensor]:
     first = {name for name, one in model.named_parameters() if not lora.of_adapter(name) and one is not copy}
     buffers = {name for name, _ in model.named_buffers()}
     return {name: tensor for name, tensor in state.items() if name in first or name in buffers}
+
+
+def published_format(name: str, tensor: Tensor, number_format: torch.dtype) -> torch.dtype:
+    """Return the number format of a tensor in a version's files.
+
+    Correction biases of routers stay in float32, as in the files of their models: bfloat16 would round the steps of
+    `trainer.router.bias: Update` away, and engines would choose other experts than the trainer.
+
+    Args:
+        name: name of the tensor in memory.
+        tensor: tensor of the policy.
+        number_format: format of the weights.
+    """
+    own: torch.dtype = tensor.dtype
+    if not tensor.is_floating_point():
+        return own
+    return torch.float32 if name.endswith(BIAS) else number_format

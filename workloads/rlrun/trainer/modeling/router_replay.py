@@ -9,21 +9,28 @@ Replay of the engine's routes in each pass is R3 (arXiv:2510.11370), replay of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rlrun.protocol.files.routes import RouteShape, missing_route
+from rlrun.trainer.modeling.router_balance import (
+    Balance,
+    PendingLoss,
+    RouteCounts,
+    RowBalance,
+    remember_bias,
+)
 
 ROUTERS = ("Router", "Gate", "Gating")
 """Ends of the class names of routers; they have the attributes `top_k` and `num_experts`."""
 _ROUTING, _ROW, _NUMBER = "_rlrun_routing", "_rlrun_routes", "_rlrun_route_number"
 _TOPK = (torch.topk, torch.Tensor.topk)
+_SIGMOID = (torch.sigmoid, torch.Tensor.sigmoid, nn.functional.sigmoid)
 _NATIVE = -1
 """Expert number of a token without a route, in opened routes."""
 
@@ -40,6 +47,7 @@ class RowRoutes:
         real: tokens that count in the load, `[T]` bool. Default: all.
         counts: sums to which the first pass of each layer adds, or None.
         record: keep the chosen experts in `chosen`.
+        balance: auxiliary loss of the row, or None.
     """
 
     def __init__(
@@ -49,17 +57,20 @@ class RowRoutes:
         real: Tensor | None = None,
         counts: RouteCounts | None = None,
         record: bool = False,
+        balance: RowBalance | None = None,
     ) -> None:
+        self.balance = balance
         self.given, self.real, self.counts = given, real, counts
         self.chosen: dict[int, Tensor] | None = {} if record else None
         self._seen: set[int] = set()
 
-    def choose(self, layer: int, native: Tensor) -> Tensor:
+    def choose(self, layer: int, native: Tensor, pending: PendingLoss | None = None) -> Tensor:
         """Return the experts of a layer.
 
         Args:
             layer: number of the layer among layers with a router.
             native: choice of the router, `[T, K]` int64.
+            pending: auxiliary loss that needs the choice.
 
         Raises:
             RouterError: the layer computes another number of tokens than the row.
@@ -73,6 +84,7 @@ class RowRoutes:
                 )
             missing = given[:, :1] == _NATIVE
             chosen = torch.where(missing, native, given.long())
+        value = None if pending is None else pending.finish(layer, chosen)
         # A recomputation calls the layer again; it must not count its tokens twice.
         if layer not in self._seen:
             self._seen.add(layer)
@@ -80,58 +92,9 @@ class RowRoutes:
                 self.chosen[layer] = chosen.detach()
             if self.counts is not None:
                 self.counts.add(layer, native, chosen, missing, self.real)
+                if value is not None:
+                    self.counts.aux_loss += value
         return chosen
-
-
-class RouteCounts:
-    """Sums over the rows of a step on this rank, on its device.
-
-    Args:
-        shape: size of the model's routes.
-        device: device of the layers.
-    """
-
-    def __init__(self, shape: RouteShape, device: torch.device) -> None:
-        self.load = torch.zeros(shape.layers, shape.experts, dtype=torch.int64, device=device)
-        """Tokens of each expert, `[L, E]`."""
-        self.tokens = torch.zeros(3, dtype=torch.int64, device=device)
-        """Routed tokens of all layers, replayed ones, and replayed ones whose native experts differ."""
-
-    def add(self, layer: int, native: Tensor, chosen: Tensor, missing: Tensor | None, real: Tensor | None) -> None:
-        """Add the tokens of one layer; `real [T]` excludes padding."""
-        counted = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device) if real is None else real
-        weights = counted[:, None].expand_as(chosen).to(torch.int64)
-        self.load[layer].index_add_(0, chosen.flatten(), weights.flatten())
-        self.tokens[0] += counted.sum()
-        if missing is not None:
-            replayed = counted & ~missing[:, 0]
-            differs = (native.sort(dim=-1).values != chosen.sort(dim=-1).values).any(-1)
-            self.tokens[1] += replayed.sum()
-            self.tokens[2] += (replayed & differs).sum()
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of all ranks; all ranks call it together. Tensor ranks count the same tokens, which does not change a share.
-
-        Returns:
-            `routing/replayed_share`: share of routed tokens with a replayed route; `routing/changed_share`: share of replayed routes whose
-            experts differ from the router's own; `routing/max_violation`: (largest load - mean load) / mean load of the worst layer.
-            Without routed tokens the result is empty.
-        """
-        # On the CPU, so that the collective does not wait for kernels in the queue of the device.
-        total = torch.cat([self.tokens, self.load.flatten()]).cpu()
-        if dist.is_initialized():
-            dist.all_reduce(total)
-        routed, replayed, changed = total[:3].tolist()
-        if not routed:
-            return {}
-        load = total[3:].view_as(self.load).double()
-        load = load[load.sum(-1) > 0]
-        mean = load.mean(-1)
-        return {
-            "routing/replayed_share": replayed / routed,
-            "routing/changed_share": changed / max(replayed, 1),
-            "routing/max_violation": float(((load.max(-1).values - mean) / mean).max()),
-        }
 
 
 class Routing:
@@ -149,15 +112,36 @@ class Routing:
         """Sums of the current step; None until the first row with a gradient."""
         self.record = False
         """Whether rows record the chosen experts."""
+        self.balance: Balance | None = None
+        """Auxiliary loss of the next rows with a gradient, or None."""
+        self.bias_fault: str | None = None
+        """Reason why the correction biases cannot be updated, or None."""
 
     def start_row(
-        self, given: Tensor | None, real: Tensor | None, device: torch.device, *, counted: bool = True
+        self,
+        given: Tensor | None,
+        real: Tensor | None,
+        device: torch.device,
+        *,
+        counted: bool = True,
+        balance: Callable[[Balance, int], RowBalance] | None = None,
     ) -> None:
-        """Set the routes of the next row. Only rows with a gradient count, because other passes compute the same tokens again."""
+        """Set the routes of the next row. Only rows with a gradient count, because other passes compute the same tokens again.
+
+        Args:
+            given: see `RowRoutes`.
+            real: see `RowRoutes`.
+            device: device of the layers.
+            counted: true if the row's tokens count, and have an auxiliary loss.
+            balance: function that makes the auxiliary loss of the row for a number of layers with a router.
+        """
         counted = counted and torch.is_grad_enabled()
         if counted and self.counts is None:
             self.counts = RouteCounts(self.shape, device)
-        self.row = RowRoutes(given, real=real, counts=self.counts if counted else None, record=self.record)
+        own = None
+        if counted and self.balance is not None and balance is not None:
+            own = balance(self.balance, self.shape.layers)
+        self.row = RowRoutes(given, real=real, counts=self.counts if counted else None, record=self.record, balance=own)
 
     def chosen_routes(self) -> Tensor:
         """Return the recorded experts of all layers of the last row, `[T, L, K]` int32.
@@ -183,11 +167,11 @@ class _CurrentRow:
         self.routes: RowRoutes | None = None
 
 
-def find_routers(layer: nn.Module) -> list[nn.Module]:
-    """Return the routers of a decoder layer."""
+def find_routers(model: nn.Module) -> list[nn.Module]:
+    """Return the routers of a decoder layer, or of a whole model."""
     return [
         module
-        for module in layer.modules()
+        for module in model.modules()
         if type(module).__name__.endswith(ROUTERS)
         and isinstance(getattr(module, "top_k", None), int)
         and isinstance(getattr(module, "num_experts", None), int)
@@ -230,9 +214,11 @@ def set_routing(model: nn.Module, layers: Iterable[nn.Module]) -> Routing | None
     shape = route_shape(layers)
     if shape is None:
         return None
-    for number, router in enumerate(router for layer in layers for router in find_routers(layer)):
-        router.__dict__[_NUMBER] = number
     routing = Routing(shape)
+    pairs = [(layer, router) for layer in layers for router in find_routers(layer)]
+    for number, (layer, router) in enumerate(pairs):
+        router.__dict__[_NUMBER] = number
+        routing.bias_fault = remember_bias(router, layer) or routing.bias_fault
     object.__setattr__(model, _ROUTING, routing)
     return routing
 
@@ -241,6 +227,25 @@ def routing_of(model: nn.Module) -> Routing | None:
     """Return the routing of a model, or None for a model without `set_routing`."""
     found: Routing | None = getattr(model, _ROUTING, None)
     return found
+
+
+def numbered_routers(model: nn.Module) -> list[tuple[int, nn.Module]]:
+    """Return the routers of a model with `set_routing`, with their numbers; in a pipeline only those of this rank's stages."""
+    return [(module.__dict__[_NUMBER], module) for module in model.modules() if _NUMBER in module.__dict__]
+
+
+def freeze_routers(model: nn.Module, *, missing_in: Collection[str] = ()) -> None:
+    """Freeze the parameters of all routers in place, before sharding.
+
+    Args:
+        model: whole model.
+        missing_in: names of stored parameters; nothing is frozen if one of them belongs to a router.
+    """
+    routers = {id(parameter) for router in find_routers(model) for parameter in router.parameters()}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in routers}
+    if names.isdisjoint(missing_in):
+        for router in find_routers(model):
+            router.requires_grad_(False)
 
 
 def wrap_routers(model: nn.Module, layers: Iterable[nn.Module]) -> None:
@@ -307,12 +312,14 @@ def _route_tokens(forward: Any, router: Any, row: _CurrentRow, *inputs: object, 
 
 
 class _Choice(TorchFunctionMode):  # type: ignore[misc]  # torch is not type-checked
-    """Answer of a router's `topk` with the row's routes."""
+    """Answer of a router's `topk` with the row's routes, and auxiliary loss on its logits."""
 
     def __init__(self, router: Any, routes: RowRoutes) -> None:
         super().__init__()
-        self._number, self._size = router.__dict__[_NUMBER], (router.num_experts, router.top_k)
+        self._router, self._size = router, (router.num_experts, router.top_k)
         self._routes = routes
+        balanced = routes.balance is not None and torch.is_grad_enabled()
+        self._pending = PendingLoss(routes.balance) if balanced and routes.balance is not None else None
         self.calls = 0
 
     def __torch_function__(
@@ -320,15 +327,26 @@ class _Choice(TorchFunctionMode):  # type: ignore[misc]  # torch is not type-che
     ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if function not in _TOPK:
-            return result
-        scores = args[0] if args else kwargs["input"]
-        k = args[1] if len(args) > 1 else kwargs["k"]
+        if function in _TOPK:
+            return self._answer_topk(result, *args, **kwargs)
+        pending = self._pending
+        if pending is not None and isinstance(result, Tensor) and result.shape[1:] == self._size[:1]:
+            if function is nn.functional.linear and pending.logits is None:
+                return pending.keep_logits(result)
+            pending.sigmoid |= function in _SIGMOID
+        return result
+
+    def _answer_topk(self, result: Any, input: Tensor, k: int, *_: object, **__: object) -> Any:
         # Group-limited routers first call topk for groups of experts, on other sizes.
-        if scores.ndim != 2 or (scores.shape[1], k) != self._size:
+        if input.ndim != 2 or (input.shape[1], k) != self._size:
             return result
         self.calls += 1
-        indices = self._routes.choose(self._number, result.indices)
+        if self._pending is not None and self._pending.logits is None:
+            raise RouterError(
+                f"trainer.router.auxLoss needs the logits of {type(self._router).__name__}, which are not the result of a linear layer; "
+                "set trainer.router.auxLoss: 0"
+            )
+        indices = self._routes.choose(self._router.__dict__[_NUMBER], result.indices, self._pending)
         if indices is result.indices:
             return result
-        return torch.return_types.topk((scores.gather(-1, indices), indices))
+        return torch.return_types.topk((input.gather(-1, indices), indices))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.config.models.language_models import LoRAConfig
-from rlrun.config.models.parallel import RouterReplay
+from rlrun.config.models.parallel import RouterConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.hub import fetch
 from rlrun.hub.repository import keep_revisions, show_source
@@ -137,18 +137,30 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
     return source
 
 
-def _check_replay(
-    check: ArchitectureCheck, replay: RouterReplay, model: PreTrainedModel, source: str, group: Group, seq_len: int
+def _check_routers(
+    check: ArchitectureCheck, router: RouterConfig, model: PreTrainedModel, source: str, group: Group, seq_len: int
 ) -> Support:
-    """Check the architecture, and that its routes can be replayed if the configuration requests it."""
+    """Check the architecture, and that its routers support the configuration."""
     support = check(model, source, group, seq_len)
-    if replay != "Off" and support.routing_fault is not None:
-        raise RoleError(
-            f"trainer.router.replay ({replay}) is not supported for the model {show_source(source)} ({type(model).__name__}): "
-            f"{support.routing_fault}; set replay: Off",
-            exit_codes.CONFIGURATION,
-        )
+    options = [
+        (router.replay != "Off", f"replay ({router.replay})", "replay: Off"),
+        (router.bias == "Update", "bias (Update)", "bias: Frozen"),
+        (router.aux_loss > 0, f"auxLoss ({router.aux_loss})", "auxLoss: 0"),
+        (router.freeze, "freeze (true)", "freeze: false"),
+    ]
+    for given, text, remedy in options:
+        if given and support.routing_fault is not None:
+            raise _router_error(text, model, source, support.routing_fault, remedy)
     return support
+
+
+def _router_error(text: str, model: nn.Module, source: str, reason: str, remedy: str) -> RoleError:
+    """Return the error for an option of `trainer.router` that a model does not support."""
+    return RoleError(
+        f"trainer.router.{text} is not supported for the model {show_source(source)} "
+        f"({type(model).__name__.removeprefix('FSDP')}): {reason}; set {remedy}",
+        exit_codes.CONFIGURATION,
+    )
 
 
 def load_policy(
@@ -178,21 +190,22 @@ def load_policy(
         source,
         group,
         seq_len=config.seq_len,
-        check=partial(_check_replay, check, config.router.replay),
+        check=partial(_check_routers, check, config.router),
         options=LoadOptions(
             with_weights=with_weights,
             memory=Memory.from_config(config),
             kernel=config.attention,
             prepare=prepare,
             with_routing=True,
+            freeze_routers=config.router.freeze,
         ),
     )
     routing = routing_of(module)
     if config.router.replay == "Rollout" and routing is not None and routing.shape.top_k == 1:
-        raise RoleError(
-            f"trainer.router.replay (Rollout) is not supported for the model {show_source(source)}, whose routers choose one expert per "
-            "token; set replay: Off",
-            exit_codes.CONFIGURATION,
+        raise _router_error(
+            "replay (Rollout)", module, source, "its routers choose one expert per token", "replay: Off"
         )
+    if config.router.bias == "Update" and routing is not None and routing.bias_fault is not None:
+        raise _router_error("bias (Update)", module, source, routing.bias_fault, "bias: Frozen")
     files = model_files(module, config.model, source)
     return Policy(module, group, source, files, costs[-1], Adapters(module))

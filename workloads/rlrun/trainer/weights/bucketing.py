@@ -13,7 +13,7 @@ from rlrun.config.models.language_models import DType
 from rlrun.protocol.messages.buckets import Bucket, Slot, TensorInfo
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.encoders import encoder_parts
-from rlrun.trainer.modeling.model_files import published_tensors
+from rlrun.trainer.modeling.model_files import published_format, published_tensors
 from rlrun.trainer.modeling.parallel.pipeline_stages import Stage, of_all_stages, stage_of
 from rlrun.trainer.modeling.parallel.sharded_rows import meshes_of
 from rlrun.trainer.modeling.tensor_names import file_tensors, tensor_parts
@@ -29,8 +29,8 @@ def bucket_layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
     """
     found, tensors = [], published_tensors(model)
     for part in tensor_parts(model, tensors):
-        first = tensors[part.names[0]]
-        name = dtype if first.is_floating_point() else str(first.dtype).removeprefix("torch.")
+        first = part.names[0]
+        name = str(published_format(first, tensors[first], getattr(torch, dtype))).removeprefix("torch.")
         found += [TensorInfo(name=file, dtype=name, shape=list(shape)) for file, shape in part.files.items()]
     return [info for one in of_all_stages(model, found) for info in one]
 
@@ -151,7 +151,10 @@ def _whole_tensors(model: nn.Module, dtype: DType, frozen: tuple[str, ...] = ())
         if frozen and all(name.startswith(frozen) for name in part.names):
             yield from ((name, None) for name in part.files)
             continue
-        whole = {name: gather_tensor(tensors[name], number_format, updates.get(name)) for name in part.names}
+        whole = {
+            name: gather_tensor(tensors[name], published_format(name, tensors[name], number_format), updates.get(name))
+            for name in part.names
+        }
         found = file_tensors(model, part, whole)
         del whole
         while found:

@@ -8,7 +8,7 @@ checkpoint of adapters contains only trained parameters: the base model is loade
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_files import CheckpointReader
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.encoders import freeze_encoders
-from rlrun.trainer.modeling.model_files import model_files, published_tensors
+from rlrun.trainer.modeling.model_files import model_files, published_format, published_tensors
+from rlrun.trainer.modeling.router_replay import freeze_routers
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.source_config import source_config
 from rlrun.trainer.modeling.stored.load_plan import plan_tensors
@@ -98,10 +99,10 @@ def export_checkpoint(
     """
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)
-    skeleton = _model_skeleton(model, source) if adapters is None else _adapter_base(model, source, adapters)
     reader = CheckpointReader(checkpoint / TRAINER_PART)
     with storage_errors(checkpoint, "read the checkpoint"):
         stored = reader.read_metadata().state_dict_metadata
+    skeleton = _model_skeleton(model, source, stored) if adapters is None else _adapter_base(model, source, adapters)
     tensors = published_tensors(skeleton)
     trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
     frozen = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
@@ -140,7 +141,7 @@ def _convert_file(
 ) -> dict[str, Tensor]:
     """Read and convert the tensors of one file, by name."""
     read = {
-        name: tensor.to(number_format) if tensor.is_floating_point() else tensor
+        name: tensor.to(published_format(name, tensor, number_format))
         for name, tensor in _read_parameters(
             reader, [name for part in members for name in part.names], stored, skeleton
         ).items()
@@ -150,8 +151,11 @@ def _convert_file(
     }
 
 
-def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
-    """Create the model without memory for trained parameters; it has names, shapes and shared parameters."""
+def _model_skeleton(model: ModelConfig, source: str, stored: Collection[str]) -> nn.Module:
+    """Create the model without memory for trained parameters; it has names, shapes and shared parameters.
+
+    `stored`: keys of the checkpoint. A run with `trainer.router.freeze` has no routers in it.
+    """
     options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
     try:
         architecture = source_config(model, source)
@@ -160,6 +164,7 @@ def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
                 architecture, trust_remote_code=model.trust_remote_code
             )
         freeze_encoders(skeleton)
+        freeze_routers(skeleton, missing_in={key.removeprefix(parameter_key(POLICY, "")) for key in stored})
         names = stored_names(source, {"revision": options["revision"]})
         remember_names(skeleton, names)
         _read_frozen(skeleton, source, {"revision": options["revision"]})

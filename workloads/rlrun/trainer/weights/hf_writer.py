@@ -24,7 +24,7 @@ from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, pu
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer.checkpoints.dcp import Together
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.model_files import ModelFiles, published_tensors
+from rlrun.trainer.modeling.model_files import ModelFiles, published_format, published_tensors
 from rlrun.trainer.modeling.parallel.pipeline_stages import of_all_stages, stage_of
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, tensor_parts
 from rlrun.trainer.ranks.group import Group
@@ -137,7 +137,12 @@ def publish_version(
             mine = index % ranks == group.rank % ranks
             kept: dict[str, Tensor] = {}
             for part in members:
-                whole = {name: gather_tensor(tensors[name], number_format, updates.get(name)) for name in part.names}
+                whole = {
+                    name: gather_tensor(
+                        tensors[name], published_format(name, tensors[name], number_format), updates.get(name)
+                    )
+                    for name in part.names
+                }
                 if mine:
                     found = file_tensors(model, part, whole)
                     kept |= {name: values.cpu().contiguous() for name, values in found.items()}
@@ -210,12 +215,11 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
 
 
 def sizes_of(tensors: Mapping[str, Tensor], number_format: torch.dtype) -> dict[str, int]:
-    """Return the bytes of each tensor after conversion; only floating-point tensors are converted."""
-    return {name: tensor.numel() * _element_width(tensor, number_format) for name, tensor in tensors.items()}
-
-
-def _element_width(tensor: Tensor, number_format: torch.dtype) -> int:
-    return int(number_format.itemsize if tensor.is_floating_point() else tensor.element_size())
+    """Return the bytes of each tensor after conversion, see `published_format`."""
+    return {
+        name: tensor.numel() * published_format(name, tensor, number_format).itemsize
+        for name, tensor in tensors.items()
+    }
 
 
 def gather_tensor(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:

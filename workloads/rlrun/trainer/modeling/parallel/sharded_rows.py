@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlrun.trainer.modeling.packed_attention import Layout, part_layout, row_layout
 from rlrun.trainer.modeling.parallel.collectives import reduce_from
 from rlrun.trainer.modeling.recurrent import start_row
+from rlrun.trainer.modeling.router_balance import Balance, RowBalance
 from rlrun.trainer.modeling.router_replay import open_routes, routing_of
 from rlrun.trainer.ranks.group import Meshes
 
@@ -68,7 +71,7 @@ def row_part(
     """
     start_row(model, packed)
     meshes = meshes_of(model)
-    before = predicted - 1
+    before, whole = predicted - 1, packed
     divided: tuple[Tensor, Tensor] | None = None
     counted = len(predicted) > 0
     if meshes is not None and meshes.cp is not None:
@@ -84,7 +87,8 @@ def row_part(
         positions = torch.where(real, position_ids[filled], part.tokens - tokens)
         input_ids, position_ids, packed = input_ids[filled], positions, part.packed
         divided = filled, real
-    _start_routes(model, routes, input_ids.device, divided, whole=not routes_divided, counted=counted)
+    balance = partial(_row_balance, whole, divided, None if meshes is None else meshes.cp)
+    _start_routes(model, routes, input_ids.device, divided, whole=not routes_divided, counted=counted, balance=balance)
     if meshes is not None and meshes.tp is not None:
         # Tensor parallelism: each rank computes every n-th target in the head.
         start, step = meshes.tp.get_local_rank(), meshes.tp.size()
@@ -104,6 +108,7 @@ def _start_routes(
     *,
     whole: bool,
     counted: bool,
+    balance: Callable[[Balance, int], RowBalance],
 ) -> None:
     """Set the routes of this rank's part of a row; without routing nothing happens.
 
@@ -115,6 +120,7 @@ def _start_routes(
             natively. None: the part is the whole row.
         whole: true if `routes` has all tokens of the row.
         counted: true if the tokens count in the load of experts: a rank without samples computes a row without targets.
+        balance: see `Routing.start_row`.
     """
     routing = routing_of(model)
     if routing is None:
@@ -125,7 +131,32 @@ def _start_routes(
         places, real = divided
         if given is not None:
             given = (given[places] if whole else given).masked_fill(~real[:, None, None], -1)
-    routing.start_row(given, real, device, counted=counted)
+    routing.start_row(given, real, device, counted=counted, balance=balance)
+
+
+def _row_balance(
+    whole: Layout, divided: tuple[Tensor, Tensor] | None, cp: dist.ProcessGroup | None, balance: Balance, layers: int
+) -> RowBalance:
+    """Return the auxiliary loss of a row.
+
+    Args:
+        whole: layout of the whole row.
+        divided: see `_start_routes`.
+        cp: context ranks of the row, or None.
+        balance: loss of the update.
+        layers: layers with a router.
+    """
+    device = whole.boundaries.device
+    places, real = (torch.arange(sum(whole.lengths), device=device), None) if divided is None else divided
+    ends = whole.boundaries[1:].long()
+    return RowBalance(
+        balance,
+        layers,
+        lengths=whole.boundaries.diff().float(),
+        sequences=torch.searchsorted(ends, places, right=True),
+        real=real,
+        group=cp,
+    )
 
 
 def part_tokens(model: nn.Module, tokens: int) -> int:
