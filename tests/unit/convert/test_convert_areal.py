@@ -420,13 +420,18 @@ def test_proximal_policy_of_each_update_is_refused() -> None:
     [
         ("actor.enable_icepop", True, "rejection_sampling.lower and .upper"),
         ("actor.enable_kpop", True, "kl_k3"),
-        ("actor.megatron.enable_router_replay", True, "replayed experts"),
         ("actor.megatron.moe_router_bias_update_rate", 1e-3, "a bias of the router"),
     ],
 )
 def test_unsupported_new_key_is_refused_with_counterpart(key: str, value: object, reason: str) -> None:
     (refused,) = result({key: value}).refused
     assert reason in refused.note
+
+
+def test_replayed_experts_of_the_policy_are_those_of_the_engines() -> None:
+    replayed = {"actor.megatron.enable_router_replay": True, "rollout.return_routed_experts": True}
+    assert spec(replayed | {"cluster.n_gpus_per_node": 8}).trainer.router.replay == "Rollout"
+    assert spec({"actor.megatron.enable_router_replay": False}).trainer.router.replay == "Off"
 
 
 SHARED = {"rollout.backend": "sglang:d2t4p1", "actor.backend": "megatron:d2p1t4"}

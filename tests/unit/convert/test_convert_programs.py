@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlrun.cli.convert import read_sources
 from rlrun.config.loading.problems import ConfigError
@@ -124,7 +125,6 @@ def test_images_of_rows_are_reported() -> None:
         ("reward.reward_manager.name", "gdpo", "naive"),
         ("actor_rollout_ref.model.override_config.attention_dropout", 0.1, 0.0),
         ("actor_rollout_ref.model.override_config.max_position_embeddings", 32768, None),
-        ("actor_rollout_ref.model.override_config.moe_config.freeze_moe_router", True, False),
     ],
 )
 def test_option_that_changes_the_run_is_refused(key: str, value: object, fine: object) -> None:
@@ -185,3 +185,17 @@ def test_empty_script_argument_is_not_a_key() -> None:
 )
 def test_option_of_the_newest_state_is_dropped(key: str) -> None:
     assert fate({key: True}) == "dropped"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("actor_rollout_ref.actor.megatron.router_replay.mode", "R3", "replay", "Rollout"),
+        ("actor_rollout_ref.actor.veomni.router_replay.mode", "R2", "replay", "Step"),
+        ("actor_rollout_ref.model.override_config.moe_config.freeze_moe_router", True, "freeze", True),
+    ],
+)
+def test_router_option_becomes_a_field(key: str, value: object, field: str, expected: object) -> None:
+    keys = dict(word.split("=") for word in KEYS.split()) | {key: value}
+    found = convert_settings([Setting(*item, "t") for item in keys.items()], Context("run", 70), ["t"])
+    assert yaml.safe_load(found.text)["spec"]["trainer"]["router"] == {field: expected}

@@ -56,12 +56,18 @@ def read_checkpointing(value: object) -> str:
     return "full" if read_flag(value) else "none"
 
 
+def read_replay(value: object) -> str | None:
+    """Convert the switch of replayed experts: `Rollout`, or None if it is off."""
+    return "Rollout" if read_flag(value) else None
+
+
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "number": read_number,
     "whole": read_whole,
     "positive": read_positive,
     "flag": read_flag,
     "checkpointing": read_checkpointing,
+    "replay": read_replay,
 }
 
 

@@ -73,7 +73,7 @@ ROLLOUT: tuple[Row, ...] = (
         "an agent in the Python of AReaL's script; write an environment (docs/environments.md)",
         fine=(None,),
     ),
-    dropped_row("rollout.return_routed_experts", "experts are chosen again while training", fine=(False,)),
+    dropped_row("rollout.return_routed_experts", "engines return experts with trainer.router.replay: Rollout"),
 )
 
 UTILITIES: tuple[Row, ...] = (
@@ -147,7 +147,7 @@ UTILITIES: tuple[Row, ...] = (
     *dropped_rows("sglang.", _SGLANG, "max_loaded_loras", "lora_paths", "lora_backend", "log_level", "log_level_http"),
     *dropped_rows("sglang.", _SGLANG, "log_requests", "log_requests_level", "show_time_cost", "enable_metrics"),
     *dropped_rows("sglang.", _SGLANG, "decode_log_interval", "enable_multithread_load", "max_loras_per_batch"),
-    dropped_row("sglang.enable_return_routed_experts", "experts are chosen again while training", fine=(False,)),
+    dropped_row("sglang.enable_return_routed_experts", "engines return experts with trainer.router.replay: Rollout"),
     value_row("sglang.max_running_requests", "inference.maxNumSeqs", convert="positive"),
     *dropped_rows(
         "launcher.", _PODS, "inference_server_cpus_per_gpu", "inference_server_mem_per_gpu", "inference_server_env_vars"

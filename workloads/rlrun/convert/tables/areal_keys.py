@@ -103,6 +103,13 @@ _ACTOR: tuple[Row, ...] = (
     *dropped_rows(
         "actor.optimizer.", "for loss scaling, which bfloat16 does not need", "loss_scale_window", "hysteresis"
     ),
+    value_row(
+        "actor.*enable_router_replay",
+        "trainer.router.replay",
+        "true is Rollout: engines return the experts",
+        convert="replay",
+        fine=(False,),
+    ),
     joined_row("actor.ppo_n_minibatches", "trainer.updatesPerStep"),
     joined_row("actor.eps_clip", "algorithm.loss", "this loss has no such limit"),
     joined_row("actor.eps_clip_higher", "algorithm.loss", "this loss has no such limit"),

@@ -203,6 +203,18 @@ _ACTOR: tuple[Row, ...] = (
     value_row(_A + "optim.name", "trainer.optimizer.name", values=OPTIMIZERS),
     value_row(_A + "optim.optimizer", "trainer.optimizer.name", values=OPTIMIZERS),
     value_row(_A + "optim.eps", "trainer.optimizer.eps", convert="number"),
+    *(
+        value_row(
+            f"{_A}{engine}.router_replay.mode",
+            "trainer.router.replay",
+            values={"disabled": "Off", "R2": "Step", "R3": "Rollout"},
+            fine=("disabled",),
+        )
+        for engine in ("megatron", "veomni")
+    ),
+    value_row(
+        "actor_rollout_ref.model.*moe_config.freeze_moe_router", "trainer.router.freeze", convert="flag", fine=(False,)
+    ),
     joined_row(_A + "optim.muon_momentum", "trainer.optimizer.momentum", "only with the optimizer muon"),
     joined_row(_A + "optim.min_lr", "trainer.scheduler.minLrRatio", "0, the default"),
     value_row(_A + "optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),

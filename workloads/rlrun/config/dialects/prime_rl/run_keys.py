@@ -294,8 +294,7 @@ def _of_engine(table: str, *, vllm: bool) -> tuple[Row, ...]:
         mapped_key(f"{table}dtype", "model.dtype", by=map_choice({"auto": "bfloat16"})),
         mapped_key(f"{table}trust_remote_code", "model.trust_remote_code"),
         ignored_key(
-            f"{table}enable_return_routed_experts", "false is the default here",
-            only_values((False,), "false is the default here", "not supported: the trainer chooses the experts again"),
+            f"{table}enable_return_routed_experts", "engines return experts with trainer.router.replay Rollout",
         ),
         refused_key(f"{table}chat_template", "not supported: the template comes with the model's tokenizer; put it into its folder"),
         refused_key(

@@ -143,12 +143,7 @@ def of_model(table: str) -> tuple[Row, ...]:
         ignored_key(f"{table}.reduce_dtype", _MASTERS),
         ignored_key(f"{table}.moe_use_grouped_mm", "it changes only speed"),
         ignored_key(f"{table}.moe_backend", "it changes only speed"),
-        ignored_key(
-            f"{table}.freeze_moe_router", "false means that the router is trained, as here",
-            only_values(
-                (False,), "false means that the router is trained, as here", "not supported: trainer.lora does not train the router",
-            ),
-        ),
+        mapped_key(f"{table}.freeze_moe_router", "trainer.router.freeze"),
         ignored_key(f"{table}.fused_lm_head_chunk_size", _HEAD),
         ignored_key(f"{table}.fused_lm_head_token_chunk_size", _HEAD),
         ignored_key(f"{table}.liger_kernel", _IMPLEMENTATION),
@@ -199,9 +194,8 @@ TRAINER_ROWS: tuple[Row, ...] = (
     ignored_key("trainer.trace_path", "nothing is profiled by default", only_values((), "",
         "not supported; the metrics time/... include each phase")),
     ignored_key("trainer.recompute_logprobs", "algorithm.proximal selects the policy that ratios are measured from"),
-    ignored_key(
-        "trainer.enable_router_replay", "false is the default here",
-        only_values((False,), "false is the default here", "not supported: the trainer chooses the experts again"),
+    mapped_key(
+        "trainer.enable_router_replay", "trainer.router.replay", by=map_choice({True: "Rollout", False: "Off"}), text="true is Rollout",
     ),
     ignored_key("trainer.enable_token_export", "orchestrator.record_rollouts keeps packed batches"),
     refused_key("trainer.losses", "not supported: algorithm.loss and environments[].algorithm.loss are one loss each", "algorithm.loss"),
