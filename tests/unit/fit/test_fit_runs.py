@@ -454,3 +454,14 @@ def test_quantized_model_is_refused_by_its_name() -> None:
     assert found.field == "spec.model.name"
     assert "the format compressed-tensors is not read" in found.message
     assert refusals_of(run.model_copy(update={"task": "Eval"}), make_surroundings()) == []
+
+
+def test_replayed_experts_are_counted_for_a_row() -> None:
+    fields = {"microBatchTokens": 8192, "activationCheckpointing": "full"}
+    replayed = trainer(MIXTURE, **fields, router={"replay": "Step"}, updatesPerStep=2, algorithm={"preset": "gspo"})
+    assert replayed["routes"] * GIB == 4 * 8192 * 48 * 8
+    assert "routes" not in trainer(MIXTURE, **fields)
+    rollout = {"trainer": {"gpusPerReplica": 1, "router": {"replay": "Rollout"}}, "inference": {"gpusPerReplica": 1}}
+    needs, *_ = needs_of(spec(MIXTURE, **rollout), make_surroundings(MIXTURE))
+    (remark,) = [one for one in needs.remarks if "replay" in one]
+    assert "at most 384 bytes per token" in remark

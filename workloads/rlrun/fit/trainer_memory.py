@@ -75,6 +75,10 @@ class _Trained:
     """Whether the head is trained."""
 
 
+BYTE_EXPERTS = 256
+"""Largest number of experts whose routes have one byte."""
+
+
 @dataclass(frozen=True)
 class ChosenMode:
     """Activation mode that `activationCheckpointing: auto` selects, and the reason."""
@@ -114,6 +118,11 @@ def trainer_needs(
     if kernel is not None and (times := _attention_times(config, model, mode, kernel, product)):
         remarks.append(
             f"attention: a row of {_row_tokens(config):,} tokens in one sequence takes {times}, forward and backward"
+        )
+    if config.router.replay == "Rollout" and model.experts:
+        each = model.layers * model.experts_per_token * (1 if model.experts <= BYTE_EXPERTS else 2)
+        remarks.append(
+            f"trainer.router.replay: Rollout adds at most {each:,} bytes per token to batches, the journal and the answers of engines"
         )
     return replace(needs, remarks=[*needs.remarks, *remarks])
 
@@ -305,6 +314,10 @@ def _micro_batch(
         Part("activations", kept, of),
         Part("one layer's backward pass", tokens * each.working),
     ]
+    if config.router.replay != "Off" and model.experts:
+        # The routes of all layers are on the device as int32 until the row's backward pass.
+        chosen = held.rows * tokens * model.layers * model.experts_per_token
+        parts.append(Part("routes", 4 * chosen, f"trainer.router.replay: {config.router.replay}"))
     if held.count > 1:
         link = held.links * tokens * model.hidden * c
         why = f"received of {held.count} rows; each further row of a step {show_gib(link)}"
