@@ -136,6 +136,7 @@ class RootSender:
         connect: function that opens another connection.
         report: callback after each transfer with session, version and success.
         differs: compare each version with the previous one.
+        backend: backend of the process groups. Default: NCCL on a GPU, gloo on a CPU.
     """
 
     def __init__(
@@ -147,8 +148,11 @@ class RootSender:
         report: Callable[[str, int, bool], None] = lambda session, version, sent: None,
         *,
         differs: bool = False,
+        backend: Backend | None = None,
     ) -> None:
         self._root, self._device, self._report = root, device, report
+        self.backend: Backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+        """Backend of the process groups."""
         self._store, self._connect = store, connect
         self._lock = threading.Lock()
         self._held: dict[int, Mapping[int, Tensor]] = {}
@@ -157,11 +161,6 @@ class RootSender:
         """Checksums and differences of the compared versions in memory."""
         self._comparing: threading.Thread | None = None
         self._sessions: dict[str, queue.Queue[Order]] = {}
-
-    @property
-    def backend(self) -> Backend:
-        """Backend of the process groups."""
-        return "nccl" if self._device.type == "cuda" else "gloo"
 
     def hold(self, version: int, buckets: Mapping[int, Tensor]) -> None:
         """Keep this root's buckets of a version; a thread computes and reports their checksums and differences.

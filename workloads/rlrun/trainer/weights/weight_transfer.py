@@ -22,7 +22,14 @@ from loguru import logger
 from torch import Tensor
 
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo
-from rlrun.protocol.messages.trainer_channel import Difference, Joining, NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.messages.trainer_channel import (
+    Backend,
+    Difference,
+    Joining,
+    NotHeldError,
+    TransferOffer,
+    TransferRequest,
+)
 from rlrun.trainer.weights.delta_writer import About, in_order, version_difference
 from rlrun.trainer.weights.senders import KEPT_VERSIONS, WINDOW_SECONDS, Order, RootSender, Round, Rounds, checksum_key
 from rlrun.transport import links
@@ -68,6 +75,7 @@ class Outbox:
         bucket_bytes: bucket size of the layout.
         window: see `senders.Rounds`.
         differs: send the difference to engines with the previous version if it is smaller.
+        backend: see `senders.RootSender`. Only for one root: the others select it by their device.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Outbox:
         bucket_bytes: int = BUCKET_BYTES,
         window: float = WINDOW_SECONDS,
         differs: bool = False,
+        backend: Backend | None = None,
     ) -> None:
         self._roots, self._bucket_bytes = roots, bucket_bytes
         self._store = links.serve_store(host)
@@ -89,6 +98,7 @@ class Outbox:
             lambda: links.connect_store(ADDRESS, self.port),
             self._report_transfer,
             differs=differs,
+            backend=backend,
         )
         self._changed = threading.Condition()
         self._rounds = Rounds(window)
