@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from benchmarks.gpu import attention, kernels, profile_step, signatures, steps
+from benchmarks.gpu import attention, kernels, pack_run, profile_step, signatures, steps
 from benchmarks.gpu.memory import USABLE, fitting, needed
 from benchmarks.gpu.profile_step import Kernel, summary
 from benchmarks.gpu.results import STARTED, Deadline, Ended, Report, reason, run_limited
@@ -254,8 +255,27 @@ def test_measured_modules_import_only_packed_packages() -> None:
     assert all(f"$(pin {package})" in packed for package in BUNDLED.values())
 
 
+def test_complete_run_imports_only_packages_of_its_packs_and_of_the_machine() -> None:
+    machine = re.findall(r"^([a-z][a-z0-9-]*)", (ROOT / "benchmarks/gpu/machine.txt").read_text(), re.MULTILINE)
+    available = {name.replace("-", "_") for name in (*machine, *pack_run.PACKAGES, "vllm")} | IMPORTED_AS.keys()
+    programs = ["rlrun.cli.main", "rlrun.local.local_command", "rlrun.inference.__main__", "rlrun.orchestrator.main"]
+    found = _packages([*programs, "rlrun.trainer.__main__", *COMPLETE_RUN])
+    assert {"vllm", "msgspec"} <= found.keys(), "the imports were followed"
+    assert {name: files for name, files in found.items() if name not in available} == {}
+
+
+COMPLETE_RUN = [
+    f"benchmarks.gpu.{file.stem}"
+    for file in (ROOT / "benchmarks/gpu").glob("*.py")
+    if file.stem.startswith("run_") or file.stem in ("check_pack", "pack_run")
+]
+"""Modules of the complete run, whose packages come in packs of their own."""
+IMPORTED_AS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+
+
 def _modules(folder: str) -> list[str]:
-    return [f"{folder.replace('/', '.')}.{file.stem}" for file in (ROOT / folder).glob("*.py")]
+    found = [f"{folder.replace('/', '.')}.{file.stem}" for file in (ROOT / folder).glob("*.py")]
+    return [module for module in found if module not in COMPLETE_RUN]
 
 
 def _packages(modules: list[str]) -> dict[str, set[str]]:
