@@ -46,7 +46,8 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def _meet(self, tensor: Tensor) -> None:
-        storage = local_part(tensor).untyped_storage()
+        part = local_part(tensor)
+        storage = getattr(part, "elem", part).untyped_storage()  # the result of a collective has its tensor in `elem`
         if storage._cdata in self._seen:
             return
         self._seen.add(storage._cdata)
@@ -69,8 +70,8 @@ class Collectives(TorchDispatchMode):
         self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            name = func._schema.name.partition("::")[2].strip("_")
+        name = func._schema.name.partition("::")[2].strip("_")
+        if func.namespace in ("c10d", "_c10d_functional") and name != "wait_tensor":
             given = args[1] if "scatter" in name or "allgather" in name else args[0]
             self.calls[name] += 1
             self.bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(given))

@@ -14,24 +14,26 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.full
-def test_two_ranks_compute_same_update_as_one(tmp_path: Path) -> None:
-    """The program compares; each layout prints a line."""
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_compute_same_update_as_one(count: int, tmp_path: Path) -> None:
+    """The program compares, and prints a line for each layout: only matrices and experts of the fifth are gathered by all ranks."""
     command = [sys.executable, "-m", "tests.processes.trainer.optimizer_rank"]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), "2", str(tmp_path / "store")],
+            [*command, str(rank), str(count), str(tmp_path / "store")],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     try:
         for process in ranks:
             output, error = finish(process)
             assert process.returncode == 0, error
-            assert output.split() == [*["muon"] * 3, *["coded"] * 2]
+            divided = ["make_muon 0"] * (8 if count == 4 else 4)
+            assert output.splitlines() == [*divided[:4], "make_muon 7", *divided[4:], *["make_adamw8bit 0"] * 2]
     finally:
         for process in ranks:
             process.kill()
