@@ -199,9 +199,12 @@ def _delay_seconds(processes: list[psutil.Process]) -> float:
     in ns)."""
     nanoseconds = 0
     for process in processes:
-        for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-            with suppress(OSError):  # the thread has ended
-                nanoseconds += int(file.read_text().split()[1])
+        # A process, or one of its threads, may end while the folder is read.
+        with suppress(OSError):
+            threads = list(Path(f"/proc/{process.pid}/task").iterdir())
+            for thread in threads:
+                with suppress(OSError):
+                    nanoseconds += int((thread / "schedstat").read_text().split()[1])
     return nanoseconds / 1e9
 
 
