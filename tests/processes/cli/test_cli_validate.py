@@ -15,7 +15,7 @@ from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES
 from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationSamplingConfig, SamplingConfig
 from rlrun.local.judge import GROUP_BASELINES
-from rlrun.local.read_inputs import check_template_arguments
+from rlrun.local.read_inputs import check_engine_dtype, check_template_arguments
 from rlrun.runtime import exit_codes
 from tests.support.stub.model import tokenizer_files
 
@@ -341,6 +341,19 @@ def test_unused_template_argument_is_reported(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ enable_thinkin }}")
     assert told(here) == ["sampling", "environments.1.sampling"], "the file of its own counts"
     assert told(ModelConfig(path=str(tmp_path / "absent"))) == told(ModelConfig(name="org/model")) == []
+
+
+def test_number_format_that_cpu_engines_refuse_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next", "linear_num_value_heads": 4}')
+
+    def found(dtype: str, gpus: int) -> list[str]:
+        model = ModelConfig(path=str(tmp_path), dtype=dtype)
+        return [f"{'.'.join(map(str, one.key))}: {one.message}" for one in check_engine_dtype(model, gpus=gpus)]
+
+    (message,) = found("float32", 0)
+    assert message.startswith("model.dtype: 'float32' does not work with the linear attention")
+    assert found("bfloat16", 0) == found("float32", 1) == []
+    assert list(check_engine_dtype(ModelConfig(name="org/model"), gpus=0)) == []
 
 
 def test_unused_template_argument_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,9 +343,19 @@ def choose_state_dtype(config: Mapping[str, object]) -> str | None:
     return "float32" if has_state(config) and not given else None
 
 
-def has_delta_rule(config: Mapping[str, object]) -> bool:
-    """Return whether a model has linear attention with a gated delta rule (Qwen3-Next, Qwen 3.5), by its `config.json`."""
-    return any(part.get("linear_num_value_heads") for part in config_parts(config))
+def explain_engine_dtype(config: Mapping[str, object], dtype: str, *, gpus: int) -> str | None:
+    """Return why engines cannot serve a model in a number format, with a fix, or None.
+
+    Args:
+        config: `config.json` of the model.
+        dtype: value of `model.dtype`.
+        gpus: GPUs of an engine.
+    """
+    # A gated delta rule (Qwen3-Next, Qwen 3.5): vLLM 0.32 asserts this in the first request, after the engine is ready.
+    has_delta_rule = any(part.get("linear_num_value_heads") for part in config_parts(config))
+    if gpus > 0 or dtype == "bfloat16" or not has_delta_rule:
+        return None
+    return f"{dtype!r} does not work with the linear attention of this model on engines without a GPU; use 'bfloat16'"
 
 
 def has_state(config: Mapping[str, object]) -> bool:

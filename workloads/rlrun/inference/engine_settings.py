@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.config.families import choose_state_dtype, has_delta_rule, has_vision
+from rlrun.config.families import choose_state_dtype, explain_engine_dtype, has_vision
 from rlrun.config.models.engine_arguments import problem_of_arguments
 from rlrun.config.models.roles import TRAINING_TASKS, InferenceConfig
 from rlrun.hub.fetch import model_source, needs_plain_copy
@@ -316,11 +316,8 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
     runs = lora.slots if lora is not None else 1
     source = model.source(paths.model)
     files = read_config(Path(source)) or {}
-    if config.gpus_per_replica == 0 and model.dtype != "bfloat16" and has_delta_rule(files):
-        # vLLM 0.32 asserts this in the first request, after the engine is ready.
-        raise SettingsError(
-            f"model.dtype: {model.dtype!r} does not work with the linear attention of this model on engines without a GPU; use 'bfloat16'"
-        )
+    if (fault := explain_engine_dtype(files, model.dtype, gpus=config.gpus_per_replica)) is not None:
+        raise SettingsError(f"model.dtype: {fault}")
     return InferenceSettings(
         model_path=source,
         served_model_name=config.name,

@@ -26,6 +26,7 @@ from rlrun.local.model_sizes import allocation_notice, autoscale_notice, elastic
 from rlrun.local.proved_models import keep_proofs, list_proofs, unproved_notices
 from rlrun.local.read_inputs import (
     check_data,
+    check_engine_dtype,
     check_model_folder,
     check_model_weights,
     check_template_arguments,
@@ -183,6 +184,8 @@ def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), 
     keep_proofs(made, {*left_out, *(finding.key for finding in found)})
     # At last the checks that compare fields of the specification, which cost nothing.
     evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
+    if spec.task != "SFT":
+        found += check_engine_dtype(spec.model, gpus=spec.inference.gpus_per_replica)
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
     found += find_contradictions(spec, name)

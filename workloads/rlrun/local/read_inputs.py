@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.families import explain_engine_dtype
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.config.models.run_config import RunConfig
 from rlrun.environments.process.life import Command, Limits
-from rlrun.hub.refused_models import format_refusal
+from rlrun.hub.refused_models import format_refusal, read_config
 from rlrun.local.proved_models import check_weights
 from rlrun.local.user_code import CodeCheck, Finding, limits_of
 from rlrun.protocol.files.volume_faults import show_size
@@ -80,6 +81,13 @@ def check_model_weights(model: ModelConfig, *, key: Key = ("model", "path")) -> 
     """
     if model.path is not None and (problem := _weights_problem(Path(model.path))) is not None:
         yield Finding(key, problem)
+
+
+def check_engine_dtype(model: ModelConfig, *, gpus: int) -> Iterator[Finding]:
+    """Yield a finding about a number format in which engines with `gpus` GPUs cannot serve a model of this machine."""
+    config = read_config(Path(model.path)) if model.path is not None else None
+    if (fault := explain_engine_dtype(config or {}, model.dtype, gpus=gpus)) is not None:
+        yield Finding(("model", "dtype"), fault)
 
 
 def check_template_arguments(
