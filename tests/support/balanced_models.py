@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.protocol.files.batch import Batch
+from rlrun.trainer.modeling.router_balance import BIAS
+from rlrun.trainer.weights.export import export_checkpoint
 
 
 class RouterReader:
@@ -75,3 +80,16 @@ def expert_loads(reader: RouterReader, batch: Batch) -> list[list[int]]:
                 for expert in token:
                     load[expert] += 1
     return loads
+
+
+def read_biases(folder: Path) -> dict[str, Tensor]:
+    """Return the correction biases of a model folder, by name."""
+    files = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    return {name: tensor for file in files for name, tensor in file.items() if name.endswith(BIAS)}
+
+
+def exported_biases(checkpoint: Path, source: Path, *, step: int) -> dict[str, Tensor]:
+    """Return the correction biases of a checkpoint of the model in `source`, by name."""
+    with TemporaryDirectory() as folder:
+        export_checkpoint(checkpoint, Path(folder) / "export", ModelConfig(path=str(source)), str(source), step=step)
+        return read_biases(Path(folder) / "export")

@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import RouterConfig
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import trainer_channel as protocol
-from rlrun.trainer.modeling.router_balance import BIAS
-from rlrun.trainer.weights.export import export_checkpoint
 from tests.support import routed_models
+from tests.support.balanced_models import exported_biases, read_biases
 from tests.trainer.conftest import Orchestrator
 
 LAST = 4
@@ -45,12 +41,6 @@ def start_orchestrator(run: Any, attempt: int, batches: dict[int, Batch]) -> Rou
 
 
 ROUTER = RouterConfig(replay="Rollout", bias="Update", bias_rate=0.01, aux_loss=0.01)
-
-
-def read_biases(folder: Path) -> dict[str, Tensor]:
-    """Return the correction biases of a model folder."""
-    files = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
-    return {name: tensor for file in files for name, tensor in file.items() if name.endswith(BIAS)}
 
 
 def test_killed_run_with_routes_resumes_bit_for_bit(make_run: Callable[[str], Any], tmp_path: Path) -> None:
@@ -95,11 +85,7 @@ def test_killed_run_with_routes_resumes_bit_for_bit(make_run: Callable[[str], An
     two = make_run("two ranks")
     two.train(ranks=2, replay=recorded.rollouts, **options)
     for other in (whole, two):  # a replay publishes no versions
-        folder = tmp_path / f"export {other.paths.root.name}"
-        export_checkpoint(
-            other.paths.checkpoint(LAST, 1), folder, ModelConfig(path=str(source)), str(source), step=LAST
-        )
-        found_biases = read_biases(folder)
+        found_biases = exported_biases(other.paths.checkpoint(LAST, 1), source, step=LAST)
         assert found_biases.keys() == biases["end"].keys()
         for name, tensor in found_biases.items():
-            assert torch.equal(tensor, biases["end"][name]), (folder, name)
+            assert torch.equal(tensor, biases["end"][name]), (other.paths.root, name)
