@@ -420,3 +420,36 @@ def test_merged_metrics_keep_maxima_and_add_sums() -> None:
     assert merged["tokens"].item() == 2
     assert merged["ratio_max"].item() == pytest.approx(math.exp(1.7))
     assert objective_means(merged)["ratio"] == pytest.approx((math.exp(1.7) + math.exp(-0.5)) / 2)
+
+
+def test_mismatch_by_quarters_of_answers_equals_a_loop() -> None:
+    """Sequences of 7, 1, 10 and 0 loss tokens, with prompts and a tool's answer between them."""
+    masks = [[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1], [0, 1], [1] * 10, [0, 0, 0]]
+    generator = torch.Generator().manual_seed(0)
+    lengths = [len(mask) for mask in masks]
+    mask = torch.tensor([bool(one) for sequence in masks for one in sequence])
+    trainer, engine = (-torch.rand(sum(lengths), generator=generator) for _ in range(2))
+    batch = LossBatch(
+        inference_logprobs=engine, advantages=torch.ones(sum(lengths)), mask=mask, sequence_lengths=lengths
+    )
+    found = objective_means(policy_loss("aipo", trainer, batch).metrics)
+    quarters: list[list[float]] = [[], [], [], []]
+    for gaps, kept in zip((trainer - engine).split(lengths), mask.split(lengths), strict=True):
+        answer = gaps[kept].tolist()
+        for index, gap in enumerate(answer):
+            quarters[4 * index // len(answer)].append(math.exp(gap) - 1 - gap)
+    assert [len(one) for one in quarters] == [6, 4, 5, 3]
+    for number, values in enumerate(quarters, start=1):
+        assert found[f"mismatch_kl/q{number}"] == pytest.approx(sum(values) / len(values), rel=1e-5)
+    assert not [name for name in found if name.startswith("tokens/")]
+
+
+def test_quarter_without_tokens_has_no_mismatch() -> None:
+    batch = LossBatch(
+        inference_logprobs=torch.zeros(3),
+        advantages=torch.ones(3),
+        mask=torch.tensor([False, True, False]),
+        sequence_lengths=[2, 1],
+    )
+    found = objective_means(policy_loss("aipo", torch.zeros(3), batch).metrics)
+    assert {name for name in found if name.startswith("mismatch_kl/")} == {"mismatch_kl/q1"}

@@ -38,6 +38,12 @@ LOSSES: Mapping[str, Algorithm] = {
 """Built-in losses: functions of `losses` that `LOSS_ENTRIES` declares."""
 
 
+QUARTERS: Mapping[str, str] = {f"mismatch_kl/q{quarter}": f"tokens/q{quarter}" for quarter in range(1, 5)}
+"""Metrics of one quarter of the loss tokens of each sequence, and the numbers of their tokens: a mismatch that grows along an answer, as of
+a recurrent state in bfloat16, is largest in the last quarter.
+"""
+
+
 class LossOutput(NamedTuple):
     """Differentiable scalar loss, and detached scalar metrics on its device (see `merge_metrics`)."""
 
@@ -146,8 +152,8 @@ class Objective:
         Returns:
             Loss (0 with a zero gradient for an empty loss mask) and sums over the loss tokens: `tokens`, `sequences`, `mismatch_kl`,
             `ratio`, `clip_fraction` or `dropped_fraction`; with a reference `reference_kl` (k3); with a correction `correction_weight`
-            and `corrected_fraction`; and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by `tokens` after adding them up
-            (`mean_metrics`).
+            and `corrected_fraction`; the maxima `ratio_max` and `mismatch_kl_max`; and the sums of `QUARTERS`. Divide the sums by `tokens`
+            (those of `QUARTERS` by their own tokens) after adding them up (`objective_means`).
 
         Raises:
             ValueError: an input is misaligned, not finite or out of range; the message contains its name.
@@ -217,7 +223,18 @@ def _metric_sums(inputs: LossInputs, metrics: Mapping[str, Tensor]) -> dict[str,
         return {
             name: _reduce_metric(name, values.to(inputs.logprobs.dtype), inputs.mask)
             for name, values in per_token.items()
-        }
+        } | _quarter_sums(inputs, mismatch)
+
+
+def _quarter_sums(inputs: LossInputs, mismatch: Tensor) -> dict[str, Tensor]:
+    """Return the sums and the tokens of `QUARTERS`. The host does not wait for the device."""
+    earlier = torch.nn.functional.pad(inputs.mask.long().cumsum(0), (1, 0))
+    at_boundaries = earlier[inputs.boundaries]
+    tokens = at_boundaries.diff().clamp(min=1)[inputs.sequence_ids]
+    quarters = 4 * (earlier[:-1] - at_boundaries[inputs.sequence_ids]) // tokens
+    kept = (quarters == torch.arange(4, device=quarters.device)[:, None]) & inputs.mask
+    sums, counts = torch.where(kept, mismatch, 0).sum(1), kept.sum(1).to(mismatch.dtype)
+    return dict(zip(QUARTERS, sums, strict=True)) | dict(zip(QUARTERS.values(), counts, strict=True))
 
 
 def _reduce_metric(name: str, values: Tensor, mask: Tensor) -> Tensor:

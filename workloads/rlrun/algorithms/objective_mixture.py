@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlrun.algorithms.kl import KlReward
 from rlrun.algorithms.loss_inputs import LossBatch
-from rlrun.algorithms.objective import LossOutput, Objective, TokenTerms
+from rlrun.algorithms.objective import QUARTERS, LossOutput, Objective, TokenTerms
 from rlrun.config.algorithm.names import Options
 
 COUNTS = ("tokens", "sequences")
@@ -47,7 +47,7 @@ def add_metric_sums(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def objective_means(merged: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the reported means of one objective from its merged metrics: sums divided by `tokens`, unchanged counts and `*_max`.
 
-    Without tokens, all means are 0.
+    Without tokens, all means are 0, and means over a quarter of the answers are absent.
     """
     return means_of_objectives([{name: float(value) for name, value in merged.items()}])
 
@@ -62,13 +62,18 @@ def means_of_objectives(parts: Sequence[Mapping[str, float]]) -> dict[str, float
         parts: merged metrics of each objective, with its own `tokens`.
     """
     found: dict[str, float] = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
+    names = dict.fromkeys(name for part in parts for name in part)
+    for name in (name for name in names if name not in QUARTERS.values()):
         having = [part for part in parts if name in part]
         values = [part[name] for part in having]
         if name.endswith("_max"):
             found[name] = max(values)
         elif name == "loss" or name in COUNTS:
             found[name] = sum(values)
+        elif name in QUARTERS:
+            # Answers of one to three tokens have no token in some quarters, and a mean of 0 would mean equal probabilities.
+            if tokens := sum(part[QUARTERS[name]] for part in having):
+                found[name] = sum(values) / tokens
         else:
             found[name] = sum(values) / max(sum(part["tokens"] for part in having), 1.0)
     return found

@@ -24,6 +24,7 @@ _UNITS: tuple[tuple[str, str, str, float], ...] = (
     (r"(?:objective/(.+)/)?loss", "Loss", "loss", 1),
     (r"(?:objective/(.+)/)?entropy", "Entropy of the policy", "nats/token", 1),
     (r"(?:objective/(.+)/)?mismatch_kl", "Mismatch of trainer and engines (KL)", "nats/token", 1),
+    (r"(?:objective/(.+)/)?mismatch_kl/q\d", "", "nats/token", 1),
     (r"mismatch_kl_max", "Mismatch of trainer and engines (KL), largest", "nats", 1),
     (r"reference_kl|kl", "KL to the reference", "nats/token", 1),
     (r"kl_reward", "KL in the reward", "reward", 1),

@@ -42,8 +42,8 @@ from rlrun.runtime import exit_codes
 
 STEPS_AHEAD = 4
 """Limit of batches that wait for the trainer."""
-_OF_SAMPLING = ("mismatch_kl", "mismatch_kl_max")
-"""Metrics of the trainer that compare with sampled log-probabilities, which do not exist here."""
+_OF_SAMPLING = "mismatch_kl"
+"""Start of the names of metrics of the trainer that compare with sampled log-probabilities, which do not exist here."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class DataPipeline:
             case "trained":
                 self._trained = event.step
                 self._clock.trained(event.step, event.metrics)
-                metrics = {name: value for name, value in event.metrics.items() if name not in _OF_SAMPLING}
+                metrics = {name: value for name, value in event.metrics.items() if not name.startswith(_OF_SAMPLING)}
                 self._metrics.add(event.step, "trained", metrics)
                 if not self.config.record_rollouts:
                     await clean_up("delete trained batches", partial(remove_batches, self._paths, through=event.step))
