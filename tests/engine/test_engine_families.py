@@ -1,4 +1,4 @@
-"""Families with special loading in vLLM: parameters written without loaders, and experts that a CPU packs."""
+"""Families with special loading in vLLM: parameters written without loaders, experts that a CPU packs, and a run's own class."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def test_second_version_of_gpt_oss_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 def test_vision_repository_is_served_without_its_encoder(kind: str, tmp_path: Path) -> None:
     assert served(kind, tmp_path)["encoder"] == 0
+
+
+@pytest.mark.full
+def test_own_class_is_served_by_its_own_code(tmp_path: Path) -> None:
+    done = run_program([sys.executable, "-m", "tests.engine.own_class", str(tmp_path)], cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["class"] == "TransformersForCausalLM"
+    assert max(found["first"], found["second"]) < LIMIT, found
+    assert found["moved"] > 0.1, found
 
 
 @pytest.mark.full

@@ -144,7 +144,21 @@ def fork_of_model(tmp_path: Path, model: Path) -> tuple[list[str], str]:
     return ["fork", str(paths.root)], f"model.trustRemoteCode: true, of {model}"
 
 
-ATTEMPTS = [export_words, replay_words, fork_words, fork_of_interpreter, fork_of_reward, fork_of_model]
+def fork_of_own_class(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, model={"path": str(model), "class": "planted_code:make"})
+    return ["fork", str(paths.root)], "model.class: planted_code:make"
+
+
+ATTEMPTS = [
+    export_words,
+    replay_words,
+    fork_words,
+    fork_of_interpreter,
+    fork_of_reward,
+    fork_of_model,
+    fork_of_own_class,
+]
 
 
 Words = Callable[[Path, Path], tuple[list[str], str]]
@@ -167,7 +181,7 @@ def test_code_of_folder_does_not_run_without_flag(
     assert FLAG in said
 
 
-LOADS_TORCH = (export_words, replay_words, fork_of_model)
+LOADS_TORCH = (export_words, replay_words, fork_of_model, fork_of_own_class)
 """With the flag, these import torch and transformers for 5 s of CPU time before they load the code."""
 
 

@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlrun.config.families import FAMILIES
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.fit import trainer_memory
 from rlrun.fit.architecture import from_config
 from rlrun.fit.memory_parts import layer_activations, outside_layers
-from rlrun.fit.model_sources import auto_class, read_shape
+from rlrun.fit.model_sources import UnknownModelError, auto_class, read_shape, shape_of
 from rlrun.trainer.learning import lm_head
 from rlrun.trainer.modeling.encoders import freeze_encoders
+from tests.support.own_models import SIZES as SIZES_OF_OWN
+from tests.support.own_models import path_of, write_model
 from tests.support.sets import few_in_gate
 
 SIZES: dict[str, Any] = {
@@ -104,6 +107,24 @@ def test_unknown_model_type_is_not_counted(tmp_path: Path) -> None:
     shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
     assert not shape.is_exact
     assert shape.counted is None
+
+
+def test_own_class_is_counted_with_its_additional_weights(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    shape = shape_of(ModelConfig(path=str(folder), class_=path_of("GatedForCausalLM")), "spec.model")
+    gates = SIZES_OF_OWN["num_hidden_layers"] * SIZES_OF_OWN["hidden_size"] ** 2
+    llama = LlamaForCausalLM(LlamaConfig(**SIZES_OF_OWN))
+    assert shape.counted == sum(parameter.numel() for parameter in llama.parameters()) + gates
+    assert shape.is_exact
+
+
+def test_missing_own_class_is_not_estimated_as_a_llama(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(write_model(tmp_path)), class_="no_such.module:A")
+    with pytest.raises(
+        UnknownModelError, match=r"^model.class no_such.module:A: cannot import .*config.json: --model-config FOLDER\)"
+    ):
+        shape_of(model, "spec.model")
+    assert not shape_of(model, "spec.model", count=False).is_exact
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -234,7 +234,7 @@ def make_steps(folder: str, group: Group, packing: Packing | None, **changes: An
         name="test",
         uid="uid",
         output_dir=folder,
-        model=ModelConfig(path=folder, dtype="float32"),
+        model=changes.pop("model", ModelConfig(path=folder, dtype="float32")),
         max_steps=3,
         seq_len=32,
         micro_batch_tokens=32,

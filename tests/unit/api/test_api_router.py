@@ -83,3 +83,5 @@ def test_upgrade_keeps_the_fingerprint_of_a_run_without_replay() -> None:
     changed = resolved(trainer=step, algorithm={"preset": "gspo"})
     plain = resolved(trainer={"updates_per_step": 2}, algorithm={"preset": "gspo"})
     assert config_fingerprint(changed.trainer) != config_fingerprint(plain.trainer)
+    own = resolved(model={"path": "/models/a", "class": "my_package.models:Gated"})
+    assert config_fingerprint(own.trainer) != config_fingerprint(config.trainer)

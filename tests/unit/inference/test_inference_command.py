@@ -148,6 +148,7 @@ def test_environment(tmp_path: Path) -> None:
     assert "TORCH_COMPILE_DISABLE" not in local
     assert vllm_environment(settings(enforce_eager=True))["TORCH_COMPILE_DISABLE"] == "1"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in vllm_environment(settings(tensor_parallel=2))
+    assert vllm_environment(settings(model_class="a.b:C"))["RLRUN_MODEL_CLASS"] == "a.b:C"
 
 
 def test_flashinfer_sampler_is_off_without_cuda_compiler(tmp_path: Path) -> None:

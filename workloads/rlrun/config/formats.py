@@ -204,6 +204,14 @@ ModulePattern = Annotated[
         "the name of one module, or its end, such as q_proj or mlp.*; write each name as a separate item",
     ),
 ]
+ClassPath = Annotated[
+    str,
+    Field(min_length=3, max_length=253),
+    Format(
+        r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*",
+        "the import path of a class, such as my_package.models:MyForCausalLM",
+    ),
+]
 Column = Annotated[str, Field(min_length=1, max_length=253), PRINTABLE]
 ImageReference = Annotated[
     str,

@@ -33,6 +33,8 @@ def code_of_model(model: ModelConfig) -> Iterator[NamedCode]:
     if model.trust_remote_code:
         at = "" if model.revision is None else f" at {model.revision}"
         yield NamedCode("model.trustRemoteCode", f"true, of {model.path or model.name or 'the tiny model'}{at}")
+    if model.class_ is not None:
+        yield NamedCode("model.class", model.class_)
     if model.tiny is not None and model.tiny.warmup_environment is not None:
         yield from _code_of_environment_id("model.tiny.warmupEnvironment", model.tiny.warmup_environment)
         yield from _code_of_arguments("model.tiny.warmupArgs", model.tiny.warmup_args)

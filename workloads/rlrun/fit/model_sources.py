@@ -11,6 +11,7 @@ from typing import Any
 
 from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
 from rlrun.fit.architecture import KNOWN, Architecture, ShapeError, from_config, known_model
+from rlrun.model_class import ModelClassError, build_own_on_meta
 
 _CONFIG = "config.json"
 _TINY_VOCABULARY = 128
@@ -35,7 +36,7 @@ def shape_of(
         model: source of the model.
         field: field of the manifest that names the model.
         option: option of the command line that replaces the model's configuration.
-        count: whether to count the parameters of unknown model types in the model itself, which may import torch.
+        count: whether to count the parameters of unknown model types and of own classes in the model itself, which may import torch.
         environment: environment variables, which contain the folder of the hub's cache.
 
     Raises:
@@ -44,12 +45,14 @@ def shape_of(
     if model.tiny is not None:
         return _tiny_architecture(model.tiny)
     if model.path is not None:
-        return read_shape(Path(model.path), f"{field}.path", option=option, count=count)
+        shape = read_shape(Path(model.path), f"{field}.path", option=option, count=count and model.class_ is None)
+        return _count_own(shape, model.class_, Path(model.path), option=option) if count else shape
     name = model.name or ""
-    if (known := known_model(name)) is not None:
+    if model.class_ is None and (known := known_model(name)) is not None:
         return known
     if (folder := cached_folder(name, environment)) is not None:
-        return read_shape(folder, f"{field}.name", option=option, count=count)
+        shape = read_shape(folder, f"{field}.name", option=option, count=count and model.class_ is None)
+        return _count_own(shape, model.class_, folder, option=option) if count else shape
     raise UnknownModelError(
         f"{field}.name ({name}) is neither in the hub's cache on this machine nor one of the {len(KNOWN)} models with known sizes; "
         f"pass a folder with its config.json: {option} FOLDER"
@@ -76,6 +79,21 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
         raise UnknownModelError(f"{field}: {file}: {error}") from None
     if shape.is_exact or not count or (model := _on_meta(config)) is None:
         return shape
+    return _counted(shape, model)
+
+
+def _count_own(shape: Architecture, own: str | None, folder: Path, *, option: str) -> Architecture:
+    """Return the shape with the parameters of a run's own class at import path `own`, or the same shape for None."""
+    if own is None:
+        return shape
+    try:
+        model = build_own_on_meta(own, str(folder))
+    except ModelClassError as error:
+        raise UnknownModelError(f"{error} (for an estimate by its config.json: {option} FOLDER)") from None
+    return _counted(shape, model)
+
+
+def _counted(shape: Architecture, model: Any) -> Architecture:
     tied = (
         model.get_output_embeddings() is not None
         and model.get_output_embeddings().weight is model.get_input_embeddings().weight

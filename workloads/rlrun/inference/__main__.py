@@ -19,6 +19,7 @@ from rlrun.inference.engine_settings import (
     settings_from_file,
     with_local_model,
 )
+from rlrun.model_class import ModelClassError, served_class_problem
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.runtime import exit_codes
@@ -51,9 +52,22 @@ def _engine_settings(config: Path | None, settings: Path | None) -> InferenceSet
         role = with_local_model(
             claim_identity(load_file(InferenceConfig, config, section="inference", complete=complete_role_file))
         )
+        _check_model_class(role)
         return settings_from_config(role, api_key=os.environ.get("RLRUN_API_KEY", ""))
     assert settings is not None
     return settings_from_file(settings)
+
+
+def _check_model_class(role: InferenceConfig) -> None:
+    """Raise `SettingsError` for a model class of the run that no engine can serve, before vLLM starts."""
+    if (path := role.model.class_) is None:
+        return
+    try:
+        problem = served_class_problem(path)
+    except ModelClassError as error:
+        raise SettingsError(str(error)) from error
+    if problem is not None:
+        raise SettingsError(problem)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,8 @@ class InferenceSettings:
     """Branch, tag or commit of the model on the Hugging Face Hub. None: the main branch."""
     trust_remote_code: bool = False
     """Execute Python code from the model's repository."""
+    model_class: str | None = None
+    """Import path of the run's own model class. None: the class that vLLM selects."""
     state_dtype: str | None = None
     """Number format of the recurrent state of a hybrid model. None: vLLM's default for the model."""
     language_model_only: bool = False
@@ -157,6 +159,8 @@ WORKER_EXTENSION = "rlrun.inference.weights.loading.Loading"
 """Class whose methods vLLM adds to its workers."""
 ENGINE_VARIABLE = "RLRUN_ENGINE"
 """Environment variable of the processes of a run's engine; RLRun's vLLM plugin does nothing without it."""
+MODEL_CLASS_VARIABLE = "RLRUN_MODEL_CLASS"
+"""Environment variable of the processes of an engine with the import path of the run's own model class."""
 FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 """Environment variable of vLLM: 1, its default, samples top-k and top-p with FlashInfer."""
 MAX_LORAS = 4
@@ -231,6 +235,8 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
     }
+    if settings.model_class is not None:
+        environment[MODEL_CLASS_VARIABLE] = settings.model_class
     if settings.colocated:
         # vLLM's sleep mode needs an allocator without expandable segments, which are set for the trainer on the same GPU.
         environment |= {"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}
@@ -342,6 +348,7 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
+        model_class=model.class_,
         state_dtype=choose_state_dtype(files),
         language_model_only=has_vision(files),
         return_routes=config.return_routes,

@@ -295,8 +295,10 @@ def _model_folder(written: Mapping[str, object]) -> ModelConfig | None:
     path = model.get("path") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(path, str):
         return None
-    trusted = model.get("trust_remote_code") is True
-    examined = examine_layer(ModelConfig, Layer(values={"path": path, "trust_remote_code": trusted}))
+    values: dict[str, object] = {"path": path, "trust_remote_code": model.get("trust_remote_code") is True}
+    if isinstance(own := model.get("class_"), str):
+        values["class_"] = own
+    examined = examine_layer(ModelConfig, Layer(values=values))
     return None if examined.problems else examined.result
 
 

@@ -149,9 +149,12 @@ def list_proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, se
     for key, model in models.items():
         if model.path is None or key in wrong or not (folder := Path(model.path).absolute()).is_dir():
             continue
-        name = None if model.trust_remote_code else proof_name(folder, seq_len=seq_len)
+        has_code = model.trust_remote_code or model.class_ is not None  # which may change with equal files
+        name = None if has_code else proof_name(folder, seq_len=seq_len)
         if name is None or not is_proved(name):
-            args = {"path": str(folder), "trust_remote_code": model.trust_remote_code}
+            args: dict[str, object] = {"path": str(folder), "trust_remote_code": model.trust_remote_code}
+            if model.class_ is not None:
+                args["model_class"] = model.class_
             command = Command(CHECK, args | {"seq_len": seq_len}, kind="check")
             found.append(Proof(CodeCheck(key, command, LIMITS), name))
     return found

@@ -35,7 +35,7 @@ from rlrun.trainer.guests.shared_runs import SharedRuns
 from rlrun.trainer.learning.run_objective import bind_objective, log_band_warnings
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.process import Link, SharedObjects
-from rlrun.trainer.proof.start_check import check_model
+from rlrun.trainer.proof.start_check import policy_check
 from rlrun.trainer.ranks.group import Agreement, Group, process_group
 from rlrun.trainer.ranks.phases import Phases
 from rlrun.trainer.ranks.start_clock import StartClock, launched_ago
@@ -122,7 +122,7 @@ def train_runs(
         # A checkpoint contains trained parameters only: the frozen weights below adapters are loaded from the model.
         with_weights = config.lora is not None or (begun.base_step == 0 and begun.origin is None)
         policy = load_policy(
-            config, model_source(config, paths, group), group, with_weights=with_weights, check=check_model
+            config, model_source(config, paths, group), group, with_weights=with_weights, check=policy_check(config)
         )
         clock.end_phase("model")
         process = SharedObjects(policy, agreement.check_stop, phases.report_phase, engines)

@@ -26,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = RunConfig.model_validate_json(options.config.read_text()).trainer
 
     def check(folder: str) -> None:
-        check_folder(folder, trust_remote_code=config.model.trust_remote_code, seq_len=config.seq_len)
+        model = config.model
+        check_folder(
+            folder, trust_remote_code=model.trust_remote_code, seq_len=config.seq_len, model_class=model.class_
+        )
 
     try:
         make_plain_copy(config.model, RunPaths(Path(config.output_dir)), check=check)

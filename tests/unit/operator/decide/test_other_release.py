@@ -42,6 +42,7 @@ def remove_added_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         for section in document.values():
             for name in ADDED if isinstance(section, dict) else ():
                 section.pop(name, None)
+                section.get("model", {}).pop("class_", None)
         return json.dumps(document, indent=1) + "\n"
 
     monkeypatch.setattr(RunContext, "config_text", property(earlier))

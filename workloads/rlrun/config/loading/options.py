@@ -228,6 +228,7 @@ PROCESS_VARIABLES: Mapping[str, str] = {
     "RLRUN_LAUNCH_ID": "mark of the processes of one local launch",
     "RLRUN_MASTER_ADDR": "address of the trainer's first pod",
     "RLRUN_MASTER_PORT": "port of the trainer's rendezvous",
+    "RLRUN_MODEL_CLASS": "import path of a run's own model class, for the processes of an engine",
     "RLRUN_MODEL_FOLDER": "folder of a tiny model, for the container that creates its demonstrations",
     "RLRUN_NAMESPACE": "namespace of a pod",
     "RLRUN_NNODES": "pods of the trainer",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import keyword
 import re
 import sys
 import types
@@ -85,14 +86,19 @@ def child_shape(shape: Shape, part: str | int) -> Shape:
 
 
 def snake_name(key: str) -> str:
-    """Return the Python name for a key: `batchSize`, `batch-size` and `batch_size` all become `batch_size`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
+    """Return the Python name for a key: `batchSize`, `batch-size` and `batch_size` all become `batch_size`.
+
+    A keyword of Python gets an underscore: `class` becomes `class_`.
+    """
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def spell_name(model: type[BaseModel], name: str, style: Style) -> str:
     """Return a field's name in one of the three spellings."""
     if style == "camel":
         return model.model_fields[name].alias or name
+    name = name.removesuffix("_")
     return name.replace("_", "-") if style == "kebab" else name
 
 

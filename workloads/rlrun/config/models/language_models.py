@@ -13,7 +13,16 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config, Rule
-from rlrun.config.formats import EnvironmentId, FolderPath, HubName, ModelSource, ModulePattern, Revision, RunFolder
+from rlrun.config.formats import (
+    ClassPath,
+    EnvironmentId,
+    FolderPath,
+    HubName,
+    ModelSource,
+    ModulePattern,
+    Revision,
+    RunFolder,
+)
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -61,6 +70,9 @@ class ModelConfig(Config):
     """Number format of published weights and of the engine. The trainer keeps float32 master weights."""
     trust_remote_code: bool = False
     """Run Python code of the model's repository. Enable it only for repositories that you have reviewed."""
+    class_: Annotated[ClassPath | None, Field(alias="class")] = None
+    """Your own class, `package.module:Class`, a `transformers.PreTrainedModel` with a `config_class`; installed in the images. Default:
+    the class that transformers selects."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -70,7 +82,25 @@ class ModelConfig(Config):
             "has(self.name) && has(self.path) ? 'name and path' : has(self.name) ? 'name and tiny' : 'path and tiny'}",
         ),
         REVISION_RULE,
+        Rule(
+            "!has(self.class) || !has(self.tiny)",
+            "class ({self.class}) needs name or path: a tiny model has its own class; remove class",
+        ),
+        Rule(
+            "!has(self.class) || !self.trustRemoteCode",
+            "class ({self.class}) replaces the code of the model's repository; remove class or trustRemoteCode",
+        ),
     )
+
+    @model_validator(mode="after")
+    def _class_of_files(self) -> Self:
+        if self.class_ is not None and self.tiny is not None:
+            raise ValueError(f"class ({self.class_}) needs name or path: a tiny model has its own class; remove class")
+        if self.class_ is not None and self.trust_remote_code:
+            raise ValueError(
+                f"class ({self.class_}) replaces the code of the model's repository; remove class or trustRemoteCode"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from rlrun.config.base import Config
 from rlrun.config.models.checkpoint import MirrorConfig
@@ -40,6 +41,8 @@ _ADDED: dict[str, object] = {
     "replay_routes": False,
     "epochs_per_step": 1,
 }
+# The same for the fields of a role's blocks.
+_ADDED_IN_BLOCKS: dict[str, dict[str, object]] = {"model": {"class_": None}}
 # Defaults that have changed, with the former one. Neither changes the result of a run, so they count as equal.
 _FORMER_DEFAULTS: dict[str, tuple[str, str]] = {"activation_checkpointing": ("auto", "none")}
 
@@ -97,13 +100,19 @@ def config_fingerprint(*roles: RoleConfig) -> str:
     """
     documents = [
         {
-            name: _former_value(name, value)
-            for name, value in role.model_dump(mode="json", exclude=_NOT_HASHED).items()
-            if name not in _ADDED or value != _ADDED[name]
+            name: _former_value(name, _without_added(value, _ADDED_IN_BLOCKS.get(name, {})))
+            for name, value in _without_added(role.model_dump(mode="json", exclude=_NOT_HASHED), _ADDED).items()
         }
         for role in roles
     ]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_added(block: Any, added: Mapping[str, object]) -> Any:
+    """Return a block without the fields in `added` that have their defaults."""
+    if not added:
+        return block
+    return {name: value for name, value in block.items() if name not in added or value != added[name]}
 
 
 def _former_value(name: str, value: object) -> object:

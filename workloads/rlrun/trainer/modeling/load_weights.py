@@ -30,7 +30,7 @@ from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_nois
 from rlrun.trainer.modeling.recurrent import Packing, set_packing
 from rlrun.trainer.modeling.router_replay import freeze_routers, set_routing
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, loading_errors, local_part, shard_model
-from rlrun.trainer.modeling.source_config import source_config
+from rlrun.trainer.modeling.source_config import build_model, source_config
 from rlrun.trainer.modeling.stored.load_plan import make_buffers, plan_tensors
 from rlrun.trainer.modeling.stored.stored_tensors import Lazy
 from rlrun.trainer.modeling.stored.weight_files import Files, open_files, stored_names
@@ -194,16 +194,14 @@ def _revision_option(config: ModelConfig) -> dict[str, str]:
 
 def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> PreTrainedModel:
     packed_attention.register_attention()
-    trust = config.trust_remote_code
     architecture = source_config(config, source)
     values = read_noise(architecture)
     remove_noise(architecture)
-    _require_class(architecture, source)
+    if config.class_ is None:
+        _require_class(architecture, source)
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = auto_class(architecture).from_config(
-                architecture, trust_remote_code=trust, dtype=torch.float32, attn_implementation=packed_attention.NAME
-            )
+            model = build_model(config, architecture, dtype=torch.float32, attn_implementation=packed_attention.NAME)
     except Exception as error:  # code of the architecture may raise any error
         lines = str(error).strip().splitlines() or ["no message"]
         reason = f"transformers cannot build it: {type(error).__name__}: {lines[0]}"

@@ -25,6 +25,7 @@ from rlrun.fit.model_sources import auto_class
 from rlrun.fit.trainer_memory import GATHERED_SHARE
 from rlrun.hub.refused_models import refuse_other_formats
 from rlrun.hub.repository import show_source
+from rlrun.model_class import import_model_class
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import gradient_accumulation, packed_attention
@@ -47,7 +48,7 @@ from rlrun.trainer.modeling.parallel.pipeline_stages import Elsewhere, keep_stag
 from rlrun.trainer.modeling.parallel.tensor_parallel import check_family, divide_layers
 from rlrun.trainer.modeling.recurrent import divide_mixers, packing_of, pass_rows
 from rlrun.trainer.modeling.router_replay import pass_routes, wrap_routers
-from rlrun.trainer.modeling.source_config import source_config
+from rlrun.trainer.modeling.source_config import build_model, source_config
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group, ParallelDims
 
@@ -88,13 +89,10 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
         architecture = source_config(config, source)
         remove_noise(architecture)
         if with_weights:
-            model = auto_class(architecture).from_pretrained(
-                source, config=architecture, use_safetensors=True, **options, **shape
-            )
+            kind = auto_class(architecture) if config.class_ is None else import_model_class(config.class_)
+            model = kind.from_pretrained(source, config=architecture, use_safetensors=True, **options, **shape)
         else:
-            model = auto_class(architecture).from_config(
-                architecture, trust_remote_code=config.trust_remote_code, **shape
-            )
+            model = build_model(config, architecture, **shape)
     model.config.use_cache = False
     freeze_encoders(model)
     return model

@@ -1,14 +1,19 @@
-"""Configuration of a model's source, as the trainer uses it: without quantization, because all tensors are read as plain ones."""
+"""Configuration and class of a model's source, as the trainer uses them: without quantization, because all tensors are read as plain
+ones.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import transformers
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from rlrun.config.models.language_models import ModelConfig
+from rlrun.fit.model_sources import auto_class
 from rlrun.hub.repository import show_source
+from rlrun.model_class import ModelClassError, import_model_class, read_own_config
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.noise import config_parts
@@ -22,12 +27,18 @@ def source_config(config: ModelConfig, source: str) -> PreTrainedConfig:
         source: folder or name on the hub.
 
     Raises:
-        RoleError: transformers does not know the type of the model, or the model's own code is not trusted.
+        RoleError: transformers does not know the type of the model, its code is not trusted, or the run's own class cannot be used.
     """
+    found: PreTrainedConfig
     try:
-        found: PreTrainedConfig = AutoConfig.from_pretrained(
-            source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
-        )
+        if config.class_ is not None:
+            found = read_own_config(config.class_, source, revision=config.revision)
+        else:
+            found = AutoConfig.from_pretrained(
+                source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+            )
+    except ModelClassError as error:
+        raise RoleError(str(error), exit_codes.CONFIGURATION) from error
     except ValueError as error:
         if (refusal := _type_refusal(str(error), source)) is None:
             raise
@@ -36,6 +47,22 @@ def source_config(config: ModelConfig, source: str) -> PreTrainedConfig:
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     return found
+
+
+def build_model(config: ModelConfig, architecture: PreTrainedConfig, **shape: Any) -> PreTrainedModel:
+    """Create a model without the values of its files.
+
+    Args:
+        config: class of the model, and trust in its code.
+        architecture: configuration of `source_config`.
+        shape: number format and attention implementation.
+    """
+    built: PreTrainedModel
+    if config.class_ is not None:
+        built = import_model_class(config.class_)._from_config(architecture, **shape)
+    else:
+        built = auto_class(architecture).from_config(architecture, trust_remote_code=config.trust_remote_code, **shape)
+    return built
 
 
 def _type_refusal(error: str, source: str) -> str | None:

@@ -323,9 +323,16 @@ def _file_fault(model: PreTrainedModel) -> str | None:
             again = type(model).from_pretrained(folder, config=copy.deepcopy(model.config), dtype=torch.float32)
         except Exception as error:
             return f"transformers cannot load the files that the trainer writes: {_error_reason(error)}"
-    found = dict([*again.state_dict().items(), *again.named_buffers()])
-    written = dict([*model.state_dict().items(), *model.named_buffers()])
-    wrong = [name for name, tensor in written.items() if name not in found or not torch.equal(found[name], tensor)]
+    found, written = (
+        # Parameters too, because a class's own `state_dict` may lack some.
+        dict([*one.state_dict().items(), *one.named_parameters(), *one.named_buffers()])
+        for one in (again, model)
+    )
+    wrong = [
+        name
+        for name, tensor in written.items()
+        if name not in found or found[name].is_meta or not torch.equal(found[name], tensor)
+    ]
     if not wrong:
         return None
     return f"transformers loads {len(wrong)} of {len(written)} tensors differently from the trainer's files, such as {wrong[0]}"

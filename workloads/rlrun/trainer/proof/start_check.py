@@ -7,6 +7,7 @@ state between layers, which a later stage would repeat or lack.
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,11 @@ from transformers import PreTrainedModel
 
 from rlrun.config.layout_rules import stages_problem
 from rlrun.config.models.language_models import ModelConfig
+from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import find_head
-from rlrun.trainer.modeling.load_weights import Support, load_sharded, model_on_meta
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, Support, load_sharded, model_on_meta
 from rlrun.trainer.modeling.parallel.pipeline_stages import keep_stage
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.proof.architecture_check import check_architecture, find_fault
@@ -107,21 +109,45 @@ def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int)
     return support
 
 
+def policy_check(config: TrainerConfig) -> ArchitectureCheck:
+    """Return the check of a run's policy: `check_model`; for an own class that engines serve, also of its logits.
+
+    vLLM runs the decoder of such a class, and computes the logits itself from the weight of its head.
+    """
+    if config.model.class_ is None or config.task == "SFT":
+        return check_model
+
+    def check(model: PreTrainedModel, source: str, group: Group, seq_len: int) -> Support:
+        support, head = check_model(model, source, group, seq_len), find_head(model)
+        scale = float(getattr(model.config.get_text_config(), "logit_scale", None) or 1.0)
+        if head is None or (head.softcap is None and not math.isclose(head.scale, scale, rel_tol=1e-4)):
+            raise RoleError(
+                f"model.class {config.model.class_}: {type(model).__name__} transforms its logits, which engines would not; return "
+                "the output of its head unchanged, or set logit_scale or final_logit_softcapping in config.json and apply only these",
+                exit_codes.CONFIGURATION,
+            )
+        return support
+
+    return check
+
+
 load_checked = partial(load_sharded, check=check_model)
 """`load_sharded` with `check_model`."""
 
 
-def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
+def check_folder(path: str, *, trust_remote_code: bool, seq_len: int, model_class: str | None = None) -> None:
     """Check the architecture of a model folder like `load_checked`, without reading weights.
 
     Args:
         path: folder of the model.
         trust_remote_code: true if the model's own code may run.
         seq_len: longest sequence of the run, in tokens.
+        model_class: import path of the run's own class, or None.
 
     Raises:
         RoleError: the trainer does not support the model.
     """
-    model = model_on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path)
+    config = ModelConfig(path=path, trust_remote_code=trust_remote_code, class_=model_class)
+    model = model_on_meta(config, path)
     if (fault := find_fault(model, seq_len=seq_len)) is not None:
         raise RoleError(fault, exit_codes.CONFIGURATION)

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from rlrun.config.models.checkpoint import ExportConfig
 from rlrun.config.models.language_models import DType, LoRAConfig, ModelConfig
-from rlrun.fit.model_sources import auto_class
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
 from rlrun.protocol.files.durable import link_files, new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors
@@ -34,7 +33,7 @@ from rlrun.trainer.modeling.encoders import freeze_encoders
 from rlrun.trainer.modeling.model_files import model_files, published_format, published_tensors
 from rlrun.trainer.modeling.router_replay import freeze_routers
 from rlrun.trainer.modeling.shard import load_model
-from rlrun.trainer.modeling.source_config import source_config
+from rlrun.trainer.modeling.source_config import build_model, source_config
 from rlrun.trainer.modeling.stored.load_plan import plan_tensors
 from rlrun.trainer.modeling.stored.weight_files import open_files, stored_names
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember_names
@@ -160,9 +159,7 @@ def _model_skeleton(model: ModelConfig, source: str, stored: Collection[str]) ->
     try:
         architecture = source_config(model, source)
         with torch.device("meta"):
-            skeleton: PreTrainedModel = auto_class(architecture).from_config(
-                architecture, trust_remote_code=model.trust_remote_code
-            )
+            skeleton = build_model(model, architecture)
         freeze_encoders(skeleton)
         freeze_routers(skeleton, missing_in={key.removeprefix(parameter_key(POLICY, "")) for key in stored})
         names = stored_names(source, {"revision": options["revision"]})
