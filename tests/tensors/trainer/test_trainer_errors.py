@@ -102,7 +102,7 @@ def test_model_folder_without_weights_is_refused_early(tmp_path: Path) -> None:
 
 def test_model_loading_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_family"}')
-    with pytest.raises(RoleError, match="cannot load the model") as caught:
+    with pytest.raises(RoleError, match=r"model_type in config\.json is 'no_such_family'") as caught:
         load_model(ModelConfig(path=str(tmp_path)), str(tmp_path))
     assert "\n" not in str(caught.value)
 

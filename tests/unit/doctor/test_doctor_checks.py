@@ -181,7 +181,7 @@ def test_proposed_storage_class_is_the_shared_default_or_the_first_by_name() -> 
     )
     assert propose_class([DISK]) is None
     for printed in ("[]", "{}", "no json"):
-        with pytest.raises(ValueError, match=r"Expecting value|no list of StorageClasses"):
+        with pytest.raises(ValueError, match=r"Expecting value|list of StorageClasses cannot be read"):
             parse_storage_classes(printed)
 
 

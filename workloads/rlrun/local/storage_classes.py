@@ -73,7 +73,7 @@ def parse_storage_classes(printed: str) -> list[StorageClass]:
             for item in items
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"kubectl printed no list of StorageClasses ({error!r})") from None
+        raise ValueError(f"the list of StorageClasses cannot be read ({error!r})") from None
     return sorted(found, key=lambda one: one.name)
 
 

@@ -349,4 +349,4 @@ class _Choice(TorchFunctionMode):  # type: ignore[misc]  # torch is not type-che
         indices = self._routes.choose(self._router.__dict__[_NUMBER], result.indices, self._pending)
         if indices is result.indices:
             return result
-        return torch.return_types.topk((input.gather(-1, indices), indices))
+        return type(result)((input.gather(-1, indices), indices))

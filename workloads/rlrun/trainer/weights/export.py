@@ -8,7 +8,8 @@ checkpoint of adapters contains only trained parameters: the base model is loade
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,12 @@ def export_checkpoint(
     """
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)
+    skeleton = _model_skeleton(model, source) if adapters is None else _adapter_base(model, source, adapters)
     reader = CheckpointReader(checkpoint / TRAINER_PART)
     with storage_errors(checkpoint, "read the checkpoint"):
         stored = reader.read_metadata().state_dict_metadata
-    skeleton = _model_skeleton(model, source, stored) if adapters is None else _adapter_base(model, source, adapters)
+    if adapters is None:
+        _load_frozen(skeleton, model, source, stored)
     tensors = published_tensors(skeleton)
     trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
     frozen = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
@@ -150,25 +153,35 @@ def _convert_file(
     }
 
 
-def _model_skeleton(model: ModelConfig, source: str, stored: Collection[str]) -> nn.Module:
-    """Create the model without memory for trained parameters; it has names, shapes and shared parameters.
-
-    `stored`: keys of the checkpoint. A run with `trainer.router.freeze` has no routers in it.
-    """
-    options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
-    try:
+def _model_skeleton(model: ModelConfig, source: str) -> PreTrainedModel:
+    """Create the model without memory for its parameters; it has names, shapes and shared parameters."""
+    with _configuration_errors(source):
         architecture = source_config(model, source)
         with torch.device("meta"):
             skeleton = build_model(model, architecture)
         freeze_encoders(skeleton)
+    return skeleton
+
+
+def _load_frozen(skeleton: PreTrainedModel, model: ModelConfig, source: str, stored: Collection[str]) -> None:
+    """Load the parameters that the run does not train from the model's source.
+
+    `stored`: keys of the checkpoint. A run with `trainer.router.freeze` has no routers in it.
+    """
+    options = {"revision": model.revision or "main"}
+    with _configuration_errors(source):
         freeze_routers(skeleton, missing_in={key.removeprefix(parameter_key(POLICY, "")) for key in stored})
-        names = stored_names(source, {"revision": options["revision"]})
-        remember_names(skeleton, names)
-        _read_frozen(skeleton, source, {"revision": options["revision"]})
+        remember_names(skeleton, stored_names(source, options))
+        _read_frozen(skeleton, source, options)
+
+
+@contextmanager
+def _configuration_errors(source: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RoleError(f"cannot read the model's configuration in {source}: {reason[0]}", exit_codes.DATA) from error
-    return skeleton
 
 
 def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str]) -> None:
