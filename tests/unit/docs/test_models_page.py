@@ -19,7 +19,7 @@ def test_models_page_has_the_measured_numbers_of_types() -> None:
     assert f"{trained} are trained with their default configuration" in text
 
 
-def test_every_type_has_one_row_in_the_reference_page() -> None:
+def test_models_reference_has_one_row_for_each_type() -> None:
     rows = re.findall(r"^\| `([\w.-]+)` \|", models_page(), re.MULTILINE)
     assert sorted(rows) == sorted(TYPES)
 

@@ -109,12 +109,7 @@ def export_checkpoint(
     trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
     frozen = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
     wanted = [name for name in tensors if name not in frozen] if adapters is None else trained
-    missing = [name for name in wanted if parameter_key(POLICY, name) not in stored]
-    if missing:
-        raise RoleError(
-            f"{checkpoint} belongs to another model than {source}; it lacks {len(missing)} parameters, such as {missing[0]}",
-            exit_codes.DATA,
-        )
+    _require_parameters(wanted, stored, checkpoint, source)
     sizes = sizes_of(tensors, number_format)
     total = sum(sizes.values())
     shards = file_shards(skeleton, sizes, shard_bytes=shard_bytes)
@@ -132,6 +127,15 @@ def export_checkpoint(
         for name, content in model_files(skeleton, chosen, source).contents.items():
             (folder / name).write_bytes(content)
     return Exported(step, sum(tensor.numel() for tensor in tensors.values()), total)
+
+
+def _require_parameters(names: Sequence[str], stored: Collection[str], checkpoint: Path, source: str) -> None:
+    missing = [name for name in names if parameter_key(POLICY, name) not in stored]
+    if missing:
+        raise RoleError(
+            f"{checkpoint} belongs to another model than {source}; it lacks {len(missing)} parameters, such as {missing[0]}",
+            exit_codes.DATA,
+        )
 
 
 def _convert_file(
