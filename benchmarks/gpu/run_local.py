@@ -76,7 +76,7 @@ FULL = Sizes(
     },
     dtype="bfloat16", device="cuda", tokens=32, prompts=64, group=8, steps=(25, 20), wrong=(6, 14), evaluation=(5, 96), lr=(1e-4, 1e-7),
     broadcast=256 * 2**20, handovers=20, decoded=(64, 512), compared=16, sharpen=20.0, shares=(0.5, 0.35),
-    part_seconds={"nccl": 15, "colocated": 150, "beside": 130, "engine": 25},
+    part_seconds={"nccl": 15, "colocated": 150, "concurrent": 130, "engine": 25},
 )  # fmt: skip
 DRY = Sizes(
     model={

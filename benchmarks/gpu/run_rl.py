@@ -3,11 +3,11 @@
 python -m benchmarks.gpu.run_rl --results FOLDER [--dry] [--only PART ...] [--seconds N]
 
 Parts, in this order:
-  nccl       NCCL with one member: init, broadcast, meet, close, and all of it again (dry: gloo)
-  colocated  run A: trainer and engine take turns on the GPU, hand-over by file, a learning curve
-  beside     run B: both are awake on the GPU; for some steps the engine gets wrong weights, which must be noticed
-  engine     after run B, its engine: hand-overs by phase, equal log-probs, tokens/s, a transfer over gloo
-  ipc        run C: as run A over CUDA IPC
+  nccl        NCCL with one member: init, broadcast, meet, close, and all of it again (dry: gloo)
+  colocated   run A: trainer and engine take turns on the GPU, hand-over by file, a learning curve
+  concurrent run B: both are awake on the GPU; for some steps the engine gets wrong weights, which must be noticed
+  engine      after run B, its engine: hand-overs by phase, equal log-probs, tokens/s, a transfer over gloo
+  ipc         run C: as run A over CUDA IPC
 
 Every event is a line of events.jsonl; run.md has the tables and the goals. A part that fails does not stop the next one.
 """
@@ -38,7 +38,7 @@ from benchmarks.gpu.run_events import (
 )
 from benchmarks.gpu.run_local import DRY, FULL, SEED, LocalRun, LocalRuns, Sizes, specification
 
-PARTS = ("nccl", "colocated", "beside", "engine", "ipc")
+PARTS = ("nccl", "colocated", "concurrent", "engine", "ipc")
 GIB = 2**30
 WRONG_KL, RIGHT_KL = 0.1, 1e-3
 
@@ -93,8 +93,8 @@ class CompleteRun:
         )  # fmt: skip
         self.finish_run("A", run, self.sizes.steps[0])
 
-    def run_beside(self, *, with_engine: bool) -> None:
-        """Run the part `beside`, and with its engine the part `engine`.
+    def run_concurrent(self, *, with_engine: bool) -> None:
+        """Run the part `concurrent`, and with its engine the part `engine`.
 
         `rlrun local` assigns a GPU to one role. Engine and trainer share it here because the engine is one that already
         runs, so only the trainer is assigned a GPU.
@@ -105,11 +105,11 @@ class CompleteRun:
         right, wrong = (
             self.make_model(name, seed=seed, sharpen=sharpen) for name, seed in (("sharp", 0), ("wrong", 1))
         )
-        folder = self.work / "beside"
+        folder = self.work / "concurrent"
         spec = specification(self.sizes, right, run=1)
         spec["algorithm"] = {"maxAsyncLevel": 1}
         settings = {
-            "model_path": str(right), "served_model_name": "beside", "weights_dir": str(folder / "run" / "weights"),
+            "model_path": str(right), "served_model_name": "concurrent", "weights_dir": str(folder / "run" / "weights"),
             "device": self.sizes.device, "dtype": self.sizes.dtype, "max_model_len": spec["inference"]["maxModelLen"],
             "gpu_memory_utilization": self.sizes.shares[1], "enforce_eager": not self.sizes.gpus, "receives": True,
             "extra_args": spec["inference"]["extraArgs"],
@@ -117,7 +117,7 @@ class CompleteRun:
         with running_engine(folder / "engine", settings, max(self.deadline.left, 60.0)) as engine:
             self.events.add("engine started", url=engine.url)
             swap = WrongVersions(engine, wrong, self.sizes.wrong)
-            run = self.runs.start("beside", spec, "--engine-url", engine.url, watch=swap.watch_step)
+            run = self.runs.start("concurrent", spec, "--engine-url", engine.url, watch=swap.watch_step)
             self.put_run("B, side by side", run)
             self.events.add("wrong versions", versions=swap.replaced)
             first, end = self.sizes.wrong
@@ -260,7 +260,7 @@ class CompleteRun:
         work: dict[str, Callable[[], None]] = {
             "nccl": self.measure_links,
             "colocated": self.run_colocated,
-            "beside": lambda: self.run_beside(with_engine="engine" in parts),
+            "concurrent": lambda: self.run_concurrent(with_engine="engine" in parts),
             "ipc": self.report_ipc,
         }
         results = [self.attempt(part, work[part]) for part in PARTS if part in parts and part in work]
@@ -275,12 +275,12 @@ def main() -> int:
     parser.add_argument("--results", type=Path, required=True, help="output folder")
     parser.add_argument("--dry", action="store_true", help="on the CPU, at tiny sizes, with gloo")
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run; engine needs beside"
+        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run; engine needs concurrent"
     )
     parser.add_argument("--seconds", type=float, default=480.0, help="longest time (default: 480)")
     options = parser.parse_args()
-    if "engine" in options.only and "beside" not in options.only:
-        parser.error("--only engine: its engine is the one of run B; add beside")
+    if "engine" in options.only and "concurrent" not in options.only:
+        parser.error("--only engine: its engine is the one of run B; add concurrent")
     events = Events(options.results)
     with tempfile.TemporaryDirectory(prefix="rlrun-complete-", ignore_cleanup_errors=True) as work:
         sizes = DRY if options.dry else FULL

@@ -34,7 +34,7 @@ def test_dry_complete_run_loads_each_version_and_notices_a_wrong_one(tmp_path: P
     tables = json.loads((tmp_path / "run.json").read_text())["sections"]
     assert done.stdout.rstrip().endswith((tmp_path / "run.md").read_text().rstrip()), "the table comes last"
     assert {row["result"] for row in tables["parts"].values()} == {"complete"}
-    assert tables["parts"].keys() == {"nccl", "colocated", "beside", "engine", "ipc"}
+    assert tables["parts"].keys() == {"nccl", "colocated", "concurrent", "engine", "ipc"}
 
     goals = tables["goals"]
     for run, steps in (("A", DRY.steps[0]), ("B", DRY.steps[1])):
@@ -51,7 +51,7 @@ def test_dry_complete_run_loads_each_version_and_notices_a_wrong_one(tmp_path: P
         assert goals[name]["result"] == "not run"
         assert goals[name]["note"]
 
-    seen = [event["step"] for event in events if event["event"] == "step" and event["run"] == "beside"]
+    seen = [event["step"] for event in events if event["event"] == "step" and event["run"] == "concurrent"]
     assert seen == [*range(1, DRY.steps[1] + 1)]
     assert tables["hand-over by file, engine alone"]["reload"]["hand-overs"] == DRY.handovers
     assert tables["transfer over gloo to the engine"]["cpu"]["total s"] > 0

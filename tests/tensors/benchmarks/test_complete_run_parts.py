@@ -82,9 +82,9 @@ def test_parts_without_an_engine_run_and_late_parts_are_left_out(tmp_path: Path)
     }
     assert events.report.sections["goals"]["C: hand-over by CUDA IPC, longest"]["result"] == "not run"
 
-    assert not CompleteRun(events, FULL, tmp_path, Deadline.after(60.0)).run_parts(["colocated", "beside"])
+    assert not CompleteRun(events, FULL, tmp_path, Deadline.after(60.0)).run_parts(["colocated", "concurrent"])
     parts = events.report.sections["parts"]
-    assert {parts[part]["result"] for part in ("colocated", "beside")} == {"not run"}
+    assert {parts[part]["result"] for part in ("colocated", "concurrent")} == {"not run"}
     assert "it needs 150 s" in parts["colocated"]["note"]
 
 

@@ -42,12 +42,12 @@ def _content(kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", few_in_gate(sorted(_TYPES), _GATE))
 def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
-    told, found = training_refusal(_content(kind), kind), _TYPES[kind]
+    refusal, found = training_refusal(_content(kind), kind), _TYPES[kind]
     if found.get("by_config"):
-        assert told is not None
-        assert "images or sound" in told
+        assert refusal is not None
+        assert "images or sound" in refusal
     elif "logprob" in found:
-        assert told is None
+        assert refusal is None
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_other_images_do_not_mention_flash_attention() -> None:
 
 @pytest.mark.parametrize("image", ["trainer", "inference"])
 def test_gpu_images_get_flash_attention_3_by_hash(image: str) -> None:
-    """CPU images and other processors, for which there is no wheel, get nothing."""
+    """The package is not installed in CPU images and on other processors, for which no wheel exists."""
     dockerfile = (ROOT / f"Dockerfile.{image}").read_text()
     stage = dockerfile.split("\nFROM base AS flash-attention-3\n")[1].split("\nFROM ")[0]
     (run,) = [entry.rest for entry in parse(stage) if entry.name == "RUN"]
