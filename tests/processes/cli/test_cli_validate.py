@@ -356,6 +356,17 @@ def test_number_format_that_cpu_engines_refuse_is_reported(tmp_path: Path) -> No
     assert list(check_engine_dtype(ModelConfig(name="org/model"), gpus=0)) == []
 
 
+def test_number_format_of_cpu_engines_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model").mkdir()
+    Path("model", "config.json").write_text(json.dumps(QWEN3 | {"linear_num_value_heads": 4}))
+    text = RUN + "  model: {path: model, dtype: float32}\n  environments: [{id: reverse-text}]\n"
+    assert main(["validate", write_manifest(text)]) == exit_codes.CONFIGURATION
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        len([line for line in lines if line.startswith("run.yaml:5: spec.model.dtype: 'float32' does not work")]) == 1
+    )
+
+
 def test_unused_template_argument_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = RUN + "  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n"
     text += "  sampling:\n    chatTemplateArguments: {enable_thinking: false}\n"
