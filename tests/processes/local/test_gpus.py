@@ -140,6 +140,14 @@ def test_gpus_are_shared_on_request(tmp_path: Path) -> None:
             assert (alone.inference, alone.trainer) == ([2], [3])
 
 
+def test_options_give_one_gpu_to_both_roles(tmp_path: Path) -> None:
+    with claim_run_gpus(make_config("a"), tmp_path, trainer=[0], inference=[0]) as claim:
+        assert (claim.trainer, claim.inference) == ([0], [0])
+        assert len(claim.descriptors) == 1
+        with claim_run_gpus(make_config("b"), tmp_path) as other:
+            assert (other.inference, other.trainer) == ([1], [2])
+
+
 def test_cpu_run_does_not_search_gpus(tmp_path: Path) -> None:
     def machine() -> Machine:
         raise AssertionError

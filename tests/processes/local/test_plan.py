@@ -57,6 +57,26 @@ def test_key_is_in_no_command_line(tmp_path: Path) -> None:
     assert len({s.log for s in specs}) == 4
 
 
+def test_both_roles_see_the_gpu_of_both_options(tmp_path: Path) -> None:
+    """The options may name the same GPU twice; without them each role needs its own."""
+    run = make_config(tmp_path, trainer={"gpusPerReplica": 1}, inference={"gpusPerReplica": 1})
+    with pytest.raises(ValueError, match="share GPUs with --trainer-gpu-ids and --inference-gpu-ids"):
+        split_gpus(run, [0], None, None)
+    trainer, inference = split_gpus(run, [0], [0], [0])
+    started = plan_processes(
+        with_endpoints(run, PORTS, replay=None),
+        [tmp_path / "run.json"],
+        attempt=1,
+        api_key="key",
+        launch_id="id",
+        ports=PORTS,
+        trainer_gpus=trainer,
+        inference_gpus=inference,
+    )
+    devices = {one.name: one.environment["CUDA_VISIBLE_DEVICES"] for one in started}
+    assert (devices["trainer"], devices["inference"]) == ("0", "0")
+
+
 COLOCATED = {"algorithm": {"maxAsyncLevel": 0}, "placement": {"colocate": True}}
 
 

@@ -94,6 +94,23 @@ def test_soft_caps_exclude_flash_attention_3_of_the_images() -> None:
     assert "attention: auto is flex" in found.remarks
 
 
+@pytest.mark.parametrize(
+    ("product", "kernel", "is_reported"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "fa4", True),
+        ("NVIDIA-H100-80GB-HBM3", "fa3", False),
+        ("NVIDIA-H100-80GB-HBM3", "sdpa", False),
+        ("NVIDIA-B200", "fa4", False),
+    ],
+)
+def test_kernel_without_a_measured_rate_is_reported(product: str, kernel: str, is_reported: bool) -> None:
+    run = spec(trainer={"gpusPerReplica": 1, "attention": kernel})
+    (found,) = needs_of(run, make_surroundings(product=product))
+    remark = f"attention: the time with {kernel} is not estimated, because it was not measured on this GPU"
+    assert (remark in found.remarks) == is_reported
+    assert any("one sequence takes" in one for one in found.remarks) == (kernel == "fa3")
+
+
 def test_attention_time_follows_measured_rates() -> None:
     """The table of kernels contains one layer of Qwen3-0.6B, which has 28; the rates apply to 16,384 tokens."""
 

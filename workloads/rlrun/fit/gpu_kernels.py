@@ -28,7 +28,8 @@ _RATES: Mapping[Kernel, tuple[float, float]] = {
     "fa3": (700e12, 555e12),
 }
 """FLOP/s on Hopper, forward and backward, causal, head size 128, measured for rows of 16,384 tokens (benchmarks/results/gpu/kernels.md).
-The values of torch's FlashAttention 2 are used for both variants of that version. At 65,536 tokens the rates differ by -6 % to +18 %."""
+The values of torch's FlashAttention 2 are used for both variants of that version. At 65,536 tokens the rates differ by -6 % to +18 %.
+`fa4` was not measured, and its authors publish no backward rate for Hopper: its time is not estimated."""
 _HOPPER, _MEASURED_HEAD = 9, 128
 
 
@@ -66,14 +67,25 @@ def attention_seconds(
         tokens: tokens of the row.
         again: whether the forward pass is repeated in the backward pass.
     """
-    rates, capability = _RATES.get(kernel), capability_of(product) if product else None
-    if rates is None or capability is None or capability[0] != _HOPPER or model.head_dim != _MEASURED_HEAD:
-        return None
-    if "window" in model.attention:
+    rates = _RATES.get(kernel)
+    if rates is None or not _is_measured(model, product):
         return None
     layout = trainer.parallelism
     squares = model.queries * model.layers * tokens**2 / (layout.tp * layout.cp * layout.pp)
     return (2 * squares / rates[0]) * (1 + again) + 5 * squares / rates[1]
+
+
+def lacks_rate(kernel: Kernel, model: Architecture, product: str | None) -> bool:
+    """Return whether a package's kernel has no rate, while other kernels have one for this model and GPU."""
+    return BACKENDS[kernel].package is not None and kernel not in _RATES and _is_measured(model, product)
+
+
+def _is_measured(model: Architecture, product: str | None) -> bool:
+    """Return whether the rates apply to a model and a GPU product."""
+    capability = capability_of(product) if product else None
+    if capability is None or capability[0] != _HOPPER:
+        return False
+    return model.head_dim == _MEASURED_HEAD and "window" not in model.attention
 
 
 def needs_of_attention(trainer: TrainerSpec, model: Architecture) -> Needs:

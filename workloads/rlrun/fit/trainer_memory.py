@@ -10,7 +10,7 @@ from rlrun.config.models.language_models import LoRAConfig
 from rlrun.config.models.parallel import ActivationMode
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.architecture import Architecture, Linear
-from rlrun.fit.gpu_kernels import Expected, attention_seconds, expected_kernel
+from rlrun.fit.gpu_kernels import Expected, attention_seconds, expected_kernel, lacks_rate
 from rlrun.fit.layout import Held, idle_divisor, idle_share, stages_of
 from rlrun.fit.memory_parts import GIB, Needs, Part, layer_activations, outside_layers, show_gib
 from rlrun.protocol.messages.buckets import MAX_ROOTS
@@ -118,6 +118,10 @@ def trainer_needs(
     if kernel is not None and (times := _attention_times(config, model, mode, kernel, product)):
         remarks.append(
             f"attention: a row of {_row_tokens(config):,} tokens in one sequence takes {times}, forward and backward"
+        )
+    if kernel is not None and lacks_rate(kernel.kernel, model, product):
+        remarks.append(
+            f"attention: the time with {kernel.kernel} is not estimated, because it was not measured on this GPU"
         )
     if config.router.replay == "Rollout" and model.experts:
         each = model.layers * model.experts_per_token * (1 if model.experts <= BYTE_EXPERTS else 2)
