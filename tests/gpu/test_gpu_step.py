@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from rlrun.trainer.ranks.group import Group
 
 VOCABULARY, LENGTHS = 500, (70, 33, 128)
 CPU = torch.device("cpu")
+REFERENCE: Any = "sdpa"
 
 
 @pytest.fixture
@@ -104,7 +106,8 @@ def test_varlen_attention_is_close_to_cpu_reference(device: torch.device, dtype:
     results = []
     for where, kind in ((CPU, torch.float32), (device, dtype)):
         leaves = [tensor.to(where, kind).requires_grad_() for tensor in (query, key, value)]
-        output, _ = packed_attention(nn.Identity(), *leaves, None, packed=row_layout(LENGTHS, where))
+        q, k, v = leaves
+        output, _ = packed_attention(nn.Identity(), q, k, v, None, packed=row_layout(LENGTHS, where))
         output.float().square().sum().backward()
         results.append((output, *(leaf.grad for leaf in leaves)))
     for own, exact in zip(results[1], results[0], strict=True):
@@ -126,15 +129,16 @@ def test_attention_kernel_is_close_to_sdpa_reference(name: Any, device: torch.de
         feature: feature in backend.features and kernel_refusal(name, Needs(frozenset({feature}), 64), device) is None
         for feature in ("window", "softcap", "sinks")
     }
-    options = {"window": 20 if able["window"] else None, "softcap": 5.0 if able["softcap"] else None}
+    plain = Scores(0.3, window=20 if able["window"] else None, softcap=5.0 if able["softcap"] else None)
     sinks = torch.randn(4) if able["sinks"] else None
     results = []
-    for kernel, where, kind in (("sdpa", CPU, torch.float32), (name, device, dtype)):
+    for kernel, where, kind in ((REFERENCE, CPU, torch.float32), (name, device, dtype)):
         leaves = [tensor.to(where, kind).requires_grad_() for tensor in tensors]
         if sinks is not None:
             leaves.append(sinks.detach().to(where).requires_grad_())
-        scores = Scores(0.3, **options, sinks=leaves[3] if sinks is not None else None)
-        output = attend(kernel, *leaves[:3], row_layout(LENGTHS, where).segments, scores)
+        scores = replace(plain, sinks=leaves[3] if sinks is not None else None)
+        q, k, v = leaves[:3]
+        output = attend(kernel, q, k, v, row_layout(LENGTHS, where).segments, scores)
         output.float().square().sum().backward()
         results.append((output, *(leaf.grad for leaf in leaves)))
     for own, exact in zip(results[1], results[0], strict=True):

@@ -74,7 +74,7 @@ def test_trainer_releases_gpu_memory_and_keeps_losses(alone: Group, name: Any) -
         inputs = micro_batch(fake_batch(256, 1, VOCABULARY).samples, alone.device)
         losses[in_turns] = []
         for _ in range(3):
-            memory.take()
+            memory.move_to_gpu()
             held = torch.cuda.memory_allocated() - before
             loss = -token_statistics(sharded, inputs).logprobs.mean()
             loss.backward()
@@ -83,7 +83,7 @@ def test_trainer_releases_gpu_memory_and_keeps_losses(alone: Group, name: Any) -
             losses[in_turns].append(float(loss.detach()))
             del loss
             if in_turns:
-                memory.give()
+                memory.move_to_host()
                 left = torch.cuda.memory_allocated() - before
                 assert held > 300 * MIB > LEFT_OF_A_TRAINER > left, (held, left)
         del sharded, optimizer, memory, inputs
@@ -139,7 +139,7 @@ def test_engine_releases_gpu_memory_and_wakes_with_weights(tmp_path: Path) -> No
             return json.load(answer)
 
     def used() -> int:
-        return before - torch.cuda.mem_get_info()[0]
+        return int(before - torch.cuda.mem_get_info()[0])
 
     try:
         beside, deadline = EnginesBeside([f"http://127.0.0.1:{port}"], "gpu-test-key"), time.monotonic() + START_SECONDS
