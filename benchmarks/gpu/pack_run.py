@@ -1,13 +1,14 @@
-"""The two packs of a complete run on a GPU machine without a network: `python -m benchmarks.gpu.pack_run lock|pack|check`.
+"""The two packs of a complete run on a GPU machine without a network: `python -m benchmarks.gpu.pack_run fetch|pack|check`.
 
-`lock` prints the part of requirements/gpu.txt that the packs need, with its hashes. `pack` writes `.gpu/run1` (vLLM, with
-the GPU code of one architecture) and `.gpu/run2` (wheels of other packages and of RLRun), each with its SHA-256 sums, and
-checks their sizes. `check` compares the sums of a pack.
+`fetch` downloads the wheels that the packs need, and verifies them by the hashes of requirements/gpu.txt. `pack` writes
+`.gpu/run1` (vLLM, with the GPU code of one architecture) and `.gpu/run2` (wheels of other packages and of RLRun), each
+with its SHA-256 sums, and checks their sizes. `check` compares the sums of a pack, and extracts its archive.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import io
 import lzma
@@ -20,37 +21,23 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.gpu import zero_fatbin
+from benchmarks.gpu.pack_wheels import (
+    LOCK,
+    PACKAGES,
+    ROOT,
+    PackError,
+    check_space,
+    digest_file,
+    download_wheels,
+    fetch_wheels,
+    locked_lines,
+)
 from benchmarks.gpu.zero_fatbin import zero_other_architectures
 
-ROOT = Path(__file__).parents[2]
-LOCK = ROOT / "requirements" / "gpu.txt"
 PACK_LIMIT, UPLOAD_LIMIT = 46_000_000, 64 * 2**20
 """Bytes of one pack, and of a pack together with the checkout."""
 SUMS, ARCHIVE = "SHA256SUMS", "vllm.tar.xz"
-PRESENT = ("numpy", "protobuf", "safetensors", "tokenizers", "torch", "transformers", "triton")
-"""Packages that must not be in a pack: parts of two versions would mix with those of the machine."""
-
-PACKAGES = (
-    # Imported when the server and the engine start.
-    *("annotated-types", "apache-tvm-ffi", "cachetools", "cbor2", "dill", "distro", "dnspython", "email-validator"),
-    *("fastapi", "googleapis-common-protos", "httptools", "httpcore2", "httpx2", "jiter", "llguidance", "loguru"),
-    *("msgspec", "openai", "openai-harmony", "oss-harmony", "opentelemetry-api", "opentelemetry-exporter-otlp"),
-    *("opentelemetry-exporter-http-transport", "opentelemetry-exporter-otlp-common"),
-    *("opentelemetry-exporter-otlp-proto-common", "opentelemetry-exporter-otlp-proto-grpc"),
-    *("opentelemetry-exporter-otlp-proto-http", "opentelemetry-proto", "opentelemetry-sdk"),
-    *("opentelemetry-semantic-conventions", "opentelemetry-semantic-conventions-ai", "partial-json-parser"),
-    *("prometheus-fastapi-instrumentator", "pybase64", "pydantic", "pydantic-core", "pydantic-extra-types"),
-    *("python-multipart", "pyzmq", "sniffio", "starlette", "truststore", "typing-inspection", "uvicorn"),
-    *("watchfiles", "websockets", "xgrammar"),
-    # Declared by vLLM, and imported later or never.
-    *("anthropic", "astor", "blake3", "compressed-tensors", "depyf", "docstring-parser", "ijson", "interegular"),
-    *("jmespath", "jsonschema", "jsonschema-specifications", "lark", "lm-format-enforcer", "mcp", "mcp-types"),
-    *("mistral-common", "model-hosting-container-standards", "outlines-core", "pydantic-settings"),
-    *("python-dotenv", "python-json-logger", "referencing", "rpds-py", "setproctitle", "sse-starlette", "supervisor"),
-    # Imported by RLRun's command line.
-    *("plotext",),
-)
-"""Packages that vLLM and RLRun need and the GPU machine lacks."""
 LIBRARIES = ("_C_stable_libtorch", "vllm_flash_attn/_vllm_fa3_C", "cumem_allocator", "spinloop")
 """Libraries of vLLM for a dense model in bfloat16 on Hopper. It imports all others with a guard."""
 FIRST = ("annotated-types", "loguru", "msgspec", "pydantic", "pydantic-core", "typing-inspection")
@@ -58,30 +45,8 @@ FIRST = ("annotated-types", "loguru", "msgspec", "pydantic", "pydantic-core", "t
 _OMITTED = re.compile(
     r"vllm/(third_party/(deep_gemm|fmha_sm100)/|vllm-rs$|.*\.(so|h|hpp|cuh|cu|cpp|inl|jpg)$)|.*/RECORD$"
 )
-_PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==\S+ \\\n(?:    --hash=\S+(?: \\)?\n)+", re.MULTILINE)
 _DICTIONARY_BYTES = 64 * 2**20
 """Window of the compressor: copies of one kernel stand further apart than the 8 MiB of a smaller one."""
-
-
-class PackError(ValueError):
-    """Error for packs that cannot be used; the message contains the file and the fix."""
-
-
-def locked_lines(text: str, names: Iterable[str]) -> str:
-    """Return the lines of a lock, with hashes, for some packages.
-
-    Raises:
-        PackError: the lock has no such package, or the machine has it already.
-    """
-    pins = {match["name"]: match[0] for match in _PIN.finditer(text)}
-    wanted = sorted(set(names))
-    if wrong := [name for name in wanted if name in PRESENT]:
-        raise PackError(f"{wrong[0]} must not be in a pack: the GPU machine has its own; remove it from PACKAGES")
-    if missing := [name for name in wanted if name not in pins]:
-        raise PackError(
-            f"requirements/gpu.txt has no package {missing[0]}; remove it from PACKAGES, or run `make lock`"
-        )
-    return "".join(pins[name] for name in wanted)
 
 
 def vllm_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
@@ -109,7 +74,7 @@ def write_archive(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
 def write_sums(folder: Path) -> None:
     """Write the SHA-256 sums of all files of a pack."""
-    lines = [f"{_digest(file)}  {file.name}\n" for file in sorted(folder.iterdir()) if file.name != SUMS]
+    lines = [f"{digest_file(file)}  {file.name}\n" for file in sorted(folder.iterdir()) if file.name != SUMS]
     (folder / SUMS).write_text("".join(lines))
 
 
@@ -128,14 +93,9 @@ def check_sums(folder: Path) -> int:
     if different := sorted(present.keys() ^ listed.keys()):
         raise PackError(f"{folder / different[0]} is {'not listed' if different[0] in present else 'missing'}; {fix}")
     for name, file in sorted(present.items()):
-        if _digest(file) != listed[name]:
+        if digest_file(file) != listed[name]:
             raise PackError(f"{file} has another SHA-256 sum than {SUMS}; {fix}")
     return sum(file.stat().st_size for file in folder.iterdir())
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def checkout_bytes(root: Path = ROOT) -> int:
@@ -161,11 +121,32 @@ def check_sizes(packs: Mapping[str, int], checkout: int) -> None:
             )
 
 
+def make_archive(wheel: Path, cache: Path) -> Path:
+    """Return vLLM's archive from the cache, and make it first if the wheel or these programs have changed.
+
+    Args:
+        wheel: wheel of vLLM.
+        cache: folder of archives.
+    """
+    programs = (Path(__file__), Path(zero_fatbin.__file__))
+    key = hashlib.sha256("".join(map(digest_file, (wheel, *programs))).encode()).hexdigest()[:16]
+    archive = cache / f"vllm-{key}.tar.xz"
+    if not archive.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        for old in cache.glob("vllm-*.tar.xz*"):
+            old.unlink()
+        new = archive.with_suffix(".new")
+        print(f"compressing {wheel.name}: 2 to 6 minutes", file=sys.stderr, flush=True)
+        write_archive(new, vllm_files(wheel))
+        new.replace(archive)
+    return archive
+
+
 def make_packs(wheels: Path, target: Path) -> None:
     """Write both packs from downloaded wheels.
 
     Args:
-        wheels: folder with one wheel of vLLM, of each package, and of RLRun.
+        wheels: folder with one wheel of vLLM, of each package, and of RLRun. The archive is kept next to it.
         target: folder of the packs, `.gpu`.
 
     Raises:
@@ -179,11 +160,13 @@ def make_packs(wheels: Path, target: Path) -> None:
             f"{wheels} has {len(found)} wheels, expected vllm, rlrun and {len(set(PACKAGES))} others; delete the folder, and "
             "run benchmarks/gpu/pack_run.sh again"
         )
+    archive = make_archive(engine[0], wheels.parent / "archive")
     sizes = {}
     for name in ("run1", "run2"):
+        # The sums are written last: a pack without them is incomplete, and is refused.
         shutil.rmtree(target / name, ignore_errors=True)
         (target / name).mkdir(parents=True)
-    write_archive(target / "run1" / ARCHIVE, vllm_files(engine[0]))
+    shutil.copy(archive, target / "run1" / ARCHIVE)
     for wheel in found:
         if wheel != engine[0]:
             is_first = wheel.name.split("-")[0].replace("_", "-") in FIRST
@@ -193,7 +176,8 @@ def make_packs(wheels: Path, target: Path) -> None:
         sizes[name] = check_sums(target / name)
     checkout = checkout_bytes()
     check_sizes(sizes, checkout)
-    print(f"{sizes}, checkout {checkout:,} bytes")
+    for name, size in sizes.items():
+        print(f"{target / name}: {size:,} bytes, {size + checkout:,} of {UPLOAD_LIMIT:,} with the checkout")
 
 
 def unpack(archive: Path, site: Path) -> None:
@@ -206,25 +190,39 @@ def main() -> int:
     """Run one command and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("lock", help="print the locked packages with their hashes")
+    fetch = commands.add_parser("fetch", help="download missing wheels, and verify all of them")
+    fetch.add_argument("wheels", type=Path)
     pack = commands.add_parser("pack", help="write both packs")
     pack.add_argument("wheels", type=Path)
     pack.add_argument("target", type=Path)
     check = commands.add_parser("check", help="compare the sums of a pack, and extract its archive")
     check.add_argument("pack", type=Path)
     check.add_argument("--site", type=Path, help="folder for vLLM's files")
+    space = commands.add_parser("space", help="check the free space of a folder")
+    space.add_argument("folder", type=Path)
+    space.add_argument("gigabytes", type=float)
     options = parser.parse_args()
     try:
-        if options.command == "lock":
-            print(locked_lines(LOCK.read_text(), ("vllm", *PACKAGES)), end="")
+        if options.command == "fetch":
+            fetch_wheels(options.wheels, locked_lines(LOCK.read_text(), ("vllm", *PACKAGES)), download_wheels)
         elif options.command == "pack":
             make_packs(options.wheels, options.target)
+        elif options.command == "space":
+            check_space(options.folder, int(options.gigabytes * 1e9))
         else:
-            print(f"{options.pack}: {check_sums(options.pack):,} bytes, all sums fit")
+            print(f"{options.pack}: {check_sums(options.pack):,} bytes, all sums fit", flush=True)
             if options.site is not None and (options.pack / ARCHIVE).exists():
                 unpack(options.pack / ARCHIVE, options.site)
     except PackError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        file = error.filename2 or error.filename
+        place = f"{file}: " if file else ""
+        fix = (
+            "free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder and its permissions"
+        )
+        print(f"error: {place}{error.strerror}; {fix}, and run the command again", file=sys.stderr)
         return 1
     return 0
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import pack_run
+from benchmarks.gpu import pack_run, pack_wheels
 from benchmarks.gpu.zero_fatbin import MACHINE_CODE, PTX, containers, find_section, zero_other_architectures
 
 Entry = tuple[int, int, bytes]
@@ -164,3 +166,86 @@ def test_sizes_are_limited_alone_and_with_the_checkout() -> None:
 )
 def test_packed_files_of_the_engine(name: str, kept: bool) -> None:
     assert (pack_run._OMITTED.match(name) is None) == kept
+
+
+def make_lock(**contents: bytes) -> str:
+    """Return a lock of packages with one wheel each, by the content of the wheel."""
+    pins = (
+        f"{name}==1.0 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
+        for name, content in contents.items()
+    )
+    return "".join(pins)
+
+
+class Index:
+    """Stand-in of a package index; `contents` are its wheels by package."""
+
+    def __init__(self, **contents: bytes) -> None:
+        self.contents = contents
+        self.asked: list[list[str]] = []
+
+    def download(self, lock: Path, target: Path) -> None:
+        names = [line.partition("==")[0] for line in lock.read_text().splitlines() if "==" in line]
+        self.asked.append(names)
+        for name in names:
+            (target / f"{name}-1.0-py3-none-any.whl").write_bytes(self.contents[name])
+
+
+def test_fetch_downloads_only_missing_and_damaged_wheels(tmp_path: Path) -> None:
+    contents = {"one": b"1", "two": b"2", "three": b"3"}
+    index, lock = Index(**contents), make_lock(**contents)
+    pack_wheels.fetch_wheels(tmp_path, lock, index.download)
+    (tmp_path / "one-1.0-py3-none-any.whl").write_bytes(b"damaged")
+    (tmp_path / "two-1.0-py3-none-any.whl").unlink()
+    (tmp_path / "old-1.0-py3-none-any.whl").touch()
+    (tmp_path / "partial-x").mkdir()
+    (tmp_path / "rlrun-0.1.0-py3-none-any.whl").touch()
+    pack_wheels.fetch_wheels(tmp_path, lock, index.download)
+    pack_wheels.fetch_wheels(tmp_path, lock, index.download)
+    assert index.asked == [["one", "three", "two"], ["one", "two"]]
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["one", "rlrun", "three", "two"]
+    assert (tmp_path / "one-1.0-py3-none-any.whl").read_bytes() == b"1"
+
+
+def test_fetch_refuses_a_damaged_download_and_a_full_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(pack_wheels.PackError, match=r"no wheel of one after the download"):
+        pack_wheels.fetch_wheels(tmp_path, make_lock(one=b"1"), Index(one=b"other").download)
+    monkeypatch.setattr(pack_wheels, "WHEEL_BYTES", 10**18)
+    with pytest.raises(pack_wheels.PackError, match=r"are needed; delete files, or set RLRUN_GPU_PACKS"):
+        pack_wheels.fetch_wheels(tmp_path, make_lock(one=b"1"), Index(one=b"1").download)
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        (
+            "WARNING: Retrying after NewConnectionError('[Errno -3] Temporary failure in name resolution')\n"
+            "ERROR: No matching distribution found for a==1",
+            r"index cannot be reached \(\[Errno -3\] Temporary failure in name resolution\); run this where there is a network",
+        ),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            r"cannot download the wheels: .* No space left on device",
+        ),
+    ],
+)
+def test_failed_download_names_the_cause(
+    errors: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", errors)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(pack_wheels.PackError, match=message):
+        pack_wheels.download_wheels(tmp_path / "lock.txt", tmp_path)
+
+
+def test_archive_is_made_once_for_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_run, "vllm_files", lambda wheel: [("vllm/a.py", wheel.read_bytes())])
+    wheel = tmp_path / "vllm-1.whl"
+    wheel.write_bytes(b"first")
+    first = pack_run.make_archive(wheel, tmp_path / "archive")
+    made = first.stat().st_mtime_ns
+    (tmp_path / "archive" / "vllm-0.tar.xz.new").touch()
+    assert pack_run.make_archive(wheel, tmp_path / "archive").stat().st_mtime_ns == made
+    wheel.write_bytes(b"second")
+    second = pack_run.make_archive(wheel, tmp_path / "archive")
+    assert [*(tmp_path / "archive").iterdir()] == [second] != [first]
