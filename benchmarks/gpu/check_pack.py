@@ -1,9 +1,10 @@
 """Checks of the unpacked packs: imports and symbols on any machine, kernels on a GPU.
 
-python -m benchmarks.gpu.check_pack --site FOLDER --results FOLDER [--gpu]
+python -m benchmarks.gpu.check_pack --site FOLDER --results FOLDER [--gpu | --symbols]
 
 Run it with the packs in PYTHONPATH. The kernels are FlashAttention 3, RMSNorm and rotary embedding of vLLM, compared with
-torch: they also show that the driver never reads code that was replaced by zeros.
+torch: they also show that the driver never reads code that was replaced by zeros. Their results select the arguments of
+the engine in the second call (`engine_choice`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.clock import CUDA
+from benchmarks.gpu.engine_choice import choose_engine, write_choice
 from benchmarks.gpu.pack_run import LIBRARIES
 from benchmarks.gpu.results import Report
 
@@ -172,14 +176,77 @@ MAX_ERROR = 1e-2
 """Rounding to bfloat16 alone is up to 4e-3."""
 
 
-def load_libraries(site: Path, libraries: Iterable[Path]) -> None:
-    """Load vLLM's libraries without the package, which needs the second pack, and make its folders importable."""
+def check_symbols(report: Report, libraries: Sequence[Path]) -> int:
+    """Add a row for each library and return the number of those with undefined symbols of torch."""
+    if shutil.which("nm") is None:
+        report.put("symbols", "all", {"note": "not checked: nm of binutils is not installed"})
+        return 0
+    undefined = undefined_symbols(libraries, Path(torch.__file__).parent / "lib")
+    for name, missing in undefined.items():
+        report.put("symbols", name, {"undefined": len(missing), "note": ", ".join(sorted(missing)[:3])})
+    return sum(map(bool, undefined.values()))
+
+
+def check_gpu(report: Report, site: Path, libraries: Sequence[Path]) -> int:
+    """Check machine, libraries and kernels, write the engine's arguments, and return the number of wrong rows."""
+    report.put("versions", "torch", {"value": torch.__version__})
+    report.put("versions", "GPU", {"value": torch.cuda.get_device_name()})
+    wrong = check_machine(report)
+    problem = load_libraries(site, libraries)
+    report.put("libraries", "vllm", {"right": not problem, "note": problem})
+    wrong += bool(problem) + check_kernels(report)
+    choice = choose_engine(report.sections["kernels"])
+    write_choice(site, choice)
+    report.put("engine", "arguments", {"value": " ".join(choice.arguments), "note": choice.reason})
+    return wrong
+
+
+def check_machine(report: Report) -> int:
+    """Check what `rlrun local` and vLLM need besides CUDA, and return the number of problems."""
+    problems = {}
+    for name, check in (("NVML, by which vLLM finds the GPU", find_nvml), ("GPUs of rlrun local", find_gpus)):
+        try:
+            check()
+            problems[name] = ""
+        except Exception as error:
+            problems[name] = f"{type(error).__name__}: {error}"[:300]
+        report.put("machine", name, {"right": not problems[name], "note": problems[name]})
+    return sum(map(bool, problems.values()))
+
+
+def find_nvml() -> None:
+    """Raise an error if NVML finds no GPU."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    if not pynvml.nvmlDeviceGetCount():
+        raise RuntimeError("NVML finds no GPU")
+
+
+def find_gpus() -> None:
+    """Raise an error if `rlrun local` finds no GPU: it reads the driver's files, without CUDA."""
+    from rlrun.local.gpus import Machine
+
+    if not Machine.here().visible_gpus(os.environ):
+        raise RuntimeError("neither /dev nor /proc/driver/nvidia shows a GPU")
+
+
+def load_libraries(site: Path, libraries: Iterable[Path]) -> str:
+    """Load vLLM's libraries without the package, which needs the second pack, and make its folders importable.
+
+    Returns:
+        Problem of the first library that cannot be loaded, or "".
+    """
     package = types.ModuleType("vllm")
     package.__path__ = [str(site / "vllm")]
     sys.modules["vllm"] = package
     for library in libraries:
         if "torch" in library.name:
-            torch.ops.load_library(library)
+            try:
+                torch.ops.load_library(library)
+            except OSError as error:
+                return f"{library.name}: {error}"[:300]
+    return ""
 
 
 def check_kernels(report: Report) -> int:
@@ -205,17 +272,19 @@ def main() -> int:
     parser.add_argument(
         "--gpu", action="store_true", help="run kernels instead of imports: before the second pack is there"
     )
+    parser.add_argument(
+        "--symbols", action="store_true", help="check only the symbols: before the second pack is there"
+    )
     options = parser.parse_args()
+    if options.gpu and not torch.cuda.is_available():
+        print("error: torch finds no GPU; run this on a machine with a GPU and its driver", file=sys.stderr)
+        return 1
     report = Report(options.results, "packs", "Packs of a complete run", fresh=not options.gpu)
     libraries = [options.site / "vllm" / f"{name}.abi3.so" for name in LIBRARIES]
-    undefined = undefined_symbols(libraries, Path(torch.__file__).parent / "lib")
-    for name, missing in undefined.items():
-        report.put("symbols", name, {"undefined": len(missing), "note": ", ".join(sorted(missing)[:3])})
-    wrong = sum(map(bool, undefined.values()))
+    wrong = check_symbols(report, libraries)
     if options.gpu:
-        load_libraries(options.site, libraries)
-        wrong += check_kernels(report)
-    else:
+        wrong += check_gpu(report, options.site, libraries)
+    elif not options.symbols:
         problems = import_modules()
         report.put("versions", "torch", {"value": torch.__version__})
         report.put("versions", "vllm", {"value": installed_version()})

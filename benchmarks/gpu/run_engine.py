@@ -236,7 +236,8 @@ def check_links(backend: str, device: torch.device, size: int) -> dict[str, floa
     """
     from rlrun.transport import links
 
-    store, seconds, buffer = links.serve_store("127.0.0.1"), {}, torch.arange(size, dtype=torch.int64).to(torch.uint8)
+    seconds: dict[str, float] = {}
+    store, buffer = links.serve_store("127.0.0.1"), torch.arange(size, dtype=torch.int64).to(torch.uint8)
     expected = buffer.clone()
     for attempt in ("first", "second"):
         marks = [time.monotonic()]

@@ -18,6 +18,8 @@ GOALS = "goals"
 NOT_RUN = "not run"
 SAMPLE_SECONDS = 0.1
 IDLE_BELOW = 0.05
+AWAKE_SHARE = 0.9
+"""Share of its largest memory above which an engine counts as awake."""
 MIB = 2**20
 
 
@@ -107,6 +109,8 @@ class GpuSampler:
 
     def __init__(self) -> None:
         self.samples: list[GpuSample] = []
+        self.problem = "NVML has no sample yet"
+        """Reason why there are no samples, as text; "" if there are."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._sample_gpu, name="gpu", daemon=True)
         self._thread.start()
@@ -117,7 +121,8 @@ class GpuSampler:
 
             pynvml.nvmlInit()
             gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:  # no package, no driver or no GPU
+        except Exception as error:  # no package, no driver or no GPU
+            self.problem = f"NVML cannot be used: {type(error).__name__}: {error}"[:200]
             return
         while not self._closed.wait(SAMPLE_SECONDS):
             with suppress(pynvml.NVMLError):
@@ -128,6 +133,7 @@ class GpuSampler:
                     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
                     by_process = {one.pid: int(one.usedGpuMemory or 0) for one in processes}
                 self.samples.append(GpuSample(time.monotonic(), utilization, used, by_process))
+                self.problem = ""
 
     def between(self, start: float, end: float) -> list[GpuSample]:
         """Return the samples of a time span."""
@@ -154,20 +160,33 @@ def memory_row(samples: Sequence[GpuSample]) -> dict[str, float]:
     return {"least MiB": used[0], "median MiB": used[len(used) // 2], "most MiB": used[-1]} if used else {}
 
 
-def engine_left_bytes(samples: Sequence[GpuSample]) -> int | None:
-    """Return the least memory of the process that once had the most, after it had it, or None if it is unknown.
+def sleeping_engine_bytes(samples: Sequence[GpuSample], end: float) -> tuple[int | None, str]:
+    """Return the memory of a colocated run's sleeping engine and how it was found, or None and the reason.
 
-    In a colocated run this is the engine: it allocates its share of the GPU when it wakes up, and frees it when it sleeps.
+    The process that once has the most memory is the engine: it allocates its share of the GPU when it wakes up. The value is
+    its least memory after it first had nearly the most. A driver that shows no processes, as in a container, leaves an upper
+    bound: the least memory of the whole GPU, which includes the trainer's context, minus that before the run.
+
+    Args:
+        samples: samples of the run.
+        end: time of the last step, in seconds: a process that ends also frees its memory.
     """
+    samples = [sample for sample in samples if sample.time <= end]
+    if not samples:
+        return None, "no samples of a GPU"
     peaks: dict[int, int] = {}
     for sample in samples:
         for pid, used in sample.by_process.items():
             peaks[pid] = max(peaks.get(pid, 0), used)
-    if not any(peaks.values()):
-        return None
-    engine = max(peaks, key=lambda pid: peaks[pid])
-    series = [sample.by_process[engine] for sample in samples if engine in sample.by_process]
-    return min(series[series.index(max(series)) :])
+    if any(peaks.values()):
+        engine = max(peaks, key=lambda pid: peaks[pid])
+        series = [sample.by_process[engine] for sample in samples if engine in sample.by_process]
+        how = "least memory of the process with the most, after it first was awake"
+    else:
+        series = [sample.used_bytes - samples[0].used_bytes for sample in samples]
+        how = "upper bound, because NVML shows no processes: least memory of the GPU after that, without that before the run"
+    awake = next(index for index, used in enumerate(series) if used >= AWAKE_SHARE * max(series))
+    return min(series[awake:]), how
 
 
 def describe_machine() -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.gpu.engine_choice import EngineChoice
 from benchmarks.gpu.results import Deadline
 from benchmarks.gpu.run_events import Events, GpuSample, GpuSampler
-from benchmarks.gpu.run_task import ENVIRONMENT
+from benchmarks.gpu.run_task import ENVIRONMENT, WarmUp
 from rlrun.protocol.files.metrics_line import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,8 @@ API_KEY = "complete-run-key"
 """Key of an engine on the loopback interface of this machine."""
 SEED = 0
 POLL_SECONDS = 0.1
-STOP_SECONDS = 40.0
+STOP_SECONDS = 10.0
+"""Seconds between SIGTERM and SIGKILL. The roles of a killed `rlrun local` receive SIGTERM from the kernel."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class Sizes:
     """Factor of the logits of run B's model: a flat distribution hides wrong weights."""
     shares: tuple[float, float]
     """Shares of the GPU's memory for the engines of run A and run B."""
+    engine: EngineChoice
+    """Arguments of the engines."""
+    warm_up: WarmUp
+    """Supervised steps of run A's model."""
     part_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time that must be left for a part to start."""
 
@@ -76,7 +82,8 @@ FULL = Sizes(
     },
     dtype="bfloat16", device="cuda", tokens=32, prompts=64, group=8, steps=(25, 20), wrong=(6, 14), evaluation=(5, 96), lr=(1e-4, 1e-7),
     broadcast=256 * 2**20, handovers=20, decoded=(64, 512), compared=16, sharpen=20.0, shares=(0.5, 0.35),
-    part_seconds={"nccl": 15, "colocated": 150, "concurrent": 130, "engine": 25},
+    part_seconds={"nccl": 15, "colocated": 150, "concurrent": 130, "engine": 25}, engine=EngineChoice(),
+    warm_up=WarmUp(steps=30, lr=1.25e-4),
 )  # fmt: skip
 DRY = Sizes(
     model={
@@ -84,6 +91,7 @@ DRY = Sizes(
     },
     dtype="float32", device="cpu", tokens=8, prompts=4, group=4, steps=(5, 20), wrong=(6, 14), evaluation=(5, 6), lr=(1e-3, 1e-7),
     broadcast=2**20, handovers=4, decoded=(8, 16), compared=4, sharpen=20.0, shares=(0.5, 0.35),
+    engine=EngineChoice((), "the CPU has one attention backend"), warm_up=WarmUp(steps=2, lr=1e-3, replies=6, tokens=8),
 )  # fmt: skip
 
 
@@ -93,9 +101,17 @@ class LocalRun:
 
     folder: Path
     code: int
+    stopped: bool
+    """Whether it was stopped at the time limit."""
     steps: list[tuple[float, Mapping[str, Any]]]
     """Metrics of each step, and the time at which they were seen."""
     samples: list[GpuSample]
+
+    @property
+    def end(self) -> str:
+        """How it ended, as text."""
+        steps = f"after step {self.trained}"
+        return f"stopped at the time limit, {steps}" if self.stopped else f"exit code {self.code}, {steps}"
 
     def values(self, name: str, start: int = 0) -> list[float]:
         """Return a metric of all steps from `start` on that have it."""
@@ -120,7 +136,6 @@ def specification(sizes: Sizes, model: Path, *, run: int) -> dict[str, Any]:
         model: folder of the model.
         run: 0 for run A, 1 for run B.
     """
-    arguments = ["--attention-backend=FLASH_ATTN"] if sizes.gpus else []
     return {
         "model": {"path": str(model), "dtype": sizes.dtype},
         "maxSteps": sizes.steps[run],
@@ -131,7 +146,8 @@ def specification(sizes: Sizes, model: Path, *, run: int) -> dict[str, Any]:
         "orchestrator": {"batchSize": sizes.prompts * sizes.group, "maxConcurrency": sizes.prompts * sizes.group},
         "trainer": {"gpusPerReplica": sizes.gpus, "optimizer": {"lr": sizes.lr[run]}},
         "inference": {
-            "gpusPerReplica": sizes.gpus, "gpuMemoryUtilization": sizes.shares[run], "maxNumSeqs": 512, "extraArgs": arguments,
+            "gpusPerReplica": sizes.gpus, "gpuMemoryUtilization": sizes.shares[run], "maxNumSeqs": 512,
+            "extraArgs": list(sizes.engine.arguments),
             "maxModelLen": max(16 + sizes.tokens, 16 + sizes.decoded[1]),
         },
         "checkpoint": {"enabled": False},
@@ -182,11 +198,13 @@ class LocalRuns:
         began, steps = time.monotonic(), dict[int, tuple[float, Mapping[str, Any]]]()
         with (where / "local.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=run_environment(), cwd=ROOT)
+        stopped = False
         try:
             while True:
                 ended = process.poll() is not None
                 self._read_steps(name, folder, steps)
-                if ended or self._deadline.left <= 0:
+                stopped = not ended and self._deadline.left <= 0
+                if ended or stopped:
                     break
                 watch(max(steps, default=0))
                 time.sleep(POLL_SECONDS)
@@ -196,7 +214,8 @@ class LocalRuns:
         self._events.add("run ended", name=name, code=process.returncode, took=round(end - began, 1))
         if process.returncode:
             self._events.add("log", name=name, text=(where / "local.log").read_text(errors="replace")[-3000:])
-        return LocalRun(folder, process.returncode, list(steps.values()), self._sampler.between(began, end))
+        samples = self._sampler.between(began, end)
+        return LocalRun(folder, process.returncode, stopped, list(steps.values()), samples)
 
     def _read_steps(self, name: str, folder: Path, steps: dict[int, tuple[float, Mapping[str, Any]]]) -> None:
         file = folder / "metrics.jsonl"

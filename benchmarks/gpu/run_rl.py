@@ -17,29 +17,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
+from benchmarks.gpu.engine_choice import SAFE, read_choice
 from benchmarks.gpu.results import Deadline
 from benchmarks.gpu.run_events import (
     NOT_RUN,
     Events,
     GpuSampler,
     describe_machine,
-    engine_left_bytes,
     idle_seconds,
     memory_row,
+    sleeping_engine_bytes,
 )
-from benchmarks.gpu.run_local import DRY, FULL, SEED, LocalRun, LocalRuns, Sizes, specification
+from benchmarks.gpu.run_local import DRY, FULL, SEED, STOP_SECONDS, LocalRun, LocalRuns, Sizes, specification
+from benchmarks.gpu.run_phases import phase_rows, sampled_versions, worst_of_steps
+from benchmarks.gpu.run_task import WarmUp
 
 PARTS = ("nccl", "colocated", "concurrent", "engine", "ipc")
 GIB = 2**30
+REPORT_SECONDS = 5.0
 WRONG_KL, RIGHT_KL = 0.1, 1e-3
 
 
@@ -72,26 +78,45 @@ class CompleteRun:
         )
 
     def run_colocated(self) -> None:
-        """Run the part `colocated`."""
-        model = self.make_model("plain", seed=SEED)
+        """Run the part `colocated`, once more with other kernels if its engine fails before the first step."""
+        run = self.start_colocated("colocated")
+        if not run.steps and run.code and not run.stopped and self.sizes.gpus and self.sizes.engine != SAFE:
+            self.events.add("engine replaced", reason=run.end, arguments=list(SAFE.arguments))
+            self.sizes = replace(self.sizes, engine=replace(SAFE, reason="the engine as released failed in run A"))
+            run = self.start_colocated("colocated-safe")
+        self.versions = run.weights[-2:]
+        self.put_run("A, in turns", run)
+        self.put_matching("A, in turns", run.values("mismatch_kl", 1), run.trained)
+        rewards = run.values(f"eval/{self.evaluated(run)}/reward/mean")
+        gain = rewards[-1] - rewards[0] if len(rewards) > 1 else None
+        note = f"seed {SEED}, {self.sizes.warm_up.steps} supervised steps before; rewards {[round(one, 3) for one in rewards]}; {run.end}"
+        self.events.put_goal("A: reward of the evaluation, last - first", gain, at_least=0.3, note=note)
+        left, how = sleeping_engine_bytes(run.samples, run.steps[-1][0] if run.steps else 0.0)
+        self.events.put_goal(
+            "A: memory of the sleeping engine", None if left is None else left / GIB, at_most=4.0, unit="GiB",
+            note=how if run.samples else self.sampler.problem or how,
+        )  # fmt: skip
+        versions, unknown = sampled_versions(run.folder / "traces")
+        self.events.put_goal(
+            "A: versions that sampled tokens", len(versions), at_least=self.sizes.steps[0], note="from its traces",
+        )  # fmt: skip
+        self.events.put_goal(
+            "A: tokens without a version",
+            unknown if versions else None,
+            at_most=0,
+            unit="tokens",
+            note="from its traces",
+        )
+        self.finish_run("A", run, self.sizes.steps[0])
+
+    def start_colocated(self, name: str) -> LocalRun:
+        """Run `rlrun local` of the part `colocated`."""
+        model = self.make_model("plain", seed=SEED, warm_up=self.sizes.warm_up)
         spec = specification(self.sizes, model, run=0)
         every, tasks = self.sizes.evaluation
         spec |= {"placement": {"colocate": True}, "evaluation": {"interval": every, "numTasks": tasks}}
         spec["algorithm"] = {"maxAsyncLevel": 0}
-        run = self.runs.start("colocated", spec)
-        self.versions = run.weights[-2:]
-        self.put_run("A, in turns", run)
-        self.put_matching("A, in turns", run.values("mismatch_kl", 1))
-        rewards = run.values(f"eval/{self.evaluated(run)}/reward/mean")
-        gain = rewards[-1] - rewards[0] if len(rewards) > 1 else None
-        note = f"seed {SEED}; rewards {[round(one, 3) for one in rewards]}"
-        self.events.put_goal("A: reward of the evaluation, last - first", gain, at_least=0.3, note=note)
-        left = engine_left_bytes(run.samples)
-        self.events.put_goal(
-            "A: memory of the sleeping engine", None if left is None else left / GIB, at_most=4.0, unit="GiB",
-            note="" if left is not None else "NVML reports no processes",
-        )  # fmt: skip
-        self.finish_run("A", run, self.sizes.steps[0])
+        return self.runs.start(name, spec)
 
     def run_concurrent(self, *, with_engine: bool) -> None:
         """Run the part `concurrent`, and with its engine the part `engine`.
@@ -99,7 +124,7 @@ class CompleteRun:
         `rlrun local` assigns a GPU to one role. Engine and trainer share it here because the engine is one that already
         runs, so only the trainer is assigned a GPU.
         """
-        from benchmarks.gpu.run_engine import WrongVersions, running_engine
+        from benchmarks.gpu.run_engine import START_SECONDS, WrongVersions, running_engine
 
         sharpen = self.sizes.sharpen
         right, wrong = (
@@ -114,7 +139,7 @@ class CompleteRun:
             "gpu_memory_utilization": self.sizes.shares[1], "enforce_eager": not self.sizes.gpus, "receives": True,
             "extra_args": spec["inference"]["extraArgs"],
         }  # fmt: skip
-        with running_engine(folder / "engine", settings, max(self.deadline.left, 60.0)) as engine:
+        with running_engine(folder / "engine", settings, min(START_SECONDS, self.deadline.left)) as engine:
             self.events.add("engine started", url=engine.url)
             swap = WrongVersions(engine, wrong, self.sizes.wrong)
             run = self.runs.start("concurrent", spec, "--engine-url", engine.url, watch=swap.watch_step)
@@ -122,11 +147,12 @@ class CompleteRun:
             self.events.add("wrong versions", versions=swap.replaced)
             first, end = self.sizes.wrong
             found = max((v for v, _ in self.mismatch(run, first, end + 2)), default=None)
-            note = f"logits x {self.sizes.sharpen:g}, versions {swap.replaced}"
+            note = f"logits x {self.sizes.sharpen:g}, versions {swap.replaced}; {run.end}"
             self.events.put_goal("B: mismatch_kl of a wrong version", found, at_least=WRONG_KL, note=note)
             # Rollouts that started before a hand-over may be trained two steps after it.
             others = [v for v, step in self.mismatch(run, 1, run.trained) if not first <= step <= end + 2]
-            self.put_matching("B, side by side, other steps", others)
+            expected = run.trained - len([step for step in range(1, run.trained + 1) if first <= step <= end + 2])
+            self.put_matching("B, side by side, other steps", others, expected)
             self.finish_run("B", run, self.sizes.steps[1])
             if with_engine:
                 self.attempt("engine", lambda: self.measure_engine(engine, run))
@@ -159,7 +185,10 @@ class CompleteRun:
         model = AutoModelForCausalLM.from_pretrained(last, dtype=getattr(torch, sizes.dtype)).to(self.device).eval()
         worst = asyncio.run(parts.logprob_difference(engine, model, prompts[: sizes.compared], sizes.tokens))
         events.put_goal(
-            "log-probs of engine and transformers", worst, at_most=0.03, note=f"{last.name} of {last.parents[1]}"
+            "log-probs of engine and transformers",
+            worst,
+            at_most=0.03,
+            note=f"{last.name} of run {last.parents[2].name}",
         )
         count, tokens = sizes.decoded
         speed = asyncio.run(parts.tokens_per_second(engine, prompts[:count], tokens))
@@ -177,16 +206,23 @@ class CompleteRun:
             note=f"weightSync.transport has {', '.join(known)}, and no CUDA IPC",
         )  # fmt: skip
 
-    def make_model(self, name: str, *, seed: int, sharpen: float = 1.0) -> Path:
+    def make_model(self, name: str, *, seed: int, sharpen: float = 1.0, warm_up: WarmUp | None = None) -> Path:
         """Write a model and return its folder."""
         from benchmarks.gpu.run_task import Shape, make_model
 
         folder = self.work / "models" / name
         if not folder.is_dir():
             began = time.monotonic()
-            shape = Shape(**self.sizes.model)
-            parameters = make_model(folder, shape, dtype=self.sizes.dtype, seed=seed, sharpen=sharpen)
-            self.events.add("model made", name=name, parameters=parameters, took=round(time.monotonic() - began, 2))
+            losses = make_model(
+                folder, Shape(**self.sizes.model), dtype=self.sizes.dtype, seed=seed, sharpen=sharpen, warm_up=warm_up,
+                device=self.sizes.device,
+            )  # fmt: skip
+            self.events.add(
+                "model made",
+                name=name,
+                took=round(time.monotonic() - began, 2),
+                warm_up=[round(one, 4) for one in losses],
+            )
         return folder
 
     def finish_run(self, name: str, run: LocalRun, wanted: int) -> None:
@@ -195,19 +231,16 @@ class CompleteRun:
         Raises:
             RuntimeError: the run ended with an error or too early.
         """
-        loaded = run.trained if run.code == 0 else None
-        self.events.put_goal(
-            f"{name}: versions by file", loaded, at_least=wanted, note="" if loaded is not None else f"exit code {run.code}",
-        )  # fmt: skip
+        self.events.put_goal(f"{name}: trained steps", run.trained, at_least=wanted, note=run.end)
         times = [at for at, line in run.steps if line["step"] > 0]
         samples = [one for one in run.samples if times and times[0] <= one.time <= times[-1]]
         idle = idle_seconds(samples)
         self.events.put_goal(
             f"{name}: idle GPU per step", None if idle is None else idle / max(len(times) - 1, 1), at_most=3.0, unit="s",
-            note="" if idle is not None else "no samples of a GPU",
+            note="between the first and the last step" if idle is not None else self.sampler.problem or "no samples of a GPU",
         )  # fmt: skip
         if run.code or run.trained < wanted:
-            raise RuntimeError(f"run {name} ended with exit code {run.code} after {run.trained} of {wanted} steps")
+            raise RuntimeError(f"run {name} of {wanted} steps: {run.end}")
 
     def put_run(self, name: str, run: LocalRun) -> None:
         """Add the rows of a run."""
@@ -218,16 +251,25 @@ class CompleteRun:
         self.events.put_row("runs", name, row)
         if memory := memory_row(run.samples):
             self.events.put_row("memory of the GPU", name, memory)
+        clock = time.monotonic() - time.time()
+        for phase, values in phase_rows([line for _, line in run.steps], run.samples, clock).items():
+            self.events.put_row("phases of a step", f"{name}: {phase}", values)
         handover = run.values("time/update_weights", 2)
         self.events.put_goal(
             f"{name}: time/update_weights, longest", max(handover, default=None), at_most=3.0, unit="s",
             note="" if handover else "no step has it",
         )  # fmt: skip
 
-    def put_matching(self, name: str, values: Sequence[float]) -> None:
-        """Add the goal of equal weights in every step."""
-        worst = max(values, default=None)
-        note = f"{len(values)} steps" if values else "no step with weights of the trainer only"
+    def put_matching(self, name: str, values: Sequence[float], steps: int) -> None:
+        """Add the goal of equal weights in every step.
+
+        Args:
+            name: name of the run.
+            values: `mismatch_kl` of its steps.
+            steps: number of steps that must have the metric. With fewer values the goal is missed.
+        """
+        worst = worst_of_steps(values, steps)
+        note = f"{len(values)} of {steps} steps have it"
         self.events.put_goal(f"{name}: mismatch_kl, largest", worst, at_most=RIGHT_KL, note=note)
 
     @staticmethod
@@ -256,7 +298,11 @@ class CompleteRun:
 
     def run_parts(self, parts: Sequence[str]) -> bool:
         """Run the parts in order and return whether none failed or was left out."""
+        engine = self.sizes.engine
         self.events.add("started", **describe_machine(), parts=list(parts), steps=self.sizes.steps)
+        self.events.put_row(
+            "engine", "first choice", {"arguments": " ".join(engine.arguments), "reason": engine.reason}
+        )
         work: dict[str, Callable[[], None]] = {
             "nccl": self.measure_links,
             "colocated": self.run_colocated,
@@ -277,14 +323,24 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run; engine needs concurrent"
     )
+    parser.add_argument("--site", type=Path, help="folder of the packs, with the kernels that call 1 found to work")
     parser.add_argument("--seconds", type=float, default=480.0, help="longest time (default: 480)")
     options = parser.parse_args()
     if "engine" in options.only and "concurrent" not in options.only:
         parser.error("--only engine: its engine is the one of run B; add concurrent")
+    if not options.dry and not torch.cuda.is_available():
+        print(
+            "error: torch finds no GPU; run this on a machine with a GPU and its driver, or with --dry", file=sys.stderr
+        )
+        return 1
+    # `timeout` sends SIGTERM first: as an exception it stops the runs and the engine.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     events = Events(options.results)
     with tempfile.TemporaryDirectory(prefix="rlrun-complete-", ignore_cleanup_errors=True) as work:
-        sizes = DRY if options.dry else FULL
-        complete = CompleteRun(events, sizes, Path(work), Deadline.after(options.seconds)).run_parts(options.only)
+        sizes = DRY if options.dry else replace(FULL, engine=read_choice(options.site))
+        # Time to stop the processes and to write the tables.
+        deadline = Deadline.after(options.seconds - STOP_SECONDS - REPORT_SECONDS)
+        complete = CompleteRun(events, sizes, Path(work), deadline).run_parts(options.only)
     print(events.report.text())
     return int(not complete)
 
