@@ -156,22 +156,47 @@ def put_handovers(events: Events, section: str, seconds: Sequence[Mapping[str, f
     return max(one["total"] for one in seconds)
 
 
-async def logprob_difference(engine: Engine, model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> float:
-    """Return the largest difference between log-probs of the engine's greedy tokens and of transformers.
+async def sample_greedy(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> list[Completion]:
+    """Return a greedy continuation of `tokens` tokens for each prompt."""
+    async with engine.connect() as client:
+        return list(await asyncio.gather(*(sample(client, prompt, tokens, greedy=True) for prompt in prompts)))
+
+
+@dataclass(frozen=True)
+class LogprobErrors:
+    """Differences to the log-probs of transformers in float32, in nats."""
+
+    largest: float
+    mean: float
+    rounding: float
+    """Largest difference of transformers in the run's own dtype: what rounding alone gives."""
+
+
+def compare_logprobs(
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Completion],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LogprobErrors:
+    """Compare log-probs of the engine with those of transformers, for the engine's tokens.
 
     Args:
-        engine: engine that serves the model's weights.
-        model: the same weights in transformers.
+        folder: version that the engine serves.
         prompts: prompts as token ids.
-        tokens: tokens of each continuation.
+        answers: continuations by the engine.
+        device: device of transformers.
+        dtype: dtype of the engine.
     """
-    async with engine.connect() as client:
-        answers = await asyncio.gather(*(sample(client, prompt, tokens, greedy=True) for prompt in prompts))
-    worst = 0.0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        expected = continuation_logprobs(model, prompt, answer.token_ids)
-        worst = max(worst, float((expected - torch.tensor(list(answer.logprobs))).abs().max()))
-    return worst
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    pairs = list(zip(prompts, answers, strict=True))
+    exact = torch.cat([continuation_logprobs(model, prompt, answer.token_ids) for prompt, answer in pairs])
+    model.to(dtype)
+    rounded = torch.cat([continuation_logprobs(model, prompt, answer.token_ids) for prompt, answer in pairs])
+    errors = (exact - torch.tensor([value for answer in answers for value in answer.logprobs])).abs()
+    return LogprobErrors(float(errors.max()), float(errors.mean()), float((exact - rounded).abs().max()))
 
 
 def continuation_logprobs(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:

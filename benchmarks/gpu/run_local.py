@@ -59,13 +59,19 @@ class Sizes:
     compared: int
     """Prompts of the comparison with transformers."""
     sharpen: float
-    """Factor of the logits of run B's model: a flat distribution hides wrong weights."""
+    """Factor of the logits of run B's model: a flat distribution hides wrong weights, and a sharp one the equality of right ones.
+
+    Measured with the full shape on a CPU: rounding to bfloat16 alone gives a KL of 1.5e-4 with factor 2, 3.6e-4 with 3 and 5e-3
+    with 20; weights of another seed give 1.8, 3.9 and 43. The dry model is narrower, so its logits are smaller.
+    """
     shares: tuple[float, float]
     """Shares of the GPU's memory for the engines of run A and run B."""
     engine: EngineChoice
     """Arguments of the engines."""
     warm_up: WarmUp
-    """Supervised steps of run A's model."""
+    """Supervised steps of run A's model. Its learning rate and that of run A are 0.128 divided by the width, as in the measured
+    curves: an Adam step changes a logit by about the learning rate times the width.
+    """
     part_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time that must be left for a part to start."""
 
@@ -78,10 +84,10 @@ class Sizes:
 FULL = Sizes(
     model={
         "layers": 28, "hidden": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "intermediate": 3072,
-        "vocabulary": 4096,
+        "vocabulary": 512,
     },
-    dtype="bfloat16", device="cuda", tokens=32, prompts=64, group=8, steps=(25, 20), wrong=(6, 14), evaluation=(5, 96), lr=(1e-4, 1e-7),
-    broadcast=256 * 2**20, handovers=20, decoded=(64, 512), compared=16, sharpen=20.0, shares=(0.5, 0.35),
+    dtype="bfloat16", device="cuda", tokens=32, prompts=64, group=8, steps=(25, 20), wrong=(6, 14), evaluation=(5, 96), lr=(1.25e-4, 1e-7),
+    broadcast=256 * 2**20, handovers=20, decoded=(64, 512), compared=16, sharpen=2.0, shares=(0.5, 0.35),
     part_seconds={"nccl": 15, "colocated": 150, "concurrent": 130, "engine": 25}, engine=EngineChoice(),
     warm_up=WarmUp(steps=30, lr=1.25e-4),
 )  # fmt: skip

@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from benchmarks.gpu import check_pack, pack_run, run_task
+from benchmarks.gpu import check_pack, pack_run, run_engine, run_task
+from benchmarks.gpu.engine_choice import RELEASED, SAFE
 from benchmarks.gpu.results import Deadline
 from benchmarks.gpu.run_events import Events
-from benchmarks.gpu.run_local import DRY, FULL
+from benchmarks.gpu.run_local import DRY, FULL, LocalRun
 from benchmarks.gpu.run_rl import CompleteRun
 from rlrun.environments.protocol import Episode
 from rlrun.environments.registry import load_environment
@@ -64,6 +65,73 @@ def test_sharpened_model_has_scaled_logits(tmp_path: Path) -> None:
         with torch.no_grad():
             logits.append(AutoModelForCausalLM.from_pretrained(tmp_path / name)(torch.tensor([[1, 5, 30, 40]])).logits)
     torch.testing.assert_close(logits[1], 20.0 * logits[0], rtol=1e-4, atol=1e-4)
+
+
+def class_shares(model: Any, tokenizer: Any) -> dict[str, float]:
+    """Return the probability of the named class in the first token of a reply, by class."""
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    shares = {}
+    for name, category in run_task.CLASSES.items():
+        message = [{"role": "user", "content": f"{name} 7"}]
+        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        members = torch.tensor([len(one) == 1 and unicodedata.category(one) == category for one in names])
+        with torch.no_grad():
+            shares[name] = float(model(torch.tensor([prompt])).logits[0, -1].softmax(-1)[members].sum())
+    return shares
+
+
+def test_warm_up_makes_replies_depend_on_the_prompt(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    shape, warm_up = run_task.Shape(**DRY.model), run_task.WarmUp(60, 3e-3, share=0.5, replies=24, tokens=8)
+    tokenizer, shares = run_task.make_tokenizer(shape.vocabulary), []
+    for name, steps in (("random", None), ("warm", warm_up), ("again", warm_up)):
+        losses = run_task.make_model(tmp_path / name, shape, dtype="float32", seed=0, warm_up=steps)
+        assert len(losses) == (0 if steps is None else 60)
+        shares.append(class_shares(AutoModelForCausalLM.from_pretrained(tmp_path / name), tokenizer))
+    assert all(shares[1][name] > shares[0][name] + 0.2 for name in run_task.CLASSES), shares
+    assert shares[1] == shares[2], "the same seed gives the same model"
+
+
+def test_engine_without_a_first_step_is_replaced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, Any]] = []
+
+    def start(name: str, spec: Any, *options: str, **more: Any) -> LocalRun:
+        started.append((name, spec["inference"]["extraArgs"]))
+        return LocalRun(tmp_path / name, 1, False, [], [])
+
+    events = Events(tmp_path)
+    run = CompleteRun(events, FULL, tmp_path, Deadline.after(600.0))
+    monkeypatch.setattr(run, "make_model", lambda name, **_: tmp_path / name)
+    monkeypatch.setattr(run.runs, "start", start)
+    assert not run.run_parts(["colocated"])
+    assert started == [("colocated", [*RELEASED]), ("colocated-safe", [*SAFE.arguments])]
+    assert events.report.sections["parts"]["colocated"]["note"].endswith("run A of 25 steps: exit code 1, after step 0")
+    goals = events.report.sections["goals"]
+    assert {row["result"] for row in goals.values()} == {"not run", "missed"}
+    assert all(row["note"] for row in goals.values())
+
+
+def test_run_that_is_stopped_at_the_time_limit_is_reported_as_such() -> None:
+    step = {"step": 7, "mismatch_kl": 0.0}
+    run = LocalRun(Path("run"), 0, True, [(0.0, step)], [])
+    assert run.end == "stopped at the time limit, after step 7"
+
+
+def test_logprobs_of_the_engine_are_compared_with_float32(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    run_task.make_model(tmp_path, run_task.Shape(**DRY.model), dtype="bfloat16", seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    prompts, tokens = [[1, 5, 30], [1, 5, 31, 32]], ([40, 41], [42, 43])
+    answers = []
+    for prompt, reply, wrong in zip(prompts, tokens, (0.0, 0.5), strict=True):
+        exact = run_engine.continuation_logprobs(model, prompt, reply) + torch.tensor([0.0, wrong])
+        answers.append(SimpleNamespace(token_ids=reply, logprobs=exact.tolist()))
+    errors = run_engine.compare_logprobs(tmp_path, prompts, cast(Any, answers), torch.device("cpu"), torch.bfloat16)
+    assert errors.largest == pytest.approx(0.5, abs=1e-5)
+    assert errors.mean == pytest.approx(0.125, abs=1e-5)
+    assert 0.0 < errors.rounding < 0.05
 
 
 def test_root_sender_backend_follows_its_device_unless_given() -> None:
