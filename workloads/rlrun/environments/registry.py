@@ -12,8 +12,7 @@ from rlrun.config.suggest import did_you_mean
 from rlrun.custom import add_code_folder
 from rlrun.environments.bounds import describe_exception
 from rlrun.environments.protocol import SPLITS, Environment, VerifiersLoadError
-from rlrun.protocol.files.failures import RoleError
-from rlrun.runtime import exit_codes
+from rlrun.protocol.files.failures import AbsentDataError, RoleError
 from rlrun.runtime.extras import install_extras
 
 if TYPE_CHECKING:
@@ -135,10 +134,10 @@ def _missing_here(error: Exception) -> BaseException | None:
     """Return the cause if the pods of a run may have the missing part: a package, a file with an absolute path, or data of a hub."""
     if isinstance(error.__cause__, ImportError):
         return error.__cause__
-    data = isinstance(error, RoleError) and (
-        error.code == exit_codes.UNAVAILABLE or isinstance(error.__cause__, FileNotFoundError)
+    is_absent = isinstance(error, AbsentDataError) or (
+        isinstance(error, RoleError) and isinstance(error.__cause__, FileNotFoundError)
     )
-    return error if data else None
+    return error if is_absent else None
 
 
 def check_args(id: str, model: type[ArgsT], args: Mapping[str, object]) -> ArgsT:

@@ -20,7 +20,7 @@ from rlrun.config.quantization import read_quantization
 from rlrun.hub.refused_models import pickle_refusal, read_config, refuse_untrainable
 from rlrun.hub.repository import Repository, kept_commit
 from rlrun.protocol.files.durable import write_bytes
-from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.failures import AbsentDataError, RoleError
 from rlrun.runtime import exit_codes
 
 TOKEN = "HF_TOKEN from a Secret in envFrom of trainer, inference and orchestrator, or exported in your shell"
@@ -82,7 +82,7 @@ def explain_error(error: BaseException, repository: Repository) -> RoleError:
             exit_codes.DATA,
         )
     if constants.is_offline_mode():
-        return RoleError(
+        return AbsentDataError(
             f"{field}: {name} at {repository.requested_revision} is missing or incomplete in the hub's cache "
             f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE disables "
             "downloads; download it once without that variable, or use a folder with path",
@@ -90,7 +90,7 @@ def explain_error(error: BaseException, repository: Repository) -> RoleError:
         )
     if is_temporary(error):
         why = f"returned status {status}" if status is not None else f"cannot be reached ({_error_reason(error)})"
-        return RoleError(
+        return AbsentDataError(
             f"{field}: the hub {endpoint} {why}, so {name} cannot be downloaded; check the network (in a cluster "
             "spec.networkPolicy.extraEgress, for a mirror HF_ENDPOINT), or use a folder with path",
             exit_codes.FAILURE,

@@ -55,6 +55,10 @@ class RoleError(Exception):
         self.code, self.follows = code, follows
 
 
+class AbsentDataError(RoleError):
+    """Data is missing on this machine only because the hub does not respond, or is disabled here. The pods of a run may have it."""
+
+
 @contextmanager
 def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
     """Convert a volume's refusal or failure into a `RoleError` that names `folder`; other errors pass.
