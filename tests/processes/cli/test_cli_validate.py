@@ -418,6 +418,42 @@ def test_data_in_pods_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "run.yaml"]) == 78
 
 
+def test_data_of_an_unreachable_hub_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    Path("run.yaml").write_text(OF_A_HUB.replace("arithmetic", "gsm8k"))
+    assert main(["validate", "run.yaml"]) == 0
+    note = (
+        "note: spec.environments[0].args is not checked on this machine: environment 'gsm8k': args.name: openai/gsm8k"
+    )
+    assert note in capsys.readouterr().out
+    assert main(["local", "run.yaml"]) == 78
+
+
+CLUSTER = (
+    OF_A_HUB
+    + """\
+  trainer: {gpusPerReplica: 4, attention: flash2}
+  inference: {gpusPerReplica: 1}
+  placement: {gpuProduct: H100}
+"""
+)
+
+
+def test_kernel_and_product_without_pods_are_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    def noted_fields(text: str) -> list[str]:
+        Path("run.yaml").write_text(text)
+        assert main(["validate", "run.yaml", "--json"]) == 0
+        return [notice["field"] for notice in json.loads(capsys.readouterr().out)[0]["notices"][1:]]
+
+    assert noted_fields(CLUSTER) == ["spec.trainer.attention", "spec.placement.gpuProduct"]
+    assert noted_fields(CLUSTER.replace("H100", "NVIDIA-H100-80GB-HBM3").replace("flash2", "fa3")) == []
+    own = CLUSTER.replace("flash2}", "flash2, image: registry/own:1}").replace("{gpuProduct: H100}", "{}")
+    assert noted_fields(own) == []
+
+
 @pytest.mark.parametrize(
     ("more", "noted"),
     [

@@ -65,7 +65,6 @@ def test_lm_head_is_chunked_with_tensor_parallelism() -> None:
     [
         ("NVIDIA-H100-80GB-HBM3", {}, "fa3, or varlen in an image without flash_attn_interface"),
         ("NVIDIA-H100-80GB-HBM3", {"computeDtype": "float32"}, "flex"),
-        ("NVIDIA-H100-80GB-HBM3", {"attention": "cudnn"}, "cudnn"),
         ("NVIDIA-B200", {}, "fa4, or varlen in an image without flash_attn.cute.interface"),
         ("NVIDIA-A100-SXM4-80GB", {}, "varlen"),
         ("Tesla-V100-SXM2-32GB", {}, "sdpa"),
@@ -77,13 +76,13 @@ def test_attention_kernel_is_reported_and_counted(
 ) -> None:
     run = spec(trainer={"gpusPerReplica": 1} | fields)
     (found,) = needs_of(run, make_surroundings(product=product))
-    remarks = [remark for remark in found.remarks if re.match("attention: .* is ", remark)]
-    assert remarks == ([] if kernel is None else [f"attention: {fields.get('attention', 'auto')} is {kernel}"])
+    remarks = [remark for remark in found.remarks if remark.startswith("attention: auto")]
+    assert remarks == ([] if kernel is None else [f"attention: auto is {kernel}"])
     (unknown,) = needs_of(run, make_surroundings())
     more = {part.name: part.bytes for part in found.parts}["activations"] / {
         part.name: part.bytes for part in unknown.parts
     }["activations"]
-    assert (more > 1.1) == (kernel in ("sdpa", "cudnn"))
+    assert (more > 1.1) == (kernel == "sdpa")
 
 
 def test_soft_caps_exclude_flash_attention_3_of_the_images() -> None:
@@ -111,13 +110,42 @@ def test_kernel_without_a_measured_rate_is_reported(product: str, kernel: str, i
     assert any("one sequence takes" in one for one in found.remarks) == (kernel == "fa3")
 
 
+@pytest.mark.parametrize(
+    ("kernel", "features", "reason"),
+    [
+        ("fa3", set(), None),
+        ("cudnn", set(), None),
+        (
+            "flash2",
+            set(),
+            "flash2: RLRun's GPU images do not contain flash_attn; set attention: auto, or a trainer.image",
+        ),
+        (
+            "fa3",
+            {"softcap"},
+            "fa3: flash_attn_interface of RLRun's GPU images does not support soft-capped scores; set",
+        ),
+        ("fa4", {"softcap"}, "auto is flex"),
+    ],
+)
+def test_requested_kernel_is_reported_only_if_images_lack_it(
+    kernel: str, features: set[Any], reason: str | None
+) -> None:
+    model = dataclasses.replace(KNOWN[SMALL], attention=frozenset(features))
+    surroundings = dataclasses.replace(make_surroundings(product="NVIDIA-H100-80GB-HBM3"), model=model)
+    (found,) = needs_of(spec(trainer={"gpusPerReplica": 1, "attention": kernel}), surroundings)
+    remarks = [remark for remark in found.remarks if remark.startswith("attention: ") and "a row of" not in remark]
+    assert [remark.startswith(f"attention: {reason}") for remark in remarks] == ([] if reason is None else [True])
+
+
 def test_attention_time_follows_measured_rates() -> None:
     """The table of kernels contains one layer of Qwen3-0.6B, which has 28; the rates apply to 16,384 tokens."""
 
     def told(tokens: int, **fields: Any) -> str:
-        run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": tokens} | fields)
+        longest = fields.pop("longest", tokens)
+        run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": tokens} | fields, seqLen=longest)
         (found,) = needs_of(run, make_surroundings(product="NVIDIA-H100-80GB-HBM3"))
-        return next(remark for remark in found.remarks if "one sequence" in remark)
+        return next(remark for remark in found.remarks if "a row of" in remark)
 
     measured = json.loads((ROOT / "benchmarks/results/gpu/kernels.json").read_text())["sections"]["attention"]
     for tokens, row, tolerance in ((16_384, "16k", 0.03), (65_536, "65k", 0.12)):
@@ -130,6 +158,7 @@ def test_attention_time_follows_measured_rates() -> None:
     )
     assert "about 0.47 s with varlen" in told(16_384, activationCheckpointing="full")
     assert "about 0.18 s with varlen" in told(16_384, gpusPerReplica=2, parallelism={"cp": 2})
+    assert "in sequences of 4,096 takes about 0.05 s with fa3, about 0.09 s with varlen" in told(16_384, longest=4096)
 
 
 def test_attention_time_is_omitted_for_unmeasured_heads() -> None:
@@ -137,7 +166,7 @@ def test_attention_time_is_omitted_for_unmeasured_heads() -> None:
     other = dataclasses.replace(KNOWN[SMALL], head_dim=64)
     surroundings = dataclasses.replace(make_surroundings(product="NVIDIA-H100-80GB-HBM3"), model=other)
     (found,) = needs_of(spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 16_384}), surroundings)
-    assert not any("one sequence" in remark for remark in found.remarks)
+    assert not any("a row of" in remark for remark in found.remarks)
 
 
 def test_advice_excludes_changes_refused_by_trainer() -> None:
@@ -349,6 +378,19 @@ def test_engine_arguments_count() -> None:
     assert tokens(extraArgs=["--quantization", "fp8"]) > tokens()
     assert tokens(extraArgs=["--max-num-batched-tokens=2048"]) > tokens()
     assert tokens(tensorParallel=2, gpusPerReplica=2) > 2 * tokens()
+    (weights,) = [part for part in engine(LARGE, extraArgs=["--quantization=fp8"]).parts if part.name == "weights"]
+    assert weights.why == "fp8, embedding and head bfloat16"
+
+
+@pytest.mark.parametrize(("product", "able"), [("NVIDIA-A100-SXM4-80GB", False), ("NVIDIA-L40S", True), (None, True)])
+def test_cache_in_8_bits_needs_gpu_that_supports_it(product: str | None, able: bool) -> None:
+    around = make_surroundings(LARGE, 22, engine_product=product)
+    run = spec(LARGE, trainer={}, inference={"gpusPerReplica": 1, "extraArgs": ["--kv-cache-dtype=fp8"]}, seqLen=1024)
+    (found,) = needs_of(run, around)
+    assert any("only vLLM's FlashInfer backend supports it" in remark for remark in found.remarks) is not able
+    long = spec(LARGE, trainer={}, inference={"gpusPerReplica": 1}, seqLen=16_000)
+    changes = [str(change) for change in advise_roles(long, around, needs_of(long, around))]
+    assert any("--kv-cache-dtype=fp8" in change for change in changes) is able, changes
 
 
 def test_cpu_run_and_guest_need_no_gpu_memory() -> None:

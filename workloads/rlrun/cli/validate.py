@@ -306,8 +306,9 @@ def _fit_surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundi
             reference = model
         else:
             reference = shape_of(chosen, "spec.algorithm.reference.model", option="--reference-config")
-    product = options.gpu_product or gpu_products(spec).get("trainer")
-    return Surroundings(model, reference, _memory_by_role(spec, options), product)
+    products = {role: options.gpu_product or product for role, product in gpu_products(spec).items()}
+    memory = _memory_by_role(spec, options)
+    return Surroundings(model, reference, memory, products.get("trainer"), products.get("inference"))
 
 
 def _memory_by_role(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:

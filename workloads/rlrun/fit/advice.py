@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.families import find_family
 from rlrun.fit.architecture import Architecture
+from rlrun.fit.engine_memory import has_fp8_cache
 from rlrun.fit.memory_parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of, refusals_of
 
@@ -40,9 +41,7 @@ def advise_roles(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> l
     for role_needs in needs:
         if role_needs.fits:
             continue
-        tries = (
-            _trainer_tries(spec, around.model) if role_needs.role == "trainer" else _engine_tries(spec, around.model)
-        )
+        tries = _trainer_tries(spec, around.model) if role_needs.role == "trainer" else _engine_tries(spec, around)
         found += _fitting_changes(spec, around, needs, role_needs.role, tries)
     return found
 
@@ -171,7 +170,7 @@ def _divide_rows(spec: RLRunSpec, field: str, model: Architecture) -> Iterator[F
         size *= 2
 
 
-def _engine_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
+def _engine_tries(spec: RLRunSpec, around: Surroundings) -> Iterator[_Try]:
     engine, path = spec.inference, "spec.inference"
     if spec.placement.colocate:
         for share in (0.95, 0.9, 0.85, 0.8, 0.7):
@@ -186,10 +185,12 @@ def _engine_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
         if sequences < engine.max_num_seqs:
             yield _Try("sequences", {f"{path}.maxNumSeqs": sequences})
     tp = 2 * engine.tensor_parallel
-    while tp <= _GPUS_MAX and model.heads % tp == 0:
+    while tp <= _GPUS_MAX and around.model.heads % tp == 0:
         yield _Try("tensor", _divide_layers(spec, tp))
         tp *= 2
-    if not any(argument.startswith("--kv-cache-dtype") for argument in engine.extra_args):
+    if has_fp8_cache(around.engine_product) and not any(
+        argument.startswith("--kv-cache-dtype") for argument in engine.extra_args
+    ):
         yield _Try("fp8 cache", {f"{path}.extraArgs": [*engine.extra_args, "--kv-cache-dtype=fp8"]})
 
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.fit.architecture import Architecture
-from rlrun.fit.attention_kernels import BACKENDS, AttentionError, Feature, Kernel, Machine, Needs, choose_kernel
+from rlrun.fit.attention_kernels import (
+    BACKENDS,
+    FEATURES,
+    AttentionError,
+    Feature,
+    Kernel,
+    Machine,
+    Needs,
+    choose_kernel,
+)
 from rlrun.fit.memory_parts import capability_of
 
 _EVERY_PACKAGE: Mapping[Kernel, str] = {
@@ -38,7 +47,7 @@ class Expected:
     """Kernel that the trainer is expected to use."""
 
     kernel: Kernel
-    """Kernel in RLRun's GPU images."""
+    """Kernel in RLRun's GPU images, or the requested one."""
     without_packages: Kernel
     """Kernel in an image without the packages of kernels."""
 
@@ -48,6 +57,7 @@ class Expected:
         return self.kernel in ("sdpa", "cudnn")
 
     def __str__(self) -> str:
+        """Both kernels, as text after "attention: auto is"."""
         package = BACKENDS[self.kernel].package
         if self.without_packages == self.kernel or package is None:
             return self.kernel
@@ -55,9 +65,18 @@ class Expected:
 
 
 def attention_seconds(
-    kernel: Kernel, trainer: TrainerSpec, model: Architecture, product: str | None, *, tokens: int, again: bool
+    kernel: Kernel,
+    trainer: TrainerSpec,
+    model: Architecture,
+    product: str | None,
+    *,
+    tokens: int,
+    longest: int,
+    again: bool,
 ) -> float | None:
-    """Return the seconds of attention over a row with one sequence, forward and backward, on one GPU, or None without a known rate.
+    """Return the seconds of attention over a row, forward and backward, on one GPU, or None without a known rate.
+
+    The row contains as few sequences as possible, which is the most expensive case.
 
     Args:
         kernel: kernel that computes it.
@@ -65,13 +84,15 @@ def attention_seconds(
         model: shape of the policy.
         product: product name of the GPU.
         tokens: tokens of the row.
+        longest: largest number of tokens of a sequence.
         again: whether the forward pass is repeated in the backward pass.
     """
     rates = _RATES.get(kernel)
     if rates is None or not _is_measured(model, product):
         return None
     layout = trainer.parallelism
-    squares = model.queries * model.layers * tokens**2 / (layout.tp * layout.cp * layout.pp)
+    full, rest = divmod(tokens, longest)
+    squares = model.queries * model.layers * (full * longest**2 + rest**2) / (layout.tp * layout.cp * layout.pp)
     return (2 * squares / rates[0]) * (1 + again) + 5 * squares / rates[1]
 
 
@@ -119,6 +140,31 @@ def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | Non
     except AttentionError as error:
         return f"{asked}: {str(error).partition(': ')[2]}"
     return None
+
+
+def absent_from_images(trainer: TrainerSpec, model: Architecture | None) -> str | None:
+    """Return the lack of RLRun's GPU images for the requested kernel, as text after the field with the fix, or None.
+
+    Args:
+        trainer: configuration of the trainer.
+        model: shape of the policy; None: unknown, so that only the package is checked.
+    """
+    asked = trainer.attention
+    if asked == "auto" or not trainer.gpus_per_replica or (package := BACKENDS[asked].package) is None:
+        return None
+    if asked not in _LOCKED:
+        return (
+            f"{asked}: RLRun's GPU images do not contain {package.module}; set attention: auto, or a trainer.image that contains it "
+            f"({package.install})"
+        )
+    needs = needs_of_attention(trainer, model) if model is not None else Needs()
+    lacking = [FEATURES[feature] for feature in FEATURES if feature in needs.features - _LOCKED[asked]]
+    if not lacking:
+        return None
+    return (
+        f"{asked}: {package.module} of RLRun's GPU images does not support {' and '.join(lacking)}; set attention: auto, or a "
+        "trainer.image with another build"
+    )
 
 
 def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | None) -> Expected | None:

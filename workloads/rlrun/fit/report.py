@@ -79,6 +79,8 @@ class Surroundings:
     """Bytes of a GPU, by role."""
     product: str | None = None
     """Product name of the trainer's GPUs, if it is known."""
+    engine_product: str | None = None
+    """Product name of the engines' GPUs, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
             )
         )
     if engine is not None and engine.gpus_per_replica:
-        found.append(engine_needs(engine, around.model, memory=memory["inference"]))
+        found.append(engine_needs(engine, around.model, memory=memory["inference"], product=around.engine_product))
     return found
 
 

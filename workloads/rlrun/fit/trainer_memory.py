@@ -10,7 +10,13 @@ from rlrun.config.models.language_models import LoRAConfig
 from rlrun.config.models.parallel import ActivationMode
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.architecture import Architecture, Linear
-from rlrun.fit.gpu_kernels import Expected, attention_seconds, expected_kernel, lacks_rate
+from rlrun.fit.gpu_kernels import (
+    Expected,
+    absent_from_images,
+    attention_seconds,
+    expected_kernel,
+    lacks_rate,
+)
 from rlrun.fit.layout import Held, idle_divisor, idle_share, stages_of
 from rlrun.fit.memory_parts import GIB, Needs, Part, layer_activations, outside_layers, show_gib
 from rlrun.protocol.messages.buckets import MAX_ROOTS
@@ -107,7 +113,7 @@ def trainer_needs(
         product: product name of the GPU, which determines the attention kernel, if it is known.
     """
     kernel = expected_kernel(config, model, product)
-    remarks = [] if kernel is None else [f"attention: {config.attention} is {kernel}"]
+    remarks = _kernel_remarks(config, model, kernel)
     padded = kernel is not None and kernel.padded
     mode = config.activation_checkpointing
     if mode == "auto":
@@ -116,9 +122,9 @@ def trainer_needs(
         mode = chosen.mode
     needs = _rank_needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded)
     if kernel is not None and (times := _attention_times(config, model, mode, kernel, product)):
-        remarks.append(
-            f"attention: a row of {_row_tokens(config):,} tokens in one sequence takes {times}, forward and backward"
-        )
+        tokens, longest = _row_tokens(config), config.seq_len
+        parts = "one sequence" if tokens <= longest else f"sequences of {longest:,}"
+        remarks.append(f"attention: a row of {tokens:,} tokens in {parts} takes {times}, forward and backward")
     if kernel is not None and lacks_rate(kernel.kernel, model, product):
         remarks.append(
             f"attention: the time with {kernel.kernel} is not estimated, because it was not measured on this GPU"
@@ -131,13 +137,23 @@ def trainer_needs(
     return replace(needs, remarks=[*needs.remarks, *remarks])
 
 
+def _kernel_remarks(config: TrainerConfig, model: Architecture, kernel: Expected | None) -> list[str]:
+    """Describe the choice of `auto`, also for a refused kernel, or the lack of the images for a requested one."""
+    absent = absent_from_images(config, model)
+    if kernel is None or kernel.kernel == config.attention:
+        return [] if absent is None else [f"attention: {absent}"]
+    return [f"attention: auto is {kernel}"]
+
+
 def _attention_times(
     config: TrainerConfig, model: Architecture, mode: ActivationMode, kernel: Expected, product: str | None
 ) -> str:
     """Describe the times with the expected kernels; empty if they are unknown."""
     again = mode == "full"
     found = {
-        each: attention_seconds(each, config, model, product, tokens=_row_tokens(config), again=again)
+        each: attention_seconds(
+            each, config, model, product, tokens=_row_tokens(config), longest=config.seq_len, again=again
+        )
         for each in dict.fromkeys((kernel.kernel, kernel.without_packages))
     }
     return ", ".join(f"about {seconds:.2f} s with {name}" for name, seconds in found.items() if seconds is not None)

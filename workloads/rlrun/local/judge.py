@@ -22,7 +22,15 @@ from rlrun.config.models.learning import AdvantageConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.fit.report import quantization_notes, trained_models, why_untrainable
 from rlrun.local.contradictions import find_contradictions
-from rlrun.local.model_sizes import allocation_notice, autoscale_notice, elastic_notice, size_findings, spot_notice
+from rlrun.local.model_sizes import (
+    allocation_notice,
+    autoscale_notice,
+    elastic_notice,
+    kernel_notice,
+    product_notices,
+    size_findings,
+    spot_notice,
+)
 from rlrun.local.proved_models import keep_proofs, list_proofs, unproved_notices
 from rlrun.local.read_inputs import (
     check_data,
@@ -196,7 +204,7 @@ def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), 
     found += _check_trackers(spec, here=here)
     found += _lonely_groups(spec)
     found += _narrow_bands(spec)
-    found += [] if here else _proxies_elsewhere(spec)
+    found += [] if here else [*_proxies_elsewhere(spec), *kernel_notice(spec), *product_notices(spec)]
     found += size_findings(spec, {finding.key for finding in found if not finding.notice})
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
 

@@ -8,9 +8,11 @@ from rlrun.api.pod_placement import allocation_notes
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.language_models import ModelConfig
+from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.fit.architecture import Architecture
+from rlrun.fit.gpu_kernels import absent_from_images
 from rlrun.fit.layout import layout_problems
-from rlrun.fit.memory_parts import memory_of, show_gib
+from rlrun.fit.memory_parts import MEMORY_MIB, memory_of, show_gib
 from rlrun.fit.model_sources import UnknownModelError, shape_of
 from rlrun.fit.report import Surroundings, gpu_products, needs_of
 from rlrun.local.user_code import Finding
@@ -54,6 +56,30 @@ def allocation_notice(spec: RLRunSpec) -> Iterator[Finding]:
     )
 
 
+def kernel_notice(spec: RLRunSpec) -> Iterator[Finding]:
+    """Yield a notice about an attention kernel that RLRun's images lack. An image of the user's may contain it."""
+    trained = spec.task in TRAINING_TASKS and spec.trainer.image is None
+    if trained and (absent := absent_from_images(spec.trainer, _layout_shape(spec.model))) is not None:
+        yield Finding(("trainer", "attention"), absent, notice=True)
+
+
+def product_notices(spec: RLRunSpec) -> Iterator[Finding]:
+    """Yield notices about GPU products that are short names: no node has such a label, so the pods would wait."""
+    placement = spec.placement
+    asked: dict[Key, str | None] = {("placement", "gpu_product"): placement.gpu_product}
+    asked |= {
+        ("placement", role, "gpu_product"): getattr(placement, role).gpu_product for role in ("trainer", "inference")
+    }
+    for key, product in asked.items():
+        if product is not None and product in MEMORY_MIB:
+            yield Finding(
+                key,
+                f"({product}) must be the complete label value of the nodes, such as NVIDIA-H100-80GB-HBM3; "
+                "`kubectl get nodes -L nvidia.com/gpu.product` prints the values",
+                notice=True,
+            )
+
+
 def autoscale_notice(spec: RLRunSpec) -> Iterator[Finding]:
     """Yield a notice that the number of engines is constant on one machine."""
     block = spec.inference.autoscale
@@ -88,11 +114,12 @@ def elastic_notice(spec: RLRunSpec) -> Iterator[Finding]:
 
 def _memory_notices(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
     """Yield findings about memory. They are notices and not problems, because the sum is an estimate."""
-    known = {role: memory_of(product) for role, product in gpu_products(spec).items() if product is not None}
+    products = gpu_products(spec)
+    known = {role: memory_of(product) for role, product in products.items() if product is not None}
     memory = {role: size for role, size in known.items() if size is not None}
-    if len(memory) < len(gpu_products(spec)):
+    if len(memory) < len(products):
         return
-    surroundings = Surroundings(model, reference, memory, gpu_products(spec).get("trainer"))
+    surroundings = Surroundings(model, reference, memory, products.get("trainer"), products.get("inference"))
     words = "each GPU needs about {} and has {}; `rlrun fit` reports what to change"
     needs = needs_of(spec, surroundings)
     for one in needs:
