@@ -102,13 +102,13 @@ class TrainerBlock(TrainerSpec, PodFields):
         Rule(
             f"!has(self.parallelism.dpShard) || {_DIVIDED} * self.parallelism.dpShard == {_RANKS}",
             f"parallelism: pp * dpReplicate * dpShard * cp * tp ({{{_DIVIDED} * self.parallelism.dpShard}}) must be the number of ranks "
-            f"({{{_RANKS}}} = replicas * processesPerReplica); change one of them, or remove dpShard",
+            f"({{{_RANKS}}} = replicas * (processesPerReplica or gpusPerReplica)); change one of them, or remove dpShard",
             ".parallelism",
         ),
         Rule(
             f"has(self.parallelism.dpShard) || {_RANKS} % {_DIVIDED} == 0",
             f"parallelism: pp * dpReplicate * cp * tp ({{{_DIVIDED}}}) must divide the number of ranks "
-            f"({{{_RANKS}}} = replicas * processesPerReplica); lower one of them or raise replicas",
+            f"({{{_RANKS}}} = replicas * (processesPerReplica or gpusPerReplica)); lower one of them or raise replicas",
             ".parallelism",
         ),
         Rule(

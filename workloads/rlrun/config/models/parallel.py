@@ -167,13 +167,13 @@ class ParallelismConfig(Config):
         product = "pp * dpReplicate * dpShard * cp * tp"
         if self.dp_shard is not None and fixed != world_size:
             return (
-                f"parallelism: {product} ({fixed}) must be the number of ranks ({world_size} = replicas * processesPerReplica); "
-                "change one of them, or remove dpShard"
+                f"parallelism: {product} ({fixed}) must be the number of ranks "
+                f"({world_size} = replicas * (processesPerReplica or gpusPerReplica)); change one of them, or remove dpShard"
             )
         if world_size % fixed:
             return (
                 f"parallelism: pp * dpReplicate * cp * tp ({fixed}) must divide the number of ranks "
-                f"({world_size} = replicas * processesPerReplica); lower one of them or raise replicas"
+                f"({world_size} = replicas * (processesPerReplica or gpusPerReplica)); lower one of them or raise replicas"
             )
         sharing = world_size // self.pp // self.dp_replicate // self.tp
         if sharing % self.ep:
