@@ -154,7 +154,10 @@ def test_untolerated_taint_is_reported(world: World, cluster: Cluster) -> None:
         taint = {"key": "team", "value": "b", "effect": "NoSchedule"}
         world.kube("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
         world.create("a", trainer={"nodeSelector": {"dedicated": "team-b"}})
-        words = ("1 node qualifies, except for the taint team=b", "add a toleration to trainer.tolerations")
+        words = (
+            "1 node qualifies, except for the taint team=b",
+            "write trainer.tolerations: [{key: team, operator: Exists}]",
+        )
         check_told(world, "Scheduled", "Unschedulable", *words)
 
 

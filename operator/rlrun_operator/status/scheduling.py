@@ -104,11 +104,8 @@ def _untolerated_keys(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> 
     """Return the text about the taints that keep the pod off these nodes, with the fix. Taints of node conditions: only without others."""
     taints = sorted({taint for node in nodes for taint in untolerated_taints(node, spec)})
     own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
-    fix = (
-        f"add a toleration to {role}.tolerations"
-        if own
-        else f"see kubectl describe node {nodes[0]['metadata']['name']}"
-    )
+    keys = ", ".join(f"{{key: {key}, operator: Exists}}" for key in dict.fromkeys(t.partition("=")[0] for t in own))
+    fix = f"write {role}.tolerations: [{keys}]" if own else f"see kubectl describe node {nodes[0]['metadata']['name']}"
     return f"{_show_count(len(nodes))}, except for the taint {' and '.join(own or taints)}; {fix}"
 
 

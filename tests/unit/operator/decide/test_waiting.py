@@ -114,7 +114,13 @@ def test_first_two_seconds_report_no_problem() -> None:
         ),
         ([make_node("b", None)], ["no node has the label nvidia.com/gpu.product at all", "placement.gpuProduct"]),
         ([make_node("a", gpus=4)], ["none has 8 nvidia.com/gpu (most: 4)", "trainer.gpusPerReplica"]),
-        ([make_node("a", taint="team-b")], ["1 node qualifies, except for the taint team-b", "trainer.tolerations"]),
+        (
+            [make_node("a", taint="team-b")],
+            [
+                "1 node qualifies, except for the taint team-b",
+                "write trainer.tolerations: [{key: team-b, operator: Exists}]",
+            ],
+        ),
         (
             [make_node("a", taint="node.kubernetes.io/not-ready")],
             ["except for the taint node.kubernetes.io/not-ready", "kubectl describe node"],
