@@ -127,7 +127,7 @@ _ROLES_AND_BENCH = (
     "",
     "## `--bench`",
     "",
-    "`trainer`, `rl` and `sft` with `@ FILE --bench`, and `sft RUN.yaml --bench`, measure the trainer's step on fake data, with",
+    "`rlrun local RUN.yaml --bench`, and `trainer`, `rl` and `sft` with `@ FILE --bench`, measure the trainer's step on fake data, with",
     "random weights of the model's shape, and print a table of MFU, tokens/s, step time (mean ± standard deviation) and peak memory.",
     "MFU counts 6·active parameters + 12·layers·hidden size·T FLOPs per token of a sequence of T tokens; it is `-` on a CPU,",
     "whose peak is not known. `--bench.seq-lens 8192,16384` measures these instead of `seqLen`; `--bench.rows` are micro-batches per",

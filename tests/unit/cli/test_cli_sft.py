@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.cli.main import main as command_line
 from rlrun.cli.rl import read_rl_config
 from rlrun.cli.run_layers import SftConfig
 from rlrun.cli.sft import main
@@ -88,4 +89,18 @@ def test_sft_manifest_is_benchmarked(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main([manifest, "--bench", "--bench.rows", "3"]) == 7
     assert seen == [("SFT", 3)]
     assert main([manifest, "--bench", "--plain"]) == exit_codes.USAGE
-    assert "--plain: this option cannot be combined with --bench" in capsys.readouterr().err
+    assert "--plain: cannot be combined with --bench; remove it" in capsys.readouterr().err
+
+
+def test_step_of_rl_manifest_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = str(Path(__file__).parents[3] / "examples/models/qwen3-4b-math.yaml")
+    seen = []
+    monkeypatch.setattr(
+        "rlrun.cli.sft.run_bench",
+        lambda config, options: seen.append((config.task, config.attention, options.rows)) or 7,
+    )
+    words = ["local", "--bench", manifest, "--trainer.attention", "flex", "--bench.rows", "3"]
+    assert command_line(words) == 7
+    assert seen == [("RL", "flex", 3)]
+    assert command_line(["local", "--bench"]) == exit_codes.USAGE
+    assert "--bench: needs a manifest: write RUN.yaml --bench" in capsys.readouterr().err

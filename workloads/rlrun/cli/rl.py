@@ -1,6 +1,6 @@
 """`rlrun rl` and `local`: a run on this machine from files and options, and `--bench`.
 
-`--bench` of `trainer`, `rl` and `sft` measures the ranks of the trainer; its options and the start of these ranks are here.
+`--bench` of `trainer`, `rl`, `sft` and `local` measures the ranks of the trainer; its options and the start of these ranks are here.
 
 `rl @ run.toml`, or `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml --max-steps N`, merges the files into the
 specification of a manifest. Fields of the whole run (model, max_steps, seq_len, ...) in a role's file move to the specification; two
@@ -253,6 +253,10 @@ if __name__ == "__main__":
 
 def run_local(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
+    if "--bench" in argv:
+        from rlrun.cli.sft import measure_step
+
+        return measure_step(argv)
     from rlrun.local.local_command import main
 
     return main(argv)

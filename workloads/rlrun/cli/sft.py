@@ -30,22 +30,24 @@ def run(words: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
         if "--bench" in words:
-            return _measure_step(Path(words[0]), words[1:])
+            return measure_step(words)
         from rlrun.local.local_command import main as local
 
         return local(words, task="SFT")
     return start_run(words, SftConfig, prog="sft", usage="sft RUN.yaml | sft @ RUN.toml")
 
 
-def _measure_step(manifest: Path, words: Sequence[str]) -> int:
-    """Measure the training step of a manifest's run; return the exit code."""
+def measure_step(words: Sequence[str]) -> int:
+    """Measure the training step of a run of any task: `RUN.yaml --bench`, with options of the measurement. Returns the exit code."""
     try:
         rest, options = take_bench(words)
         rest, varied = take_variation(rest)
-        if rest:
-            raise ConfigError(
-                [Problem(COMMAND_LINE, rest[0], "this option cannot be combined with --bench; remove it")]
-            )
+        manifests = [word for word in rest if not word.startswith("-")]
+        if other := [word for word in rest if word not in manifests[:1]]:
+            raise ConfigError([Problem(COMMAND_LINE, other[0], "cannot be combined with --bench; remove it")])
+        if not manifests:
+            raise ConfigError([Problem(COMMAND_LINE, "--bench", "needs a manifest: write RUN.yaml --bench")])
+        manifest = Path(manifests[0])
         text = read_text(manifest)
     except ConfigError as error:
         return report_problems(error)
