@@ -72,6 +72,7 @@ def test_init_with_gpu_writes_valid_gpu_manifest(
         assert examined.result is not None
         spec = examined.result.spec
         assert (spec.trainer.gpus_per_replica, spec.inference.gpus_per_replica) == (1, 1)
+        assert spec.model.dtype == "bfloat16"
     assert main(["init", "sft", "--gpu"]) == exit_codes.USAGE
     assert "set gpusPerReplica of trainer and inference" in capsys.readouterr().err
     assert main(["init", "qwen3-4b-math", "--gpu"]) == exit_codes.USAGE

@@ -158,7 +158,8 @@ def _of_preset(start: str, preset: str) -> str:
 
 
 def _on_gpus(text: str) -> str:
-    """Return a manifest with one GPU for the trainer and one for the engine."""
+    """Return a manifest with one GPU for the trainer and one for the engine, in bfloat16, as GPU kernels need it."""
+    text = text.replace("    dtype: float32\n", "    dtype: bfloat16\n")
     text = re.sub(
         r"^  trainer:\n(?:    processesPerReplica: \d+\n)?",
         "  trainer:\n    gpusPerReplica: 1\n",
