@@ -470,3 +470,30 @@ def test_proxy_from_secret_is_noted_if_nothing_opens_it(
     assert main(["validate", write_manifest(SFT + proxy + more)]) == 0
     told = "note: spec.trainer.env[0] has HTTPS_PROXY from another object"
     assert (told in "".join(capsys.readouterr())) is noted
+
+
+ONE_NODE = (
+    OF_A_HUB
+    + """\
+  trainer: {replicas: 2, gpusPerReplica: 8}
+  inference: {replicas: 4, gpusPerReplica: 1}
+  storage: {claimTemplate: {accessModes: [ReadWriteOnce]}}
+"""
+)
+
+
+def test_gpus_without_a_place_are_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    def notes(text: str) -> str:
+        Path("run.yaml").write_text(text)
+        assert main(["validate", "run.yaml"]) == 0
+        return capsys.readouterr().out
+
+    note = "note: spec.storage.claimTemplate.accessModes (ReadWriteOnce) puts all pods on one node, which needs 20 GPUs"
+    assert note in notes(ONE_NODE)
+    assert "puts all pods" not in notes(ONE_NODE.replace("replicas: 2, gpusPerReplica: 8", "gpusPerReplica: 4"))
+    forgotten = ONE_NODE.replace("replicas: 2, gpusPerReplica: 8", "replicas: 2")
+    note = (
+        "note: spec.trainer.gpusPerReplica is 0, so the trainer pods compute on CPUs, but inference.gpusPerReplica is 1"
+    )
+    assert note in notes(forgotten)
+    assert "compute on CPUs" not in notes(OF_A_HUB)

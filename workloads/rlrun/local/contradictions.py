@@ -111,6 +111,8 @@ _GPU_ROLES = ("trainer", "inference")
 _OF_FILES = re.compile(r"(?i)_(file|path|dir|folder|name|url|endpoint)$")
 """Endings of variables whose value is the location of a secret."""
 _LARGE_RATE = 1.0
+_NODE_GPUS = 8
+"""GPUs of the largest common node."""
 
 
 def find_contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
@@ -124,6 +126,8 @@ def find_contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
     yield from _switched_off(spec)
     yield from _large_rates(spec)
     yield from _unused_gpus(spec)
+    yield from _mixed_devices(spec)
+    yield from _crowded_node(spec)
     yield from _clear_secrets(spec, run)
     yield from _own_name(spec, run)
     yield from _web_mirrors(spec)
@@ -242,6 +246,35 @@ def _unused_gpus(spec: RLRunSpec) -> Iterator[Finding]:
                     f"({product}) has no effect without GPUs; write gpusPerReplica: 1 for trainer and inference, or remove it",
                     notice=True,
                 )
+
+
+def _mixed_devices(spec: RLRunSpec) -> Iterator[Finding]:
+    """Yield a notice about a role on CPUs next to one on GPUs: `gpusPerReplica` is often forgotten in one of them."""
+    if spec.task != "RL" or spec.trainer.shared_with is not None:
+        return
+    on_cpus, on_gpus = sorted(_GPU_ROLES, key=lambda role: getattr(spec, role).gpus_per_replica > 0)
+    if not getattr(spec, on_cpus).gpus_per_replica and (gpus := getattr(spec, on_gpus).gpus_per_replica):
+        yield Finding(
+            (on_cpus, "gpus_per_replica"),
+            f"is 0, so the {on_cpus} pods compute on CPUs, but {on_gpus}.gpusPerReplica is {gpus}; write gpusPerReplica: 1 for GPUs",
+            notice=True,
+        )
+
+
+def _crowded_node(spec: RLRunSpec) -> Iterator[Finding]:
+    """Yield a notice about a volume that puts more GPUs on one node than most nodes have."""
+    template = spec.storage.claim_template
+    if template is None or "ReadWriteMany" in template.access_modes or spec.trainer.shared_with is not None:
+        return
+    roles = ("trainer",) if spec.placement.colocate else _GPU_ROLES
+    gpus = sum(getattr(spec, role).replicas * getattr(spec, role).gpus_per_replica for role in roles)
+    if gpus > _NODE_GPUS:
+        yield Finding(
+            ("storage", "claim_template", "access_modes"),
+            f"(ReadWriteOnce) puts all pods on one node, which needs {gpus} GPUs; for several nodes write accessModes: [ReadWriteMany] "
+            "and a storageClassName that supports it",
+            notice=True,
+        )
 
 
 def _clear_secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
