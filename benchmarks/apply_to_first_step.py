@@ -61,14 +61,14 @@ def operator_seconds(entries: Iterable[Mapping[str, Any]], run: str) -> float:
     return last - created
 
 
-def measure(cluster: Cluster, document: dict[str, Any], timeout: float) -> dict[str, float]:
+def measure(cluster: Cluster, document: dict[str, Any]) -> dict[str, float]:
     """Return seconds from `kubectl apply` to each milestone of one run, which is deleted afterwards."""
     run = KubeRun(cluster, document, NAMESPACE)
     since = time.time()
     run.apply()
     applied = _time(run.get()["metadata"]["creationTimestamp"])
-    run.wait("the first step", lambda: run.step() >= 1, timeout)
-    reported = run.wait("Running", lambda: run.status().get("phase") == "Running" and time.time(), 60)
+    run.wait("the first step", lambda: run.step() >= 1, steps=True)
+    reported = run.wait("Running", lambda: run.status().get("phase") == "Running" and time.time())
     claim = json.loads(run.kubectl("get", "pvc", f"{run.name}-data", "-o", "json"))
     volume = json.loads(cluster.kubectl("get", "pv", claim["spec"]["volumeName"], "-o", "json"))
     metrics = f"{volume['spec']['hostPath']['path']}/{run.name}/metrics.jsonl"
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     document = example("quickstart", maxSteps=1000)
     with api.up("bench", nodes=2, images=[image.archive for image in built.values()], tie=True) as cluster:
         deploy.install(cluster, references)
-        samples = [measure(cluster, document, 300) for _ in range(arguments.repeat)]
+        samples = [measure(cluster, document) for _ in range(arguments.repeat)]
     text = table(samples, "Stub images" if arguments.stub else "Real images (tiny model, CPU, 2 cores)")
     print(text)
     if arguments.write:

@@ -48,6 +48,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation
 import orch_simulation  # noqa: E402
 from orch_simulation import FakeEngine, make_config, simulate  # noqa: E402
 
+from rlrun.config.models.roles import OrchestratorConfig  # noqa: E402
 from rlrun.inference.client.engine_client import Completion  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
@@ -122,21 +123,25 @@ class LongTail:
         return self.bound / self.seconds
 
 
+def simulated_config(folder: Path, level: int, steps: int, off_policy: int) -> OrchestratorConfig:
+    """Return the configuration of a simulated run in `folder`, where its tokenizer is written."""
+    make_tokenizer().save_pretrained(folder / "tokenizer")
+    return make_config(
+        folder / "run",
+        folder / "tokenizer",
+        max_steps=steps,
+        batch_size=BATCH,
+        max_concurrency=64 * BATCH,
+        environments=[{"id": "reverse-text", "group_size": GROUP}],
+        algorithm={"max_async_level": level, "max_off_policy_steps": off_policy},
+        checkpoint={"interval": steps},
+    )
+
+
 async def long_tailed(level: int, seconds: float, train_seconds: float, steps: int) -> LongTail:
     """Run a simulation whose rollouts take `seconds` on average, a few of them many times that."""
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = Path(folder) / "tokenizer"
-        make_tokenizer().save_pretrained(tokenizer)
-        config = make_config(
-            Path(folder) / "run",
-            tokenizer,
-            max_steps=steps,
-            batch_size=BATCH,
-            max_concurrency=64 * BATCH,
-            environments=[{"id": "reverse-text", "group_size": GROUP}],
-            algorithm={"max_async_level": level, "max_off_policy_steps": OFF_POLICY if level else 0},
-            checkpoint={"interval": steps},
-        )
+        config = simulated_config(Path(folder), level, steps, OFF_POLICY if level else 0)
         engine = LongTailedEngine(seconds=seconds)
         outcome = await simulate(config, engines=[engine], step_seconds=lambda: train_seconds)
         assert outcome.code == 0
@@ -183,18 +188,7 @@ def long_tail_table(steps: int) -> str:
 async def simulated(level: int, generate_seconds: float, train_seconds: float, steps: int) -> float:
     """Return the wall time of a simulated run, in seconds, from the first version to the last."""
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = Path(folder) / "tokenizer"
-        make_tokenizer().save_pretrained(tokenizer)
-        config = make_config(
-            Path(folder) / "run",
-            tokenizer,
-            max_steps=steps,
-            batch_size=BATCH,
-            max_concurrency=64 * BATCH,
-            environments=[{"id": "reverse-text", "group_size": GROUP}],
-            algorithm={"max_async_level": level, "max_off_policy_steps": 8},
-            checkpoint={"interval": steps},
-        )
+        config = simulated_config(Path(folder), level, steps, 8)
         outcome = await simulate(
             config, engines=[TimedEngine(seconds=generate_seconds)], step_seconds=lambda: train_seconds
         )

@@ -10,7 +10,6 @@ benchmarks/results/changed_elements.md.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ import torch
 from loguru import logger
 
 from benchmarks.cpu_cases import qwen3
+from benchmarks.results_page import run_page
 from rlrun.config.models.checkpoint import CheckpointConfig
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
@@ -74,9 +74,12 @@ def changed(bench: Bench, rate: float, steps: int) -> list[float]:
 
 @contextmanager
 def small_bench(rate: float) -> Iterator[Bench]:
-    """Provide the model, ready for steps."""
+    """Provide the model, ready for steps on one rank and one core."""
+    logger.remove()
+    torch.set_num_threads(1)
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["MASTER_PORT"] = str(free_port())
+        os.environ |= rank | {"MASTER_PORT": str(free_port())}
         config = TrainerConfig(
             name="changed",
             uid="changed",
@@ -122,20 +125,5 @@ def table(steps: int) -> str:
     )
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
-    arguments = parser.parse_args()
-    logger.remove()
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    text = table(arguments.steps)
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table, steps=24)

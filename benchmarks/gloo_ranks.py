@@ -10,7 +10,6 @@ Small models, by the programs whose figures tests limit (`tests/trainer/test_loa
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_page import run_page
 from rlrun.local.preflight import free_port
 
 RESULTS = Path(__file__).parent / "results" / "gloo_ranks.md"
@@ -67,12 +67,9 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/results")
-    arguments = parser.parse_args()
-    text = "\n".join(
+def page() -> str:
+    """Return both tables as Markdown."""
+    return "\n".join(
         [
             _HEAD,
             "## Loading\n",
@@ -87,10 +84,7 @@ def main() -> None:
             ),
         ]
     )
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
 
 
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, page)

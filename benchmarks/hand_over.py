@@ -10,7 +10,6 @@ benchmarks/results/hand_over.md.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.results_page import run_page
 from rlrun.fit.architecture import KNOWN, Architecture
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, estimate_hand_over, plan_buckets, root_ranks
 from rlrun.trainer.modeling.tensor_names import remember_names
@@ -109,15 +109,5 @@ def table() -> str:
     )
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
-    text = table()
-    if parser.parse_args().write:
-        RESULTS.write_text(text)
-    print(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table)

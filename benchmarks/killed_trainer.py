@@ -8,11 +8,11 @@ the files of the last version are compared bit for bit.
 
 from __future__ import annotations
 
-import argparse
 import platform
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.results_page import run_page
 from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
@@ -71,18 +71,5 @@ def table(kills: int, seed: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/results")
-    arguments = parser.parse_args()
-    text = table(arguments.kills, arguments.seed)
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table, kills=10, seed=0)

@@ -9,7 +9,6 @@ benchmarks/results/packing.md.
 
 from __future__ import annotations
 
-import argparse
 import math
 import platform
 import statistics
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.results_page import run_page
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.packing.micro_batches import plan_micro_batches
 from rlrun.trainer.bench import fake_batch
@@ -91,21 +91,21 @@ def measure(loss: Any, model: nn.Module, samples: list[Sample], rows: list[tuple
     return seconds, total
 
 
-def table(count: int, repeats: int) -> str:
+def table(samples: int, repeats: int) -> str:
     """Return both ways, measured alternately, as Markdown."""
     torch.set_num_threads(1)
-    lengths = skewed_lengths(count)
-    samples = [fake_batch(length, 1, VOCABULARY).samples[0] for length in lengths]
+    lengths = skewed_lengths(samples)
+    fakes = [fake_batch(length, 1, VOCABULARY).samples[0] for length in lengths]
     packed_rows = list(plan_micro_batches(lengths, row_tokens=ROW_TOKENS, ranks=1).ranks[0])
-    size = max(1, round(ROW_TOKENS / (sum(lengths) / count)))
-    padded_rows = [tuple(range(start, min(start + size, count))) for start in range(0, count, size)]
+    size = max(1, round(ROW_TOKENS / (sum(lengths) / samples)))
+    padded_rows = [tuple(range(start, min(start + size, samples))) for start in range(0, samples, size)]
     padded_tokens = sum(len(row) * max(lengths[index] for index in row) for row in padded_rows)
     ideal = padded_tokens / sum(lengths)
     packed_model, padded_model = make_model(packed_attention.NAME), make_model("sdpa")
     seconds: dict[str, list[float]] = {"packed": [], "padded": []}
     for turn in range(repeats + 1):
-        packed, first = measure(packed_loss, packed_model, samples, packed_rows)
-        padded, second = measure(padded_loss, padded_model, samples, padded_rows)
+        packed, first = measure(packed_loss, packed_model, fakes, packed_rows)
+        padded, second = measure(padded_loss, padded_model, fakes, padded_rows)
         assert abs(first / second - 1) < 1e-4, (first, second)
         if turn:
             seconds["packed"].append(packed)
@@ -114,9 +114,9 @@ def table(count: int, repeats: int) -> str:
     real = sum(lengths)
     return "\n".join(
         [
-            f"# Packed against padded batches: {count} samples of {min(lengths)} to {max(lengths)} tokens, log-normal",
+            f"# Packed against padded batches: {samples} samples of {min(lengths)} to {max(lengths)} tokens, log-normal",
             "",
-            f"`python -m benchmarks.packing --samples {count} --repeats {repeats}`; one core ({platform.machine()}), float32, no GPU.",
+            f"`python -m benchmarks.packing --samples {samples} --repeats {repeats}`; one core ({platform.machine()}), float32, no GPU.",
             f"Two Qwen3 layers of width 384. Padded: batches of {size} samples in order of arrival; packed: rows of {ROW_TOKENS} tokens.",
             "Median CPU time of forward and backward passes over all samples; both give the same loss.",
             "",
@@ -132,18 +132,5 @@ def table(count: int, repeats: int) -> str:
     )
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
-    arguments = parser.parse_args()
-    text = table(arguments.samples, arguments.repeats)
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table, samples=32, repeats=2)

@@ -14,7 +14,6 @@ compared with a lower bound of all plans.
 
 from __future__ import annotations
 
-import argparse
 import math
 import platform
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.results_page import run_page
 from rlrun.protocol.packing.bin_packing import halve_rows
 from rlrun.protocol.packing.micro_batches import Load, balance_sets, lower_bound, plan_micro_batches, sequence_work
 
@@ -128,16 +128,5 @@ def table() -> str:
     return "\n".join([*lines, *few_samples(), ""])
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
-    arguments = parser.parse_args()
-    text = table()
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table)

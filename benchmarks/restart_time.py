@@ -11,7 +11,6 @@ present ones do, by one process per rank; each time with the files out of the pa
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from benchmarks.results_page import run_page
 from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.protocol.files.checkpoint_manifest import FileEntry, check_sums, file_checksum
 from rlrun.protocol.messages.lease_annotations import PHASES, start_times
@@ -200,17 +200,5 @@ def _check_rows(read: Mapping[str, float]) -> list[str]:
     return [f"| {text} | {read[key]:.2f} | {read[key] / read['alone']:.2f} |" for key, text in words.items()]
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/results")
-    arguments = parser.parse_args()
-    text = table(arguments.kills)
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table, kills=5)

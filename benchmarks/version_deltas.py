@@ -11,8 +11,6 @@ benchmarks/results/version_deltas.md.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 import zlib
@@ -22,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from loguru import logger
 
 from benchmarks.changed_elements import ROWS, SETTLED, TOKENS, other_tokens, small_bench
+from benchmarks.results_page import run_page
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets
 from rlrun.protocol.messages.packed_columns import Bytes, apply_difference, encode_difference
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
@@ -173,20 +171,5 @@ def table(steps: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/results")
-    arguments = parser.parse_args()
-    logger.remove()
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    text = table(arguments.steps)
-    print(text)
-    if arguments.write:
-        RESULTS.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_page(__doc__, RESULTS, table, steps=24)

@@ -39,8 +39,6 @@ SAMPLE = 60
 STEADY_SECONDS = 60.0
 ALONE_SECONDS = 20.0
 """Without the operator."""
-START_AGAIN_SECONDS, RUNS_READ_PER_SECOND = 60.0, 5.0
-"""Limit of an operator's start among its runs."""
 STATUS_WRITES = 100
 APPLIES = 300
 
@@ -117,7 +115,7 @@ def started_again(fleet: Fleet, operator: OperatorProcess) -> table.Again:
     before = fleet.world.versions(fleet.names[0], leave_out=("leases",))
     began = time.monotonic()
     operator.start(ready=False)
-    operator.wait_ready(START_AGAIN_SECONDS + len(fleet.names) / RUNS_READ_PER_SECOND)
+    operator.wait_ready()
     pids = {usage.OPERATOR: operator.pid}
     found = table.Again(time.monotonic() - began, usage.cpu(pids)[usage.OPERATOR], usage.memory(pids)[usage.OPERATOR])
     touched = {key: n for key, n in operator.writes().items() if key[1] not in ("rlruns/status", "events")}
