@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +39,6 @@ STAND_INS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-_SOURCE = re.compile(r"^(command line|fragment\.toml:\d+): ")
 _SHOWN = 2
 """Number of reasons of one refusal on the page."""
 

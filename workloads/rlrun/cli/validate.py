@@ -168,8 +168,8 @@ def summarize_run(manifest: RLRun) -> str:
     """Return one line that describes the work of a run."""
     spec = manifest.spec
     model = spec.model.path or spec.model.name or "a tiny model"
-    told = {"SFT": _summarize_sft, "Eval": _summarize_evaluation}.get(spec.task, _summarize_rl)(spec)
-    return f"RLRun {manifest.metadata.name}, {model}, {told}"
+    summary = {"SFT": _summarize_sft, "Eval": _summarize_evaluation}.get(spec.task, _summarize_rl)(spec)
+    return f"RLRun {manifest.metadata.name}, {model}, {summary}"
 
 
 def _summarize_rl(spec: RLRunSpec) -> str:
@@ -333,8 +333,8 @@ def _memory_by_role(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, i
 def _local_memory() -> int | None:
     """Return the bytes of the smallest GPU of this machine, or None without an NVIDIA GPU."""
     try:
-        told = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=True).stdout
-        return min(int(line) for line in told.split()) * MIB
+        output = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=True).stdout
+        return min(int(line) for line in output.split()) * MIB
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 

@@ -87,8 +87,8 @@ def check_user_code(
         key: Key = ("environments", i)
         checks += _imported_functions(environment.algorithm, (*key, "algorithm"))
         if environment.image is not None and not here:
-            said = f"({environment.image}) is not on this machine, so this environment is not checked"
-            findings.append(Finding((*key, "image"), said, notice=True))
+            message = f"({environment.image}) is not on this machine, so this environment is not checked"
+            findings.append(Finding((*key, "image"), message, notice=True))
             continue
         named = tuple(environment.variables)
         command = Command(environment.id, environment.args, environment.python, variables=named)
@@ -102,8 +102,8 @@ def check_user_code(
     for check, refusal in zip(checks, refusals, strict=True):
         if refusal is not None:
             notice = refusal.missing and not here if check not in models else refusal.missing or not refusal.said
-            said = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
-            finding = Finding(_refused_field(check, refusal.missing), said, notice)
+            message = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
+            finding = Finding(_refused_field(check, refusal.missing), message, notice)
             if finding not in findings:  # several checks of one model can report the same missing package
                 findings.append(finding)
     return findings

@@ -62,8 +62,8 @@ def kernel_refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | 
         torch.autograd.grad(output.float().sum(), leaves)
     except Exception as error:  # libraries raise many kinds of errors
         lines = str(error).strip().splitlines() or ["no message"]
-        said = f"{type(error).__name__}: {lines[0][-_LONGEST_REASON:]}"
-        return f"the installed {package.module} does not support this model's attention ({said})"
+        reason = f"{type(error).__name__}: {lines[0][-_LONGEST_REASON:]}"
+        return f"the installed {package.module} does not support this model's attention ({reason})"
     return None
 
 
