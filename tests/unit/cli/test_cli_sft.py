@@ -89,7 +89,7 @@ def test_sft_manifest_is_benchmarked(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main([manifest, "--bench", "--bench.rows", "3"]) == 7
     assert seen == [("SFT", 3)]
     assert main([manifest, "--bench", "--plain"]) == exit_codes.USAGE
-    assert "--plain: cannot be combined with --bench; remove it" in capsys.readouterr().err
+    assert "--plain: this option cannot be combined with --bench; remove it" in capsys.readouterr().err
 
 
 def test_step_of_rl_manifest_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,9 @@ def measure_step(words: Sequence[str]) -> int:
         rest, varied = take_variation(rest)
         manifests = [word for word in rest if not word.startswith("-")]
         if other := [word for word in rest if word not in manifests[:1]]:
-            raise ConfigError([Problem(COMMAND_LINE, other[0], "cannot be combined with --bench; remove it")])
+            raise ConfigError(
+                [Problem(COMMAND_LINE, other[0], "this option cannot be combined with --bench; remove it")]
+            )
         if not manifests:
             raise ConfigError([Problem(COMMAND_LINE, "--bench", "needs a manifest: write RUN.yaml --bench")])
         manifest = Path(manifests[0])
