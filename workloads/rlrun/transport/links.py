@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import queue
 import socket
+import threading
 import time
-from collections.abc import Callable, MutableMapping
-from typing import Protocol
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from torch import Tensor
 from rlrun.protocol.messages.trainer_channel import SECONDS, Backend
 
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
+ResultT = TypeVar("ResultT")
 
 
 def is_loopback(host: str) -> bool:
@@ -138,25 +141,54 @@ def read_key(
 
 
 def join_group(
-    backend: Backend, store: dist.Store, name: str, *, rank: int, world_size: int, device: torch.device
+    backend: Backend,
+    store: dist.Store,
+    name: str,
+    *,
+    rank: int,
+    members: Sequence[str],
+    device: torch.device,
+    turns: int = 1,
 ) -> Link:
     """Join a group and wait for all of its members.
+
+    The members meet in the store before they connect to each other: NCCL waits without a limit for an absent member.
 
     Args:
         backend: transport between the members.
         store: store through which members find each other.
         name: unique name of the group.
         rank: number of this member; 0 is the root.
-        world_size: number of members.
+        members: names of the other members, the engines of rank 1 and following.
         device: the GPU that NCCL uses.
+        turns: number of groups that the other members join one after the other, up to this one; the time limit is per group.
 
     Raises:
-        RuntimeError: a member did not join in time.
+        RuntimeError: a member did not join in time; the message names it.
     """
-    own = dist.PrefixStore(name, store)
+    own, names = dist.PrefixStore(name, store), ["the trainer", *(f"engine {member}" for member in members)]
+    _meet_members(own, rank, names, SECONDS * turns)
     if backend == "gloo":
-        return _GlooLink(own, rank, world_size)
-    return _NcclLink(own, rank, world_size, device)
+        return _GlooLink(own, rank, len(names))
+    return _NcclLink(own, rank, names, device)
+
+
+def _meet_members(store: dist.Store, rank: int, names: Sequence[str], seconds: float) -> None:
+    """Announce this member, and wait until all others are announced."""
+    store.set(f"member/{rank}", "1")
+    absent, deadline = set(range(len(names))), time.monotonic() + seconds
+    while absent := {other for other in absent if not store.check([f"member/{other}"])}:
+        if time.monotonic() > deadline:
+            raise RuntimeError(_describe_absence([names[other] for other in sorted(absent)], "join", seconds))
+        time.sleep(_LOOK_SECONDS)
+
+
+def _describe_absence(names: Sequence[str], action: str, seconds: float) -> str:
+    log = "its log" if len(names) == 1 else "their logs"
+    return (
+        f"{', '.join(names)} did not {action} the weight transfer group within {seconds:g} s; look at {log}, and at network policies "
+        "between trainer and engines"
+    )
 
 
 class _GlooLink:
@@ -185,16 +217,52 @@ class _GlooLink:
 class _NcclLink:
     """Link over NCCL, which sends only GPU memory: each buffer is copied through a buffer on the GPU (`_staged`)."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(self, store: dist.Store, rank: int, names: Sequence[str], device: torch.device) -> None:
         self._rank, self._device = rank, device
+        self._others = [name for other, name in enumerate(names) if other != rank]
         torch.cuda.set_device(device)
         if rank == 0:
             store.set("id", torch.cuda.nccl.unique_id())
-        self._communicator: object = torch.cuda.nccl.init_rank(world_size, store.get("id"), rank)
+        identity = store.get("id")  # waits for at most the store's time limit
+        self._communicator: object = self._within_limit(
+            "connect to", lambda: torch.cuda.nccl.init_rank(len(names), identity, rank)
+        )
         self._stream = torch.cuda.Stream(device)
         self._staged = torch.empty(0, dtype=torch.uint8, device=device)
 
     def broadcast(self, buffer: Tensor) -> None:
+        self._within_limit("receive a buffer of", lambda: self._broadcast_staged(buffer))
+
+    def meet(self) -> None:
+        self._within_limit("confirm a version of", self._sum_ones)
+
+    def close(self) -> None:
+        self._communicator = None
+
+    def _within_limit(self, action: str, act: Callable[[], ResultT]) -> ResultT:
+        """Call a function of NCCL in a thread, because it may wait in the driver or for a member that has ended, without a limit.
+
+        After the time limit the thread is left behind: NCCL cannot abort it. It ends with the process.
+        """
+        done: queue.Queue[tuple[ResultT | None, BaseException | None]] = queue.Queue(1)
+
+        def run() -> None:
+            try:
+                torch.cuda.set_device(self._device)  # of this thread
+                done.put((act(), None))
+            except BaseException as error:
+                done.put((None, error))
+
+        threading.Thread(target=run, name="nccl-link", daemon=True).start()
+        try:
+            result, error = done.get(timeout=SECONDS)
+        except queue.Empty:
+            raise RuntimeError(_describe_absence(self._others, action, SECONDS)) from None
+        if error is not None:
+            raise error
+        return cast(ResultT, result)
+
+    def _broadcast_staged(self, buffer: Tensor) -> None:
         if self._staged.numel() < buffer.numel():
             self._staged = torch.empty(buffer.numel(), dtype=torch.uint8, device=self._device)
         staged = self._staged[: buffer.numel()]
@@ -206,14 +274,11 @@ class _NcclLink:
                 buffer.copy_(staged, non_blocking=True)
         self._wait_for_stream()
 
-    def meet(self) -> None:
+    def _sum_ones(self) -> None:
         with torch.cuda.stream(self._stream):
             one = torch.zeros(1, device=self._device)
             torch.cuda.nccl.all_reduce([one], streams=[self._stream], comms=[self._communicator])
         self._wait_for_stream()
-
-    def close(self) -> None:
-        self._communicator = None
 
     def _wait_for_stream(self) -> None:
         """Wait for the stream with a time limit, because a collective with a dead member never ends."""
@@ -222,5 +287,5 @@ class _NcclLink:
         deadline = time.monotonic() + SECONDS
         while not done.query():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a member of the weight transfer group did not respond within {SECONDS:g} s")
+                raise RuntimeError(_describe_absence(self._others, "respond in", SECONDS))
             time.sleep(_POLL_SECONDS)

@@ -47,7 +47,7 @@ class Incoming:
                     store,
                     group_name(offer.session, root),
                     rank=rank,
-                    world_size=joining.world_size,
+                    members=joining.members,
                     device=device,
                 )
         except BaseException:

@@ -193,11 +193,6 @@ class Joining(Config):
     members: list[str]
     """Engines by name; the first is rank 1 in every group."""
 
-    @property
-    def world_size(self) -> int:
-        """Size of each group: its root and the engines."""
-        return 1 + len(self.members)
-
 
 class Difference(Config):
     """Announcement that buckets are sent as differences from a version that all engines of the round have."""

@@ -113,7 +113,8 @@ class Order:
     """Order to send one version to the engines of a session. The fields are JSON keys of the orders in the store."""
 
     session: str
-    world_size: int
+    members: list[str]
+    """Names of the engines, in the order of their ranks."""
     version: int
     last: bool = False
     """End the session; the order has no version."""
@@ -206,7 +207,7 @@ class RootSender:
             self._held.clear()
             self._parts.clear()
             for name, orders in self._sessions.items():
-                orders.put(Order(name, 0, 0, last=True))
+                orders.put(Order(name, [], 0, last=True))
 
     def _compare_version(
         self,
@@ -239,15 +240,16 @@ class RootSender:
                 self._connect(),
                 group_name(first.session, self._root),
                 rank=0,
-                world_size=first.world_size,
+                members=first.members,
                 device=self._device,
+                turns=1 + self._root,  # the engines join the groups of all roots one after the other
             )
             while not (order := orders.get()).last:
                 version = order.version
                 self._send_version(link, order)
                 self._report(first.session, version, True)
         except Exception as error:  # the engines fail as well and request new groups
-            logger.warning(f"the transfer of version {version} to {first.world_size - 1} engines failed: {error}")
+            logger.warning(f"the transfer of version {version} to {len(first.members)} engines failed: {error}")
             self._report(first.session, version, False)
         finally:
             if link is not None:

@@ -236,13 +236,13 @@ class Outbox:
         differs = found is not None and set(one.bases.values()) == {found.base}
         begun = self._of_round[one] = _Begun(known, not same, differs)
         known.latest = one.version
-        self._send_order(Order(known.name, 1 + len(known.members), one.version, differs=differs))
+        self._send_order(Order(known.name, known.members, one.version, differs=differs))
         return begun
 
     def _end_session(self, session: _Session) -> None:
         session.alive = False
         self._sessions.pop(session.name, None)
-        self._send_order(Order(session.name, 0, 0, last=True))
+        self._send_order(Order(session.name, [], 0, last=True))
 
     def _send_order(self, order: Order) -> None:
         if self._closed:
