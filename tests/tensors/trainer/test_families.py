@@ -21,7 +21,7 @@ from rlrun.trainer.modeling import load_weights, packed_attention
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.tensor_names import file_tensors, remember_names, tensor_parts
-from rlrun.trainer.proof import architecture_check
+from rlrun.trainer.proof import architecture_check, routing_check, start_check
 from rlrun.trainer.proof.architecture_check import examine_model, find_fault
 from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.proof.start_check import load_checked
@@ -211,6 +211,47 @@ def test_architecture_check_finds_each_kind_of_fault(broken: str, monkeypatch: p
     verdict = examine_model(model, seq_len=512)
     assert told[broken] in (verdict.fault or verdict.reason)
     assert (verdict.fault is None) == (broken == "values")  # rows of one sequence would be correct
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        (architecture_check, "small_model"),
+        (architecture_check, "token_statistics"),
+        (architecture_check, "divide_mixers"),
+        (architecture_check, "save_file"),
+        (routing_check, "set_routing"),
+        (start_check, "small_model"),
+    ],
+)
+def test_deadline_of_the_caller_is_not_a_fault_of_the_architecture(
+    module: Any, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expire(*_: object, **__: object) -> None:
+        raise TimeoutError("the caller's deadline")
+
+    mixers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "conv"]}
+    model = full_size("lfm2", **mixers) if function == "divide_mixers" else full_size("mixtral")
+    check = start_check.fault_of_stages if module is start_check else find_fault
+    if function == "divide_mixers":  # inside of the attempt with divided mixers
+        monkeypatch.setattr(architecture_check, "pass_rows", lambda _, layers: layers[0].register_forward_hook(expire))
+    else:
+        monkeypatch.setattr(module, function, expire)
+    with pytest.raises(TimeoutError, match="the caller's deadline"):
+        check(model, seq_len=64)
+
+
+def test_deadline_of_the_caller_is_not_a_fault_of_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _kind("llama")[1].save_pretrained(tmp_path)
+
+    def expire(*_: object, **__: object) -> None:
+        raise TimeoutError("the caller's deadline")
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["LlamaForCausalLM"]}))
+    monkeypatch.setattr(load_weights, "build_model", expire)
+    with pytest.raises(RoleError, match=r"cannot load the model .*: the caller's deadline"):
+        load_weights.model_on_meta(ModelConfig(path=str(tmp_path)), str(tmp_path))
 
 
 def test_architecture_check_leaves_no_trace() -> None:

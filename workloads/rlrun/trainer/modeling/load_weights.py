@@ -202,6 +202,8 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
     try:
         with torch.device("meta"):
             model = build_model(config, architecture, dtype=torch.float32, attn_implementation=packed_attention.NAME)
+    except TimeoutError:  # a deadline of the caller
+        raise
     except Exception as error:  # code of the architecture may raise any error
         lines = str(error).strip().splitlines() or ["no message"]
         reason = f"transformers cannot build it: {type(error).__name__}: {lines[0]}"

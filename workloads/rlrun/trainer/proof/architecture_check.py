@@ -167,13 +167,17 @@ def _compare_levels(model: PreTrainedModel, seq_len: int) -> Verdict:
             ids, weights = _draw_inputs(len(small.get_input_embeddings().weight), seed)
             evaluated = _as_engines_compute(copy.deepcopy(small), source_noise(model))
             expected = _compute_eager(evaluated, ids, weights)
-        except Exception as error:
+        except TimeoutError:  # a deadline of the caller
+            raise
+        except Exception as error:  # the architecture's code may raise any error
             fault = f"a small model of it fails in the start check: {_error_reason(error)}{_too_long(model, seq_len)}"
             return Verdict(fault, frozenset())
         try:
             trials.append(_try_levels(small, ids, weights, expected))
         except RoleError as error:
             return Verdict(str(error), frozenset())
+        except TimeoutError:
+            raise
         except Exception as error:
             fault = f"its code does not support packed rows, which the trainer uses: {_error_reason(error)}"
             return Verdict(fault, frozenset())
@@ -223,6 +227,8 @@ def _try_mixers(model: PreTrainedModel, ids: Tensor, weights: Tensor, expected: 
         mixer.register_forward_hook(lambda module, *_: called.add(module))
     try:
         fault = _describe_difference(_compute_packed(model, ids, weights, [LENGTHS]), expected)
+    except TimeoutError:
+        raise
     except Exception as error:  # the architecture's code may raise any error
         return f"its mixers ({_class_names(mixers)}) fail per sequence: {_error_reason(error)}"
     if fault is None and len(called) < len(mixers):
@@ -321,6 +327,8 @@ def _file_fault(model: PreTrainedModel) -> str | None:
             save_file(files, Path(folder) / "model.safetensors", metadata={"format": "pt"})
             GenerationConfig().save_pretrained(folder)
             again = type(model).from_pretrained(folder, config=copy.deepcopy(model.config), dtype=torch.float32)
+        except TimeoutError:
+            raise
         except Exception as error:
             return f"transformers cannot load the files that the trainer writes: {_error_reason(error)}"
     found, written = (

@@ -50,6 +50,8 @@ def find_routing_fault(small: PreTrainedModel, rows: Sequence[MicroBatch], packi
             pass_rows(small, layers)
         pass_routes(small, layers)
         return _compare_routes(small, routing, rows)
+    except TimeoutError:  # a deadline of the caller
+        raise
     except Exception as error:  # the architecture's code may raise any error
         lines = str(error).strip().splitlines() or ["no message"]
         return f"{type(error).__name__}: {lines[0]}"

@@ -75,6 +75,8 @@ def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
             if find_head(stage) is None:
                 return "it transforms its logits in an unknown way"
             error = float((found - expected).abs().max())
+    except TimeoutError:  # a deadline of the caller
+        raise
     except Exception as caught:  # the architecture's code may raise any error
         lines = str(caught).strip().splitlines() or ["no message"]
         return f"{type(caught).__name__}: {lines[0]}"
