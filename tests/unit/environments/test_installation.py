@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlrun.environments import installation
 from rlrun.environments.installation import WORKER_REQUIREMENT, Installed, InstallError, Source, source_of
 
 ROOT = Path(__file__).parents[3]
@@ -80,3 +83,12 @@ def test_environment_id_is_derived_from_package_module() -> None:
 def test_worker_requirement_matches_project_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert WORKER_REQUIREMENT in project["dependencies"]
+
+
+def test_installer_that_hangs_ends_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(InstallError, match=r"^pip failed: pip did not end within 1800 s; check the connection"):
+        installation._run_installer(["pip", "install", "x"], "pip failed")

@@ -213,10 +213,26 @@ def _looked_at(name: str, interpreter: Path) -> Installed:
     return Installed(name, str(found["version"]), interpreter, modules, None if verifiers is None else str(verifiers))
 
 
+INSTALLER_SECONDS = 1800.0
+"""Time limit of one command of an installation, in seconds. pip limits each connection, but not the work of `git` or of a build."""
+
+
 def _run_installer(command: Sequence[str], failed: str, environ: Mapping[str, str] | None = None) -> str:
     """Run a command and return its standard output."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environ)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env=environ,
+            timeout=INSTALLER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise InstallError(
+            f"{failed}: {command[0]} did not end within {INSTALLER_SECONDS:g} s; check the connection to the package index"
+        ) from None
     except OSError as error:
         raise InstallError(f"{failed}: {error}") from None
     if done.returncode != 0:
