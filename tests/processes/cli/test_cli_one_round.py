@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from rlrun.cli import rl, sft
 from rlrun.cli.main import main
 from tests.support.programs import run_program
 from tests.support.python_path import before
+from tests.support.qwen3_weights import QWEN3, SIZES, write_qwen3_weights
 from tests.support.stub.model import tokenizer_files
 
 RL = """\
@@ -209,27 +208,17 @@ def test_bench_checks_model_but_no_environments(capsys: pytest.CaptureFixture[st
 
 
 def _write_model(name: str, **config: object) -> str:
-    """Write a folder with the configuration of a model family, without weights."""
+    """Write a folder with the configuration of a model family, and with the weights of Qwen 3."""
     folder = Path(name)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     for file, content in tokenizer_files().items():
         (folder / file).write_bytes(content)
-    save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, folder / "model.safetensors")
+    write_qwen3_weights(folder)
     return name
 
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-}
-DOGE = SIZES | {"model_type": "doge", "architectures": ["DogeForCausalLM"]}
-QWEN3 = SIZES | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+DOGE = {**SIZES, "model_type": "doge", "architectures": ["DogeForCausalLM"]}
 TRAINED = """\
 apiVersion: rlrun.io/v1alpha1
 kind: RLRun

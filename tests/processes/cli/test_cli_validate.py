@@ -17,6 +17,7 @@ from rlrun.config.models.rollout import EnvironmentConfig, EvaluationSamplingCon
 from rlrun.local.judge import GROUP_BASELINES
 from rlrun.local.read_inputs import check_engine_dtype, check_template_arguments
 from rlrun.runtime import exit_codes
+from tests.support.qwen3_weights import QWEN3, write_qwen3_weights
 from tests.support.stub.model import tokenizer_files
 
 MISTAKES = """\
@@ -232,19 +233,6 @@ def test_malformed_rows_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["validate", write_manifest(SFT)]) == 78
 
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-}
-
-
 def test_model_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     text = RUN + "  model: {path: model}\n  environments: [{id: reverse-text}]\n"
 
@@ -267,12 +255,14 @@ def test_model_folder_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "config.json cannot be read" in told()
     Path("model", "config.json").write_text("{}")
     assert "has neither architectures nor model_type" in told()
-    Path("model", "config.json").write_text(json.dumps(QWEN3))
+    Path("model", "config.json").write_text(json.dumps(dict(QWEN3)))
     assert "model/model.safetensors is not a safetensors file; copy or download the file again" in told()
     tensor = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     Path("model", "model.safetensors").write_bytes(len(tensor).to_bytes(8, "little") + tensor + bytes(7))
     assert f"has {15 + len(tensor)} bytes, but its header requires {16 + len(tensor)}" in told()
     Path("model", "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    assert "model/model.safetensors has no tensors; copy or download the file again" in told()
+    write_qwen3_weights(Path("model"))
     assert main(["validate", write_manifest(text)]) == 0, "the trainer can train this family"
     out, err = capsys.readouterr()
     assert (len(out.splitlines()), err) == (1, "")

@@ -328,7 +328,7 @@ def test_dropout_is_off_in_training_but_published(tmp_path: Path, solo: Group, s
         ({"model_type": "qwen2_audio"}, "has no causal language model of this type"),
         (
             {"model_type": "quokka"},
-            "model_type in config.json is 'quokka', which transformers .* does not know; use a model of a known",
+            "model_type in config.json is 'quokka', which transformers .* does not support; use a model of a supported",
         ),
         ({"hidden_size": 8}, "model_type in config.json is missing"),
         (

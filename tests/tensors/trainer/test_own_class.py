@@ -56,6 +56,13 @@ def test_own_class_trains_packed_rows_like_its_own_code(
     torch.testing.assert_close(packed[mask], expected[mask], atol=1e-5, rtol=0)
 
 
+def test_refusal_of_an_unknown_type_names_the_own_class_that_loads_it(folder: Path) -> None:
+    named = r"model.class: package.module:Class, whose config_class has model_type 'rlrun_gated'"
+    with pytest.raises(RoleError, match=named):
+        model_on_meta(ModelConfig(path=str(folder)), str(folder))
+    assert isinstance(model_on_meta(own(folder), str(folder)), GatedForCausalLM)
+
+
 def test_own_class_learns_and_publishes_complete_files(
     folder: Path, tmp_path: Path, solo: Group, make_batch: Callable[..., Batch]
 ) -> None:

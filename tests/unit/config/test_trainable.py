@@ -50,6 +50,14 @@ def test_trainable_configurations_are_not_refused(config: Mapping[str, object]) 
         ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "m is not a causal language model"),
         ({"model_type": "internlm2", "architectures": ["InternLM2ForRewardModel"]}, "m is not a causal language model"),
         ({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}, "m is not a causal language model"),
+        (
+            {"model_type": "t5", "architectures": ["T5EncoderModel"]},
+            "m is not a causal language model (T5EncoderModel,",
+        ),
+        (
+            {"model_type": "bert", "architectures": ["BertModel"]},
+            "m is a model without a head, such as an embedding model",
+        ),
     ],
 )
 def test_model_that_is_not_a_causal_language_model_is_refused(config: Mapping[str, object], reason: str) -> None:
@@ -59,11 +67,31 @@ def test_model_that_is_not_a_causal_language_model_is_refused(config: Mapping[st
     assert told.endswith("such as Qwen/Qwen3-8B")
     own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
     assert training_refusal({**config, **own}, "m") is None
+    assert training_refusal(config, "m", own_class=True) is None
 
 
 @pytest.mark.parametrize(
-    "name", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3VLForConditionalGeneration", "LlamaModel"]
+    ("kind", "base", "causal"),
+    [
+        ("qwen3", "Qwen3Model", "Qwen3ForCausalLM"),
+        ("gemma3_text", "Gemma3TextModel", "Gemma3ForCausalLM"),
+        ("qwen3_next", "Qwen3NextModel", "Qwen3NextForCausalLM"),
+    ],
 )
+def test_base_class_of_a_language_model_is_refused_with_its_causal_class(kind: str, base: str, causal: str) -> None:
+    config = {"model_type": kind, "architectures": [base]}
+    told = str(training_refusal(config, "m"))
+    assert f"train it as {causal}, if its files have a head: set architectures" in told
+    assert told.endswith(f'to ["{causal}"]')
+    assert f"train it as {causal}: set" in str(training_refusal({**config, "tie_word_embeddings": True}, "m"))
+
+
+def test_base_class_with_images_is_refused_with_its_class_for_images() -> None:
+    config = {"model_type": "qwen3_vl", "architectures": ["Qwen3VLModel"], "vision_config": {"depth": 27}}
+    assert "train it as Qwen3VLForConditionalGeneration" in str(training_refusal(config, "m"))
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3VLForConditionalGeneration"])
 def test_class_of_a_causal_language_model_is_not_refused(name: str) -> None:
     assert training_refusal({"model_type": "llama", "architectures": [name], "is_encoder_decoder": False}, "m") is None
 

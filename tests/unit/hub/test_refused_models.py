@@ -97,7 +97,10 @@ ADAPTER = json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B", "peft_type":
             {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
             "is an adapter of Qwen/Qwen3-0.6B .* use Qwen/Qwen3-0.6B, or",
         ),
-        ({"adapter_config.json": "[]", "config.json": "{}"}, "is an adapter of its base model"),
+        (
+            {"adapter_config.json": "[]", "config.json": "{}"},
+            "is an adapter .*does not name its base model; set base_model_name_or_path",
+        ),
         ({"model-Q4_K_M.gguf": "", "config.json": "{}"}, r"has only weights for llama.cpp \(model-Q4_K_M.gguf\)"),
         ({"model_index.json": "{}"}, "is a pipeline of diffusers"),
         (

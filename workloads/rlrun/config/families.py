@@ -10,12 +10,12 @@ other models itself (`trainer.modeling.architecture_check`), but only after load
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch, fnmatchcase
 from typing import Literal
 
+from rlrun.config.model_heads import TEXT_MODEL, head_refusal
 from rlrun.config.quantization import READ_FORMATS, UnreadableFormatError, config_parts, read_quantization
 
 Kind = Literal["tp", "cp", "ep"]
@@ -259,22 +259,16 @@ _SUFFIXES = (
 """Name endings of quantized repositories. The name without the ending is that of the original repository."""
 _READ_SUFFIXES = ("-fp8", "-mxfp4")
 """Name endings of formats that the trainer reads."""
-TEXT_MODEL = "Qwen/Qwen3-8B"
-"""Example of a supported text model in messages."""
-_OTHER_HEADS = re.compile(
-    r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|MaskedLM|NextSentencePrediction|"
-    r"ImageClassification|AudioClassification|CTC)$|RewardModel$"
-)
-"""Ends of the names of classes without a causal language model's head."""
 DEQUANTIZE = "docs/models.md#quantized-repositories"
 
 
-def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
+def training_refusal(config: Mapping[str, object], shown: str, *, own_class: bool = False) -> str | None:
     """Return why the trainer cannot train a model, with a fix, or None if no reason is known.
 
     Args:
         config: content of the model's `config.json`.
         shown: folder or name of the model for messages.
+        own_class: whether the run has its own class for the model (`model.class`), so that `architectures` does not matter.
     """
     kind = str(config.get("model_type") or "")
     try:
@@ -288,28 +282,14 @@ def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
             f"{', '.join(sorted(_TEXT_TRAINED | {'gemma3'}))}; use one of these, such as Qwen/Qwen3-VL-8B-Instruct, or a text model, such "
             f"as {TEXT_MODEL}"
         )
-    return None if _has_own_causal_class(config) else _class_refusal(config, kind, shown)
+    if own_class or _has_own_causal_class(config):
+        return None
+    return head_refusal(config, shown, is_language=kind in FAMILIES.keys() | _STATES | _TEXT_TRAINED)
 
 
 def _has_own_causal_class(config: Mapping[str, object]) -> bool:
     own = config.get("auto_map")
     return isinstance(own, Mapping) and "AutoModelForCausalLM" in own
-
-
-def _class_refusal(config: Mapping[str, object], kind: str, shown: str) -> str | None:
-    """Return why a model is not a causal language model, or None. Such a model may load nevertheless, for example with a tied head."""
-    if config.get("is_encoder_decoder") is True:
-        return (
-            f"{shown} has an encoder and a decoder ({kind}, is_encoder_decoder in config.json), and the trainer supports models with "
-            f"only a decoder; use one, such as {TEXT_MODEL}"
-        )
-    classes = config.get("architectures")
-    if isinstance(classes, list) and classes and all(_OTHER_HEADS.search(str(name)) for name in classes):
-        return (
-            f"{shown} is not a causal language model ({classes[0]}, architectures in config.json); use the language model that it was "
-            f"made from, or another one, such as {TEXT_MODEL}"
-        )
-    return None
 
 
 def has_vision(config: Mapping[str, object]) -> bool:

@@ -48,12 +48,15 @@ def untrainable_models(spec: RLRunSpec) -> list[tuple[Key, str]]:
 
 def why_untrainable(model: ModelConfig) -> str | None:
     """Return why a model cannot be trained, with a fix, or None if this machine has no reason against it."""
+    own_class = model.class_ is not None
     if model.path is not None:
-        return untrainable_reason(Path(model.path), model.path)
+        return untrainable_reason(Path(model.path), model.path, own_class=own_class)
     if model.name is None:
         return None
     folder = cached_folder(model.name)
-    return refusal_by_name(model.name) if folder is None else untrainable_reason(folder, model.name)
+    return (
+        refusal_by_name(model.name) if folder is None else untrainable_reason(folder, model.name, own_class=own_class)
+    )
 
 
 def quantization_notes(models: Mapping[Key, ModelConfig]) -> Iterator[tuple[Key, str]]:

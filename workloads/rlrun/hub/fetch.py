@@ -173,9 +173,10 @@ def model_source(model: ModelConfig, made: Path, *, with_weights: bool, trained:
         return str(made)
     if model.name is None:
         if trained and model.path is not None:
-            refuse_untrainable(Path(model.path), "model.path")
+            refuse_untrainable(Path(model.path), "model.path", own_class=model.class_ is not None)
         return model.source(made)
-    return str(fetch_model(_policy_repository(model), with_weights=with_weights, trained=trained))
+    own_class = model.class_ is not None
+    return str(fetch_model(_policy_repository(model), with_weights=with_weights, trained=trained, own_class=own_class))
 
 
 def policy_source(model: ModelConfig, made: Path) -> str:
@@ -191,11 +192,12 @@ def needs_plain_copy(model: ModelConfig) -> bool:
     """
     if model.tiny is not None:
         return False
+    own_class = model.class_ is not None
     if model.name is not None:
-        folder = fetch_model(_policy_repository(model), with_weights=False, trained=True)
+        folder = fetch_model(_policy_repository(model), with_weights=False, trained=True, own_class=own_class)
     else:
         folder = Path(model.path or "")
-        refuse_untrainable(folder, "model.path")
+        refuse_untrainable(folder, "model.path", own_class=own_class)
     config = read_config(folder)
     return config is not None and read_quantization(config) is not None
 
@@ -215,15 +217,21 @@ def reference_source(config: ReferenceConfig, chosen: ModelConfig) -> str:
     return str(fetch_model(repository, with_weights=True, trained=True))
 
 
-def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = False) -> Path:
+def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = False, own_class: bool = False) -> Path:
     """Return the folder with a model of the hub.
+
+    Args:
+        repository: repository of the model.
+        with_weights: whether to load the weights.
+        trained: whether the run trains the model.
+        own_class: whether the run has its own class for the model (`model.class`).
 
     Raises:
         RoleError: the model cannot be downloaded, or cannot be trained although it has to be. The message contains the field and a fix.
     """
     folder = _fetch_files(repository, "files", ignore=_WEIGHTS)
     if trained:
-        refuse_untrainable(folder, repository.name_field, repository.name)
+        refuse_untrainable(folder, repository.name_field, repository.name, own_class=own_class)
     if with_weights:
         folder = _fetch_files(repository, "weights", allow=SAFETENSORS, ignore=_OTHER_WEIGHTS)
         if not any(folder.glob("*.safetensors")):

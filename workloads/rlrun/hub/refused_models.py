@@ -9,14 +9,15 @@ import json
 import shlex
 from pathlib import Path
 
-from rlrun.config.families import TEXT_MODEL, training_refusal, unquantized_name
+from rlrun.config.families import training_refusal, unquantized_name
+from rlrun.config.model_heads import TEXT_MODEL
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 """Weights files that Python reads as a pickle, which can contain a program."""
-_ADAPTER, _PIPELINE = "adapter_config.json", "model_index.json"
+_ADAPTER, _PIPELINE, _SENTENCES = "adapter_config.json", "model_index.json", "modules.json"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors",)
 _MERGE = (
     "import sys; from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; a, b = sys.argv[1:]; "
@@ -84,12 +85,37 @@ def format_refusal(folder: Path, source: str) -> str | None:
 
 def _adapter_refusal(file: Path, source: str) -> str:
     try:
-        base = str(json.loads(file.read_bytes())["base_model_name_or_path"])
+        base = json.loads(file.read_bytes())["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
-        base = "its base model"
+        base = None
+    if not isinstance(base, str) or not base:
+        return (
+            f"{source} is an adapter ({_ADAPTER}) without the model's weights, and does not name its base model; set "
+            f"base_model_name_or_path in {_ADAPTER} and merge the adapter, or use its base model"
+        )
     return (
         f"{source} is an adapter of {base} ({_ADAPTER}) without the model's weights; use {base}, or merge the adapter first and use the "
         f"new folder: {shlex.join(['python', '-c', _MERGE, source, f'{Path(source).name}-merged'])}"
+    )
+
+
+def _embedding_refusal(file: Path, shown: str) -> str | None:
+    """Return why a model with the file `modules.json` of sentence-transformers is not trained, or None.
+
+    Its class may be causal: Qwen3-Embedding is a `Qwen3ForCausalLM` with a tied head, and its logits mean nothing.
+    """
+    try:
+        modules = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    kinds = (
+        [str(module.get("type")) for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    )
+    if not any(kind.startswith("sentence_transformers.") for kind in kinds):
+        return None
+    return (
+        f"{shown} is an embedding model of sentence-transformers ({_SENTENCES}), not a language model; use the language model that it "
+        f"was made from, or another one, such as {TEXT_MODEL}; if it is a language model, delete {_SENTENCES} from its folder"
     )
 
 
@@ -118,7 +144,7 @@ def _describe_pickles(source: str, file: str) -> str:
     )
 
 
-def untrainable_reason(folder: Path, name: str | None = None) -> str | None:
+def untrainable_reason(folder: Path, name: str | None = None, *, own_class: bool = False) -> str | None:
     """Return why the trainer cannot train a model, by the configuration in its folder.
 
     Returns None if no reason is known. It also returns None if the configuration cannot be read, which other checks report.
@@ -126,10 +152,12 @@ def untrainable_reason(folder: Path, name: str | None = None) -> str | None:
     Args:
         folder: folder with `config.json`.
         name: name of the model in messages. Default: the folder.
+        own_class: whether the run has its own class for the model (`model.class`).
     """
     config, shown = read_config(folder), name or show_source(str(folder))
     if config is not None:
-        return training_refusal(config, shown)
+        refusal = training_refusal(config, shown, own_class=own_class)
+        return refusal if refusal is not None or own_class else _embedding_refusal(folder / _SENTENCES, shown)
     # A folder of the hub's cache may lack its weights still, but an adapter or a pipeline has no config.json.
     return format_refusal(folder, shown) if folder.is_dir() else None
 
@@ -143,16 +171,17 @@ def read_config(folder: Path) -> dict[str, object] | None:
     return config if isinstance(config, dict) else None
 
 
-def refuse_untrainable(folder: Path, field: str, name: str | None = None) -> None:
+def refuse_untrainable(folder: Path, field: str, name: str | None = None, *, own_class: bool = False) -> None:
     """Reject a model that the trainer cannot train.
 
     Args:
         folder: folder with `config.json`.
         field: manifest field of the model.
         name: name of the model on the hub. Default: the folder.
+        own_class: whether the run has its own class for the model (`model.class`).
 
     Raises:
         RoleError: contains the field, the model and the fix.
     """
-    if (fault := untrainable_reason(folder, name)) is not None:
+    if (fault := untrainable_reason(folder, name, own_class=own_class)) is not None:
         raise RoleError(f"{field}: {fault}", exit_codes.CONFIGURATION)

@@ -10,7 +10,6 @@ file with a hash as its name. It replaces only the launcher's early check: the t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,13 +21,12 @@ import rlrun
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.environments.process.life import Command, Limits
+from rlrun.hub.folder_weights import read_header
 from rlrun.local.user_code import CodeCheck, Finding
 
 _PACKAGES = ("torch", "transformers")
 _OWN = ("trainer", "fit")
 """Packages of RLRun whose code a proof runs."""
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 64 << 20
 _WEIGHTS = "*.safetensors"
 _OTHERS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 """Weights whose tensor names only torch can read."""
@@ -93,40 +91,6 @@ def _file_contents(folder: Path) -> Iterator[str]:
         yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
     for path in sorted(folder.glob(_WEIGHTS)):
         yield f"{path.name} {path.stat().st_size} {hashlib.sha256(read_header(path)).hexdigest()}"
-
-
-def read_header(path: Path) -> bytes:
-    """Return the header of a safetensors file: JSON with the name, type, shape and position of each tensor.
-
-    Raises:
-        ValueError: the file is not a safetensors file.
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path} has no header")
-        header = file.read(length)
-    json.loads(header)
-    return header
-
-
-def check_weights(path: Path) -> None:
-    """Reject a file that safetensors cannot read, such as one of an interrupted copy or a pointer of Git LFS.
-
-    Raises:
-        ValueError: the file is not a safetensors file, or its end is missing.
-        OSError: the file cannot be read.
-    """
-    try:
-        header = read_header(path)
-        tensors = [tensor for name, tensor in json.loads(header).items() if name != "__metadata__"]
-        end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"{path} is not a safetensors file") from error
-    expected, found = _LENGTH_BYTES + len(header) + end, path.stat().st_size
-    if found < expected:
-        raise ValueError(f"{path} has {found} bytes, but its header requires {expected}")
 
 
 CHECK = "rlrun.trainer.proof.start_check:check_folder"

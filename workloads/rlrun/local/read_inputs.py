@@ -18,8 +18,8 @@ from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.config.models.run_config import RunConfig
 from rlrun.environments.process.life import Command, Limits
+from rlrun.hub.folder_weights import weights_problem
 from rlrun.hub.refused_models import format_refusal, read_config
-from rlrun.local.proved_models import check_weights
 from rlrun.local.user_code import CodeCheck, Finding, limits_of
 from rlrun.protocol.files.volume_faults import show_size
 
@@ -74,12 +74,14 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
 
 
 def check_model_weights(model: ModelConfig, *, key: Key = ("model", "path")) -> Iterator[Finding]:
-    """Yield a finding about an unreadable weights file in a model folder of this machine.
+    """Yield a finding about an incomplete or unreadable weights file in a model folder of this machine.
+
+    The trainer's proof (`proved_models`) would find most of them too, but its process imports torch and transformers for 5 s of CPU time.
 
     Call this only if `check_model_folder` and `fit.report.why_untrainable` have no finding: for a model that the trainer cannot train,
     the weights do not matter.
     """
-    if model.path is not None and (problem := _weights_problem(Path(model.path))) is not None:
+    if model.path is not None and (problem := weights_problem(Path(model.path))) is not None:
         yield Finding(key, problem)
 
 
@@ -186,32 +188,6 @@ def template_checks(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[CodeChe
     ]
     args = loaded | {"environments": environments}
     yield CodeCheck(("model", "path"), Command(CHECK_TEMPLATE, args, kind="check"), TEMPLATE_LIMITS)
-
-
-def _weights_problem(folder: Path) -> str | None:
-    """Return the problem of an unreadable weights file, such as one of an interrupted copy or a pointer of Git LFS.
-
-    The trainer's proof (`proved_models`: a test of the model before a run starts) would also find it, but its process imports torch and
-    transformers for 5 s of CPU time.
-    """
-    for file in _weight_files(folder):
-        try:
-            check_weights(file)
-        except ValueError as error:
-            return f"{error}; copy or download the file again"
-        except OSError:
-            continue  # the trainer's proof reports it, with the reason from the reader of the file
-    return None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the existing weights files that transformers reads. Other files of the folder are ignored."""
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-        return [file for name in sorted(names) if (file := folder / name).is_file()]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return []
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:

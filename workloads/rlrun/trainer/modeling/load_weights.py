@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from rlrun.config.families import TEXT_MODEL
+from rlrun.config.model_heads import TEXT_MODEL
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
 from rlrun.fit.attention_kernels import Feature
@@ -141,14 +141,7 @@ def _by_slices(
 
     `only`: names of the parameters to read. Default: all. Without files the parameters are undefined.
     """
-    with loading_errors(source):
-        # Plan the reads with the names of the whole model, before it is divided.
-        planned = plan_tensors(model, files)
-    for name, other in _tied_names(model):  # the files may have either name of a tied parameter
-        if other in planned:
-            planned.setdefault(name, planned[other])
-    if files.where:
-        _check_complete(model, planned, source)
+    planned = plan_complete(model, files, source)  # with the names of the whole model, before it is divided
     stored = planned if files.where else model.state_dict()
     unsaved = {name for name, _ in model.named_buffers() if name not in stored}
     # Tensors that `finish` adds or replaces are not in the files; they stay undefined.
@@ -213,6 +206,8 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
             f"model {show_source(source)}: models of type {architecture.model_type} cannot be trained: {reason}",
             exit_codes.CONFIGURATION,
         ) from error
+    if config.class_ is None:
+        _check_named_class(architecture, source)
     model.config.use_cache = False
     freeze_encoders(model)
     remember_noise(model, values)
@@ -223,13 +218,74 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
 
 def _require_class(architecture: PreTrainedConfig, source: str) -> None:
     """Raise an error for a type that transformers has no class for, such as an encoder or a model for speech."""
-    own = "AutoModelForCausalLM" in (getattr(architecture, "auto_map", None) or {})
-    if not own and type(architecture) not in auto_class(architecture)._model_mapping:
+    if not _has_own_code(architecture) and type(architecture) not in auto_class(architecture)._model_mapping:
         raise RoleError(
             f"model {show_source(source)}: models of type {architecture.model_type} (model_type in config.json) cannot be trained: "
             f"transformers {transformers.__version__} has no causal language model of this type; use one, such as {TEXT_MODEL}",
             exit_codes.CONFIGURATION,
         )
+
+
+def _has_own_code(architecture: PreTrainedConfig) -> bool:
+    return "AutoModelForCausalLM" in (getattr(architecture, "auto_map", None) or {})
+
+
+def _check_named_class(architecture: PreTrainedConfig, source: str) -> None:
+    """Raise an error for files of another class than the trained one.
+
+    The trainer selects the class by `model_type`, and engines by `architectures`: without it vLLM serves the base class, which computes
+    no tokens.
+    """
+    if _has_own_code(architecture):
+        return
+    names = architecture.architectures or []
+    trained = auto_class(architecture)._model_mapping[type(architecture)].__name__
+    if names and any(_has_head(name, architecture) for name in names):
+        return
+    fix = f'set architectures in config.json to ["{trained}"]'
+    reason = f"architectures in config.json ({names[0]})" if names else "config.json has no architectures"
+    if not names:
+        reason = f"{reason}, by which engines select the class; {fix}"
+    elif isinstance(architecture, _config_class(names[0])):
+        reason = f"{reason} is not a causal language model; if its files have a head, {fix}, or use a model such as {TEXT_MODEL}"
+    else:
+        other = _config_class(names[0]).model_type
+        reason = f"{reason} is a class of type {other}, but model_type is {architecture.model_type}; {fix}, or model_type to {other}"
+    raise RoleError(f"model {show_source(source)}: {reason}", exit_codes.CONFIGURATION)
+
+
+def _has_head(name: str, architecture: PreTrainedConfig) -> bool:
+    """Return whether a class generates text with this configuration. Classes that transformers does not have are not judged."""
+    found = getattr(transformers, name, None)
+    if found is None or _config_class(name) is PreTrainedConfig:
+        return True
+    return isinstance(architecture, _config_class(name)) and bool(found.can_generate())
+
+
+def _config_class(name: str) -> type[PreTrainedConfig]:
+    found: type[PreTrainedConfig] | None = getattr(getattr(transformers, name), "config_class", None)
+    return found or PreTrainedConfig
+
+
+def plan_complete(model: PreTrainedModel, files: Files, source: str) -> dict[str, Lazy]:
+    """Return lazy tensors for the parameters of a model that is not divided yet; only headers of the files are read.
+
+    Args:
+        model: model on meta, of `model_on_meta`.
+        files: files of its weights, possibly none.
+        source: folder or name on the hub, for messages.
+
+    Raises:
+        RoleError: the files lack a parameter, or a tensor has another shape.
+    """
+    with loading_errors(source):
+        planned = plan_tensors(model, files)
+    for name, other in _tied_names(model):  # the files may have either name of a tied parameter
+        if other in planned:
+            planned.setdefault(name, planned[other])
+    if files.where:
+        _check_complete(model, planned, source)
+    return planned
 
 
 def _check_complete(model: nn.Module, planned: Mapping[str, Lazy], source: str) -> None:

@@ -23,6 +23,7 @@ from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, A
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.fit.model_sources import auto_class
 from rlrun.fit.trainer_memory import GATHERED_SHARE
+from rlrun.hub.folder_weights import weights_problem
 from rlrun.hub.refused_models import refuse_other_formats
 from rlrun.hub.repository import show_source
 from rlrun.model_class import import_model_class
@@ -52,27 +53,25 @@ from rlrun.trainer.modeling.source_config import build_model, source_config
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group, ParallelDims
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-
 
 def check_source(config: ModelConfig, source: str) -> None:
-    """Check the model's folder before anything is loaded.
+    """Check the model's folder before anything is loaded. Headers of its weights are read, but no values.
 
     Raises:
-        RoleError: the folder, its configuration or its weights are missing, or the weights are in another format.
+        RoleError: the folder, its configuration or its weights are missing, or the weights are incomplete or in another format.
     """
     if config.name is not None:
         return
     folder = Path(source)
     if not folder.is_dir():
-        raise RoleError(f"model.path {source} is not a folder", exit_codes.DATA)
+        raise RoleError(f"model.path: {source} is not a folder", exit_codes.DATA)
     refuse_other_formats(folder, "model.path", source)
     if not (folder / "config.json").is_file():
-        raise RoleError(f"the model folder {source} has no config.json", exit_codes.DATA)
-    if not any((folder / name).is_file() for name in _WEIGHTS):
         raise RoleError(
-            f"the model folder {source} has no weights: expected {_WEIGHTS[0]} or {_WEIGHTS[1]}", exit_codes.DATA
+            f"model.path: {source} has no config.json; it must be a Hugging Face model folder", exit_codes.DATA
         )
+    if (problem := weights_problem(folder)) is not None:
+        raise RoleError(f"model.path: {problem}", exit_codes.DATA)
 
 
 def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -> nn.Module:

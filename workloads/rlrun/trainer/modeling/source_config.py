@@ -39,9 +39,10 @@ def source_config(config: ModelConfig, source: str) -> PreTrainedConfig:
             )
     except ModelClassError as error:
         raise RoleError(str(error), exit_codes.CONFIGURATION) from error
-    except ValueError as error:
-        if (refusal := _type_refusal(str(error), source)) is None:
-            raise
+    except OSError:  # the file is missing or not JSON; callers report it
+        raise
+    except Exception as error:  # code of a configuration class may raise any error
+        refusal = _type_refusal(str(error), source) or _content_refusal(error, source)
         raise RoleError(refusal, exit_codes.CONFIGURATION) from error
     for part in config_parts(found):
         if hasattr(part, "quantization_config"):
@@ -74,8 +75,16 @@ def _type_refusal(error: str, source: str) -> str | None:
         )
     if (unknown := re.search(r"has model type `([^`]*)` but", error)) is None and "model_type" not in error:
         return None
-    kind = f"'{unknown[1]}'" if unknown is not None else "missing"
+    if unknown is None:
+        return f"model {show_source(source)}: model_type in config.json is missing; set it, or use a model with a model_type"
     return (
-        f"model {show_source(source)}: model_type in config.json is {kind}, which transformers {transformers.__version__} does not know; "
-        "use a model of a known type, or a repository with its own code (auto_map) and model.trustRemoteCode: true"
+        f"model {show_source(source)}: model_type in config.json is '{unknown[1]}', which transformers {transformers.__version__} does not "
+        "support; use a model of a supported type, a repository with its own code (auto_map) and model.trustRemoteCode: true, or your "
+        f"own class: model.class: package.module:Class, whose config_class has model_type '{unknown[1]}'"
     )
+
+
+def _content_refusal(error: Exception, source: str) -> str:
+    """Return the message for values that the configuration class of the type refuses; only the last line of an error has the field."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"model {show_source(source)}: config.json is invalid: {lines[-1]}; correct it, or download it again"

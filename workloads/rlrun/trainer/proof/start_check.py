@@ -21,9 +21,16 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import find_head
-from rlrun.trainer.modeling.load_weights import ArchitectureCheck, Support, load_sharded, model_on_meta
+from rlrun.trainer.modeling.load_weights import (
+    ArchitectureCheck,
+    Support,
+    load_sharded,
+    model_on_meta,
+    plan_complete,
+)
 from rlrun.trainer.modeling.parallel.pipeline_stages import keep_stage
-from rlrun.trainer.modeling.shard import decoder_layers
+from rlrun.trainer.modeling.shard import decoder_layers, loading_errors
+from rlrun.trainer.modeling.stored.weight_files import open_files
 from rlrun.trainer.proof.architecture_check import check_architecture, find_fault
 from rlrun.trainer.proof.small_models import quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
@@ -138,7 +145,7 @@ load_checked = partial(load_sharded, check=check_model)
 
 
 def check_folder(path: str, *, trust_remote_code: bool, seq_len: int, model_class: str | None = None) -> None:
-    """Check the architecture of a model folder like `load_checked`, without reading weights.
+    """Check the architecture and the tensors of a model folder like `load_checked`, without reading values of weights.
 
     Args:
         path: folder of the model.
@@ -147,9 +154,12 @@ def check_folder(path: str, *, trust_remote_code: bool, seq_len: int, model_clas
         model_class: import path of the run's own class, or None.
 
     Raises:
-        RoleError: the trainer does not support the model.
+        RoleError: the trainer does not support the model, or its files are incomplete.
     """
     config = ModelConfig(path=path, trust_remote_code=trust_remote_code, class_=model_class)
     model = model_on_meta(config, path)
     if (fault := find_fault(model, seq_len=seq_len)) is not None:
         raise RoleError(fault, exit_codes.CONFIGURATION)
+    with loading_errors(path):
+        files = open_files(path, {})
+    plan_complete(model, files, path)

@@ -1,4 +1,7 @@
-"""Safetensors of a model, read by slices; a file is never read completely. Quantized tensors are read as float32."""
+"""Safetensors of a model, read by slices; a file is never read completely. Quantized tensors are read as float32.
+
+Pickles (`pytorch_model.bin`) are refused by `rlrun.hub.refused_models`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,9 @@ from torch import Tensor
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlrun.config.quantization import Quantization, read_quantization
+from rlrun.hub.folder_weights import INDEX, SINGLE
 from rlrun.trainer.modeling.stored.quantized import dequantize, plain_names, quantized_tensors
 from rlrun.trainer.modeling.stored.stored_tensors import Lazy, Slices
-
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-"""Names of a single file, and of the index of several files. Pickles (`pytorch_model.bin`) are refused by `rlrun.hub.refused_models`."""
 
 
 class Files:
@@ -30,6 +31,7 @@ class Files:
     def __init__(self, where: Mapping[str, Path], quantization: Quantization | None = None) -> None:
         self._paths = where
         self._quantization = quantization
+        self._shapes: dict[Path, dict[str, tuple[int, ...]]] = {}
         self._quantized = {} if quantization is None else quantized_tensors(where, quantization)
         names = list(where) if quantization is None else plain_names(where, quantization)
         self.where: Mapping[str, Path] = {name: where[self._stored_name(name)] for name in names}
@@ -60,8 +62,13 @@ class Files:
         return Lazy(self._tensor_shape(name), lambda slices: self._read_slices(name, slices))
 
     def _tensor_shape(self, name: str) -> tuple[int, ...]:
-        with safe_open(self._paths[name], framework="pt") as file:
-            return tuple(file.get_slice(name).get_shape())
+        path = self._paths[name]
+        if path not in self._shapes:  # opening a file parses its header with all tensors
+            with safe_open(path, framework="pt") as file:
+                self._shapes[path] = {one: tuple(file.get_slice(one).get_shape()) for one in list(file.keys())}
+        if name not in self._shapes[path]:
+            raise ValueError(f"{path.name} does not contain {name}")
+        return self._shapes[path][name]
 
     def _read_slices(self, name: str, slices: Slices) -> Tensor:
         with safe_open(self._paths[name], framework="pt") as file:
@@ -81,9 +88,9 @@ def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
         source: folder or name on the hub.
         options: options of the hub, such as the revision.
     """
-    if (path := _optional_file(source, _INDEX, options)) is not None:
+    if (path := _optional_file(source, INDEX, options)) is not None:
         names = list(_weight_map(path))
-    elif (path := _optional_file(source, _SINGLE, options)) is not None:
+    elif (path := _optional_file(source, SINGLE, options)) is not None:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
     else:
@@ -95,13 +102,16 @@ def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
 def open_files(source: str, options: Mapping[str, Any]) -> Files:
     """Open the files of a model, and download them if the source is on the hub."""
     quantization = _quantization(source, options)
-    if (path := _optional_file(source, _INDEX, options)) is not None:
+    if (path := _optional_file(source, INDEX, options)) is not None:
         paths, _ = get_checkpoint_shard_files(source, str(path), **options)
         by_name = {Path(one).name: Path(one) for one in paths}
         return Files({name: by_name[file] for name, file in _weight_map(path).items()}, quantization)
-    if (path := _optional_file(source, _SINGLE, options)) is not None:
+    if (path := _optional_file(source, SINGLE, options)) is not None:
         with safe_open(path, framework="pt") as file:
-            return Files(dict.fromkeys(file.keys(), path), quantization)
+            names = list(file.keys())
+        if not names:  # `Files` without tensors means parameters without values
+            raise ValueError(f"{path.name} has no tensors")
+        return Files(dict.fromkeys(names, path), quantization)
     raise FileNotFoundError(f"{source} has no safetensors files")
 
 
