@@ -47,12 +47,12 @@ def head_refusal(config: Mapping[str, object], shown: str, *, is_language: bool)
     if not all(_BASE.search(str(one)) for one in classes):
         return None
     twin = causal_class(name, has_images=bool(config.get("vision_config"))) if is_language else None
-    told = f"{shown} is a model without a head, such as an embedding model ({name}, architectures in config.json)"
+    subject = f"{shown} is a model without a head, such as an embedding model ({name}, architectures in config.json)"
     if twin is None:
-        return f"{told}; use the language model that it was made from, or another one, such as {TEXT_MODEL}"
+        return f"{subject}; use the language model that it was made from, or another one, such as {TEXT_MODEL}"
     tied = config.get("tie_word_embeddings") is True
     return (
-        f"{told}; use a language model, such as {TEXT_MODEL}, or train it as {twin}"
+        f"{subject}; use a language model, such as {TEXT_MODEL}, or train it as {twin}"
         f'{"" if tied else ", if its files have a head"}: set architectures in config.json to ["{twin}"]'
     )
 
