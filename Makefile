@@ -38,7 +38,7 @@ $(STAMP):
 	echo $(ACCELERATOR) >$(VENV)/.accelerator
 	touch $@
 
-# The GPU images contain it. Its sources are 114 MB of locked wheels; the library has 356 MB.
+# The GPU images contain it. Its sources are 114 MB of locked wheels; the library has 207 MB, without code for other GPUs.
 FA3 := build/flash-attention-3
 flash-attention-3: install ## FlashAttention 3 for the Hopper GPUs of this machine, into .venv
 	rm -rf $(FA3)
@@ -135,12 +135,13 @@ IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-in
 IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint requirements/cpu.txt
 # What the trainer's image has already: the layer of trackers leaves that alone.
 HELD = $(shell sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/images/trainer-?pu.txt | sort -u)
-IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer --extra nvml --extra flash-attn-4
+IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/overrides-gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer --extra nvml --extra flash-attn-4
 lock: ## renew the lock files
 	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra engine --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt
-	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra flash-attn --python-version 3.12 -o requirements/gpu.txt
-	$(IMAGE_COMPILE) pyproject.toml --constraint requirements/gpu.txt --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra dev \
+	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra flash-attn \
+	  --constraint requirements/constraints-gpu.txt --override requirements/overrides-gpu.txt --python-version 3.12 -o requirements/gpu.txt
+	$(IMAGE_COMPILE) pyproject.toml --constraint requirements/gpu.txt --override requirements/overrides-gpu.txt --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra dev \
 	  --python-version 3.12 -o requirements/local-gpu.txt
 	$(UV_COMPILE) pyproject.toml --extra operator --extra ui --python-version 3.11 -o requirements/operator.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer -o requirements/images/common-cpu.txt
@@ -150,14 +151,13 @@ lock: ## renew the lock files
 	$(IMAGE_GPU) -o requirements/images/common-gpu.txt
 	$(IMAGE_GPU) --extra orchestrator --extra cli -o requirements/images/trainer-gpu.txt
 	$(IMAGE_CPU) --override requirements/images/overrides-trackers.txt --extra wandb --extra tensorboard --extra trackio $(HELD) -o requirements/images/trackers.txt
-	$(IMAGE_GPU) --extra inference --extra cli --extra gpu -o requirements/images/inference-gpu.txt
+	$(IMAGE_GPU) --extra inference --extra cli --extra gpu requirements/images/engine-gpu.in -o requirements/images/inference-gpu.txt
 	$(UV_COMPILE) requirements/site.in --python-version 3.11 -o requirements/site.txt
 	printf "trl==1.16.0\naxolotl==0.19.0\n" | $(UV_COMPILE) - --no-deps --python-version 3.11 -o requirements/templates.txt
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 	printf "xformers==0.0.34\nnvidia-cuda-runtime-cu12==12.9.79\n" | $(IMAGE_COMPILE) - --no-deps --python-version 3.12 -o requirements/images/flash-attention-3.txt
-	printf 'nvidia-%s==13.0.*\n' cuda-nvcc cuda-crt cuda-cccl nvvm | $(IMAGE_COMPILE) - --python-version 3.12 --no-emit-package nvidia-cuda-runtime -o requirements/images/nvcc.txt
-	echo wheel==0.45.1 | $(IMAGE_COMPILE) - -o requirements/images/flash-attention.txt
+	printf '%s\n' ninja nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-cccl nvidia-nvvm | $(IMAGE_COMPILE) - --constraint requirements/gpu.txt --python-version 3.12 --no-emit-package nvidia-cuda-runtime -o requirements/images/nvcc.txt
 
 clean: ## remove .venv and build output
 	rm -rf $(VENV) build dist images.yaml base-images.json workloads/*.egg-info

@@ -136,21 +136,34 @@ def test_devel_target_adds_locked_cuda_compiler_to_same_image(role: str) -> None
     assert "--require-hashes --requirement /opt/requirements/nvcc.txt" in devel[-1]
     assert [entry.rest for entry in parse(devel[-1]) if entry.name == "USER"] == ["0:0", "1000:1000"]
     lock = REQUIREMENTS / "images/nvcc.txt"
-    assert {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"} == pins(lock).keys()
+    compiler = pins(lock)
+    ninja = compiler.pop("ninja")
+    assert ninja == pins(REQUIREMENTS / "gpu.txt")["ninja"], "torch.utils.cpp_extension needs it, and the engine has it"
+    assert {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"} == compiler.keys()
     runtime = pins(REQUIREMENTS / "images/common-gpu.txt")["nvidia-cuda-runtime"]
-    assert {release(version) for version in pins(lock).values()} == {release(runtime)}, (
+    assert {release(version) for version in compiler.values()} == {release(runtime)}, (
         "CUB refuses headers of another release"
     )
     assert len(re.findall(r"==\S+ \\\n    --hash=sha256:", lock.read_text())) == len(pins(lock))
 
 
-def test_trainer_image_has_no_cuda_compiler() -> None:
-    for part in ("common", "trainer"):
-        assert "nvidia-cuda-nvcc" not in pins(REQUIREMENTS / f"images/{part}-gpu.txt")
+def test_images_have_no_cuda_compiler_and_no_libraries_of_cuda_12() -> None:
+    unused = {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cutlass-dsl-libs-cu12"}
+    for part in ("common", "trainer", "inference"):
+        assert not unused & pins(REQUIREMENTS / f"images/{part}-gpu.txt").keys()
     for role in ("trainer", "inference"):
-        assert "CUDA_HOME" not in "".join(image_stages(dockerfile(role))), (
-            "nvcc of humming-kernels is not for FlashInfer"
-        )
+        assert "CUDA_HOME" not in "".join(image_stages(dockerfile(role)))
+
+
+@pytest.mark.parametrize("lock", ["gpu.txt", "local-gpu.txt", "images/inference-gpu.txt"])
+def test_cuda_headers_and_bindings_are_of_torchs_release(lock: str) -> None:
+    """CUB refuses headers of another release, and cuda-python 12 overwrites modules of cuda-bindings 13."""
+    found = pins(REQUIREMENTS / lock)
+    of_toolkit = [name for name in found if re.fullmatch("nvidia-(cuda-(nvcc|crt|cccl|runtime)|nvvm)", name)]
+    assert {"nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime"} <= set(of_toolkit)
+    assert {release(found[name]) for name in of_toolkit} == {release(found["cuda-toolkit"])}
+    assert "cuda-python" not in found
+    assert found["cuda-bindings"].split(".")[0] == found["cuda-toolkit"].split(".")[0]
 
 
 def test_cpu_images_contain_no_gpu_library_except_cuda_runtime() -> None:
