@@ -4,6 +4,9 @@ FlashAttention 3 is on no public index with its backward pass, and its build tak
 compiled library, linked by torch's stable ABI, which later versions of torch load. INSTALLED is a folder in which the packages of
 requirements/images/flash-attention-3.txt are installed, by hash. The same input gives the same bytes. Needs only Python, because the
 image's build runs it.
+
+The library also contains code for older GPUs, 144 of 356 MB, which `trainer.attention` never selects: `BACKENDS` allows fa3 on
+compute capability 9.x only. The wheel does not store it (`elf_file.punch_holes`).
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.gpu.zero_fatbin import HOPPER, containers, is_kept, zero_other_architectures
+from tools.elf_file import punch_holes
+
 VERSION = "3.0.0+xformers.0.0.34"
 WHEEL = f"flash_attn_3-{VERSION}-py3-none-manylinux_2_28_x86_64.whl"
-SHA256 = "73ab791850e5af852848db0e5c967c008298cb54d179ccce04395d85e21cd02c"
+SHA256 = "ce960b868c668c37964e704b95e80f83581a6a9d76c5ada626a6c78b6d9d3ab1"
 """Hash of the wheel."""
 _INFO = f"flash_attn_3-{VERSION}.dist-info"
 _TIME = (1980, 1, 1, 0, 0, 0)
@@ -54,8 +60,9 @@ Generator: rlrun
 Root-Is-Purelib: false
 Tag: py3-none-manylinux_2_28_x86_64
 """
+LIBRARY = "flash_attn_3/flash_attn_3.so"
 SOURCES: Mapping[str, str] = {
-    "flash_attn_3/flash_attn_3.so": "xformers/flash_attn_3/_C.so",
+    LIBRARY: "xformers/flash_attn_3/_C.so",
     "flash_attn_3/libcudart.so.12": "nvidia/cuda_runtime/lib/libcudart.so.12",
     f"{_INFO}/licenses/LICENSE.xformers": "xformers-0.0.34.dist-info/licenses/LICENSE",
     f"{_INFO}/licenses/LICENSE.cuda-runtime": "nvidia_cuda_runtime_cu12-*.dist-info/licenses/License.txt",
@@ -95,6 +102,27 @@ def read_files(installed: Path) -> dict[str, bytes]:
     return found
 
 
+def keep_hopper(library: bytes) -> bytes:
+    """Return the library without its code for other GPUs than Hopper; all other memory stays.
+
+    Raises:
+        ValueError: the library has an unknown format.
+    """
+    dropped = [
+        (entry.start, entry.stop)
+        for entries in containers(library)
+        for entry in entries
+        if not is_kept(entry, entries, HOPPER)
+    ]
+    return punch_holes(zero_other_architectures(library, HOPPER)[0], dropped)
+
+
+def hopper_files(installed: Path) -> dict[str, bytes]:
+    """Return the files of the wheel, the library with its code for Hopper only; arguments and errors as `read_files`, `keep_hopper`."""
+    files = read_files(installed)
+    return {**files, LIBRARY: keep_hopper(files[LIBRARY])}
+
+
 def write_wheel(files: Mapping[str, bytes], folder: Path) -> Path:
     """Write the wheel and return its path."""
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in sorted(files.items()))
@@ -120,12 +148,12 @@ def main() -> int:
         print("usage: python -m tools.flash_attention_3 INSTALLED FOLDER", file=sys.stderr)
         return 64
     try:
-        wheel = write_wheel(read_files(Path(sys.argv[1])), Path(sys.argv[2]))
+        wheel = write_wheel(hopper_files(Path(sys.argv[1])), Path(sys.argv[2]))
         if (found := hashlib.sha256(wheel.read_bytes()).hexdigest()) != SHA256:
             wheel.unlink()
             raise SourceError(f"{wheel} has the hash {found} instead of {SHA256}; install the packages by hash again")
         print(wheel)
-    except SourceError as error:
+    except (SourceError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 66
     return 0

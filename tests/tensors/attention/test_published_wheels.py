@@ -116,7 +116,7 @@ def test_locked_beta_returns_more_values_than_used() -> None:
 @pytest.mark.full
 def test_flash_attention_3_wheel_loads_with_installed_torch(tmp_path: Path) -> None:
     """The library of the images loads without a GPU, and its operations have the arguments of our calls."""
-    files = flash_attention_3.read_files(flash_attention_3_sources())
+    files = flash_attention_3.hopper_files(flash_attention_3_sources())
     wheel = flash_attention_3.write_wheel(files, tmp_path / "a")
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() == flash_attention_3.SHA256
     uv = Path(sys.executable).with_name("uv")

@@ -65,5 +65,8 @@ def test_library_of_another_release_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["flash_attention_3", str(installed), str(tmp_path / "wheels")])
     assert main() == 66
+    assert "not a 64-bit little-endian ELF file" in capsys.readouterr().err
+    monkeypatch.setattr(flash_attention_3, "keep_hopper", lambda library: library)
+    assert main() == 66
     assert f"instead of {flash_attention_3.SHA256}; install the packages by hash again" in capsys.readouterr().err
     assert not list((tmp_path / "wheels").glob("*.whl"))

@@ -94,7 +94,7 @@ FA4 = Package(
     locked=frozenset({"window", "sinks", "context"}),
 )
 """The two functions that torch's own adapter to FlashAttention 4 calls, of one release, because each beta may change them. The public
-function has no gradient of sinks, and its backward pass over packed rows refuses soft caps."""
+function has no gradient of sinks. Soft caps, which both accept, have not been computed on a GPU."""
 
 BACKENDS: Mapping[Kernel, Backend] = {
     "fa3": Backend(frozenset({"window", "softcap", "sinks", "context"}), 256, (9, 9), FA3, 8),
