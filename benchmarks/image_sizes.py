@@ -3,8 +3,8 @@
     python -m benchmarks.image_sizes trainer=rlrun-trainer:0.1.0 inference=rlrun-inference:0.1.0 [--program buildah] [--write]
 
 Each image is started once without a GPU, and `tools/gpu_image_check.py` runs in it: Triton compiles a kernel for Hopper,
-torch.compile finds a C++ compiler, FlashAttention 4 is imported. `--write` writes the tables to
-benchmarks/results/image_sizes.md.
+torch.compile finds a C++ compiler, FlashAttention 4 is imported. `--compressed` also compresses every layer with gzip, as
+a push to a registry does, and takes minutes. `--write` writes the tables to benchmarks/results/image_sizes.md.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.gpu_image_check import ROLES
-from tools.image_sizes import SHOWN_BYTES, Layer, read_layers, short_step
+from tools.image_sizes import SHOWN_BYTES, Layer, manifest_layers, read_layers, short_step
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/image_sizes.md"
@@ -44,6 +45,8 @@ class Measured:
     """Result of each check by name: passed and text."""
     packages: Mapping[str, int]
     """Bytes of the largest Python packages by name, the largest first."""
+    compressed: int | None = None
+    """Bytes that a node without any layer pulls, or None if they were not measured."""
 
     @property
     def size(self) -> int:
@@ -90,7 +93,21 @@ def run_check(program: str, reference: str, role: str, devel: bool) -> dict[str,
     return results
 
 
-def measure_image(program: str, reference: str, role: str, devel: bool) -> Measured:
+def compressed_size(reference: str) -> int:
+    """Return the bytes of the layers of an image that buildah has, compressed with gzip.
+
+    Raises:
+        MeasureError: they cannot be written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output_of(["buildah", "push", "--quiet", reference, f"oci:{folder}/image:measured"])
+        blobs = Path(folder) / "image/blobs/sha256"
+        index = json.loads((blobs.parents[1] / "index.json").read_text())
+        manifest = json.loads((blobs / index["manifests"][0]["digest"].removeprefix("sha256:")).read_text())
+        return sum(layer.size for layer in manifest_layers(manifest))
+
+
+def measure_image(program: str, reference: str, role: str, devel: bool, compressed: bool = False) -> Measured:
     """Return layers, checks and packages of an image.
 
     Raises:
@@ -101,7 +118,8 @@ def measure_image(program: str, reference: str, role: str, devel: bool) -> Measu
     except (ValueError, OSError) as error:
         raise MeasureError(f"{reference}: {error}") from None
     results = run_check(program, reference, role, devel)
-    return Measured(role, layers, results["checks"], results["packages"])
+    size = compressed_size(reference) if compressed else None
+    return Measured(role, layers, results["checks"], results["packages"], size)
 
 
 def page_text(images: Sequence[Measured], note: str) -> str:
@@ -112,12 +130,12 @@ def page_text(images: Sequence[Measured], note: str) -> str:
         note: sentences about the machine and the base.
     """
     lines = ["# Sizes of the GPU images", "", note, ""]
-    lines += ["| image | unpacked | goal | checks passed |", "|---|---|---|---|"]
+    lines += ["| image | unpacked | goal | to pull | checks passed |", "|---|---|---|---|---|"]
     for image in images:
         passed = sum(result["passed"] for result in image.checks.values())
-        lines.append(
-            f"| {image.role} | {image.size / 1e9:.2f} GB | {LIMITS_GB[image.role]:.0f} GB | {passed} of {len(image.checks)} |"
-        )
+        pulled = "not measured" if image.compressed is None else f"{image.compressed / 1e9:.2f} GB"
+        sizes = f"{image.size / 1e9:.2f} GB | {LIMITS_GB[image.role]:.0f} GB | {pulled}"
+        lines.append(f"| {image.role} | {sizes} | {passed} of {len(image.checks)} |")
     for image in images:
         lines += ["", f"## {image.role}", "", "| layer | MB |", "|---|---|"]
         lines += [
@@ -143,14 +161,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("images", nargs="+", metavar="ROLE=REFERENCE")
     parser.add_argument("--program", choices=("docker", "buildah"), default="docker", help="default: docker")
     parser.add_argument("--devel", action="store_true", help="the images are of the target devel, with a CUDA compiler")
+    parser.add_argument("--compressed", action="store_true", help="also compress the layers; needs --program buildah")
     parser.add_argument("--note", default="", help="sentences about the machine, for the page")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args(argv)
     pairs = [image.partition("=")[::2] for image in options.images]
     if wrong := [role for role, reference in pairs if role not in ROLES or not reference]:
         parser.error(f"images: {wrong[0]!r} is not ROLE=REFERENCE with a role of {', '.join(ROLES)}")
+    if options.compressed and options.program != "buildah":
+        parser.error("--compressed needs --program buildah; docker compresses only for a registry")
     try:
-        measured = [measure_image(options.program, reference, role, options.devel) for role, reference in pairs]
+        measured = [
+            measure_image(options.program, reference, role, options.devel, options.compressed)
+            for role, reference in pairs
+        ]
     except MeasureError as error:
         print(f"image_sizes: {error}", file=sys.stderr)
         return 1

@@ -55,13 +55,6 @@ def check_nvcc() -> str:
     return "absent"
 
 
-def check_nvcc_is_hidden() -> str:
-    """Fail if FlashInfer would find a CUDA compiler. The one of humming-kernels, which vLLM requires, is only in its package."""
-    found = [*find_nvcc(), *filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")))]
-    assert not found, f"found {', '.join(found)}"
-    return "not on the PATH; humming-kernels brings its own"
-
-
 def check_nvcc_compiles() -> str:
     """Fail if nvcc cannot compile and link a kernel with CUB and bfloat16 for Hopper."""
     with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +64,28 @@ def check_nvcc_compiles() -> str:
         done = subprocess.run([*command, "-lcudart", "-o", f"{folder}/kernel.so"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr.strip()[-250:]
     return "compiles and links a kernel with CUB for sm_90a"
+
+
+def check_extension() -> str:
+    """Fail if torch cannot compile and link a CUDA extension."""
+    from torch.utils import cpp_extension
+
+    os.environ["TORCH_CUDA_ARCH_LIST"] = "9.0"
+    declaration = "#include <torch/extension.h>\nvoid add_one(torch::Tensor x);\n"
+    kernel = """
+#include <torch/extension.h>
+#include <c10/cuda/CUDAStream.h>
+__global__ void add_one_kernel(float *x, int count) { int i = blockIdx.x * 128 + threadIdx.x; if (i < count) x[i] += 1; }
+void add_one(torch::Tensor x) {
+    add_one_kernel<<<(x.numel() + 127) / 128, 128, 0, c10::cuda::getCurrentCUDAStream()>>>(x.data_ptr<float>(), x.numel());
+}
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        module = cpp_extension.load_inline(
+            "rlrun_check", [declaration], [kernel], functions=["add_one"], build_directory=folder
+        )
+        assert callable(module.add_one)
+    return "torch.utils.cpp_extension compiles, links and loads a kernel for sm_90"
 
 
 def check_variables() -> str:
@@ -155,6 +170,39 @@ def check_engine() -> str:
     return metadata.version("vllm")
 
 
+def check_nvrtc() -> str:
+    """Fail if NVRTC cannot compile a kernel with CUB, as humming-kernels does for some quantized models."""
+    import cuda.bindings  # type: ignore[import-untyped,unused-ignore]
+    import torch
+    from cuda.bindings import nvrtc  # type: ignore[import-untyped,unused-ignore]
+
+    assert cuda.bindings.__version__.split(".")[0] == (torch.version.cuda or "").split(".")[0], (
+        f"cuda.bindings {cuda.bindings.__version__} is for another CUDA release than torch's {torch.version.cuda}"
+    )
+    include = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/include"
+    options = [f"-I{include}", f"-I{include}/cccl", f"--gpu-architecture=sm_{HOPPER}a", "-std=c++17"]
+    source = KERNEL.partition('extern "C"')[0].replace("cub/cub.cuh", "cub/block/block_reduce.cuh")
+    error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise AssertionError(log.decode(errors="replace").strip()[-250:])
+    return f"cuda.bindings {cuda.bindings.__version__} compiles a kernel with CUB for sm_90a, without nvcc"
+
+
+def check_flash_attention_3() -> str:
+    """Fail if the library of FlashAttention 3 does not load or registers no kernels."""
+    import torch
+
+    importlib.import_module("flash_attn_interface")
+    names = ("flash_attn_3::fwd", "flash_attn_3::bwd")
+    lacking = [name for name in names if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")]
+    assert not lacking, f"no kernel of {', '.join(lacking)}"
+    return metadata.version("flash-attn-3")
+
+
 def check_infiniband() -> str:
     """Fail if NCCL would find no InfiniBand library and use TCP without a message."""
     import ctypes
@@ -182,11 +230,14 @@ def checks_of(role: str, *, devel: bool = False) -> dict[str, Callable[[], str]]
         "Triton launcher": check_launcher,
         "torch.compile": check_torch_compile,
         "InfiniBand": check_infiniband,
+        "FlashAttention 3": check_flash_attention_3,
         "FlashAttention 4": check_flash_attention_4,
     }
-    without_devel = check_nvcc if role == "trainer" else check_nvcc_is_hidden
-    checks["nvcc"] = check_nvcc_compiles if devel else without_devel
-    return checks | ({"vLLM": check_engine} if role == "inference" else {})
+    if devel:
+        checks |= {"nvcc": check_nvcc_compiles, "extension of torch": check_extension}
+    else:
+        checks["nvcc"] = check_nvcc
+    return checks | ({"vLLM": check_engine, "NVRTC": check_nvrtc} if role == "inference" else {})
 
 
 def main() -> int:

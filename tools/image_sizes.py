@@ -13,6 +13,8 @@ SHOWN_BYTES = 1_000_000
 """Layers below this size are one line of the table."""
 _ARGUMENTS = re.compile(r"^\|\d+ .*?(?=/bin/sh -c )")
 _LOCK = re.compile(r"--requirement /opt/requirements/([\w.-]+)\.txt")
+_COPIES = {"/opt/rlrun/lib": "packages of flash-attention-3.txt", "/opt/requirements/dist": "wheel of rlrun"}
+"""Layers that copy the result of another stage, by folder."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,9 @@ def short_step(step: str) -> str:
         return f"packages of {lock[1]}.txt"
     if "--no-index" in step and "/opt/requirements/dist" in step:
         return "rlrun"
+    for folder, name in _COPIES.items():
+        if re.search(rf"\bCOPY .*{folder}\b", step):
+            return name
     if "apt-get install" in step:
         return "system packages"
     if "python3 -m venv" in step:

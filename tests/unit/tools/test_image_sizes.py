@@ -95,6 +95,9 @@ def test_registry_manifest_gives_compressed_layers_of_the_platform() -> None:
             "rlrun",
         ),
         ("/bin/sh -c #(nop) COPY file:1 in /opt ", "COPY file:1 in /opt"),
+        ("/bin/sh -c #(nop) COPY dir:1 in /opt/rlrun/lib ", "packages of flash-attention-3.txt"),
+        ("COPY /opt/rlrun/lib /opt/rlrun/lib # buildkit", "packages of flash-attention-3.txt"),
+        ("COPY /dist /opt/requirements/dist # buildkit", "wheel of rlrun"),
         ("", "base"),
     ],
 )
