@@ -41,17 +41,12 @@ from loguru import logger
 
 from benchmarks.long_tail import least_seconds, lengths
 from benchmarks.real_long_tail import real_long_tail_table
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.inference.client.engine_client import Completion
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from tests.support.orchestrator.simulation.orch_simulation import FakeEngine, make_config, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
-
-import orch_simulation  # noqa: E402
-from orch_simulation import FakeEngine, make_config, simulate  # noqa: E402
-
-from rlrun.config.models.roles import OrchestratorConfig  # noqa: E402
-from rlrun.inference.client.engine_client import Completion  # noqa: E402
-from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
-
 BATCH = 32
 GROUP = 4
 LEVELS = (0, 2)
@@ -173,7 +168,6 @@ def long_tail_table(steps: int) -> str:
         "share of its bound",
         "ratio",
     ]
-    orch_simulation.DEADLINE_SECONDS = 600.0
     rows = [f"| {' | '.join([*names, 'cancelled', 'oldest'])} |", "|---" + "|---:" * 7 + "|"]
     for generate, train in ((0.4, 0.4), (0.4, 0.2)):
         sync = asyncio.run(long_tailed(0, generate, train, steps))

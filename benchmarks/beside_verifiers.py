@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +39,14 @@ from loguru import logger
 
 from benchmarks.costs import Cost, cpu
 from benchmarks.instant_engine import instant_engine
+from rlrun.diagnostics import heap
+from rlrun.orchestrator.main import orchestrate_attempt
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from tests.support.orchestrator.simulation.orch_simulation import API_KEY, FakeTrainer, begin, make_config
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "support" / "orchestrator" / "simulation"), str(ROOT / "benchmarks" / "tasksets")]
-
-from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
-
-from rlrun.diagnostics import heap  # noqa: E402
-from rlrun.orchestrator.main import orchestrate_attempt  # noqa: E402
-from rlrun.protocol.files.paths import RunPaths  # noqa: E402
-from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
-
+sys.path.insert(0, str(ROOT / "benchmarks" / "tasksets"))  # verifiers loads these modules by their short names
 RESULTS = Path(__file__).parent / "results" / "beside_verifiers.md"
 TASKSET = "vf_reverse"
 GROUP = 8
@@ -145,7 +142,7 @@ class Kind:
 
     what: str
     concurrent: int
-    measure: Callable[[str], Awaitable[Cost]]
+    measure: Callable[[str], Coroutine[Any, Any, Cost]]
     """Function from the engine's URL to a cost."""
 
 

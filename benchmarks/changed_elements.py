@@ -63,7 +63,7 @@ def changed(bench: Bench, rate: float, steps: int) -> list[float]:
     found: list[float] = []
     before: list[torch.Tensor] = []
     for step in range(steps + 1):
-        now = [p.detach().to_local().to(torch.bfloat16) for p in bench.learner.model.parameters()]  # type: ignore[attr-defined]
+        now = [p.detach().to_local().to(torch.bfloat16) for p in bench.learner.model.parameters()]
         if before:
             differ = sum(int((new != old).sum()) for new, old in zip(now, before, strict=True))
             found.append(differ / sum(one.numel() for one in now))

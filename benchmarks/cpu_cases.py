@@ -95,7 +95,8 @@ def packing(folder: Path) -> Iterator[Act]:
     from rlrun.protocol.packing import micro_batches
 
     # Before the renames of 2026-11-29 the function was `plan`.
-    plan = getattr(micro_batches, "plan_micro_batches", None) or micro_batches.plan
+    functions = vars(micro_batches)
+    plan = functions.get("plan_micro_batches") or functions["plan"]
     lengths = [int(one) for one in np.random.default_rng(0).lognormal(6.8, 1.0, 4096).clip(16, 8192)]
 
     def act() -> float:

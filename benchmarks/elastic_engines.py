@@ -35,10 +35,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
 from rlrun.protocol.messages.lease_annotations import EngineLoad
 from rlrun_operator.decide.engine_count import Rules, choose_engines
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support/orchestrator/simulation"))
-
-from orch_simulation import API_KEY, FakeTrainer, begin, in_process, make_config
+from tests.support.orchestrator.simulation.orch_simulation import API_KEY, FakeTrainer, begin, in_process, make_config
 
 RESULTS = Path(__file__).parent / "results" / "elastic_engines.md"
 QUIET, BUSY, AFTER = 20, 45, 35

@@ -28,16 +28,11 @@ from loguru import logger
 
 from benchmarks.costs import cpu
 from benchmarks.instant_engine import instant_engines
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
-
-from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
-
-from rlrun.diagnostics import heap  # noqa: E402
-from rlrun.orchestrator.main import orchestrate_attempt  # noqa: E402
-from rlrun.protocol.files.paths import RunPaths  # noqa: E402
-from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
+from rlrun.diagnostics import heap
+from rlrun.orchestrator.main import orchestrate_attempt
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from tests.support.orchestrator.simulation.orch_simulation import API_KEY, FakeTrainer, begin, make_config
 
 RESULTS = Path(__file__).parent / "results" / "event_loop_lag.md"
 GOAL_MS = 100.0
@@ -51,7 +46,7 @@ LARGE: dict[str, Any] = {
 STEPS = 3
 
 
-class Stretches(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class Stretches(selectors.DefaultSelector):
     """Wall-clock and CPU seconds of each interval between two polls for events."""
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,14 +93,17 @@ def cost() -> list[str]:
     return lines
 
 
+def _has_more_requests(killed: KilledRun, asked: int) -> bool:
+    return len(killed.requests()) > asked
+
+
 def _killed(folder: Path, steps: int, algorithm: dict[str, int], kills: int, rng: random.Random) -> KilledRun:
     with stub_run(folder, **make_changes(steps, algorithm)) as run:
         killed = KilledRun(run)
         killed.begin()
         for _ in range(kills):
             killed.start()
-            asked = len(killed.requests())
-            killed.until(lambda asked=asked: len(killed.requests()) > asked, "it requests rollouts")  # type: ignore[misc]
+            killed.until(partial(_has_more_requests, killed, len(killed.requests())), "it requests rollouts")
             time.sleep(rng.uniform(0, LONGEST_LIFE_SECONDS))
             if killed.orchestrator.poll() is not None:
                 break  # it completed before the kills

@@ -173,13 +173,12 @@ def start(manifest: Path, folder: Path, *options: str) -> subprocess.Popen[bytes
 
 def launch(argv: Sequence[str]) -> int:
     """Run `rlrun local` in this process, with the commands of the stubs."""
-    real = process_plan.module_command
 
     def with_stub(module: str, arguments: list[str]) -> list[str]:
-        return real(f"{STUB}.inference" if module == process_plan.ENGINE_MODULE else module, arguments)
+        return module_command(f"{STUB}.inference" if module == process_plan.ENGINE_MODULE else module, arguments)
 
     def stub_trainer(config: object, *, config_file: Path, **_: object) -> list[str]:
-        return real(f"{STUB}.trainer", ["--config", str(config_file)])
+        return module_command(f"{STUB}.trainer", ["--config", str(config_file)])
 
     def stub_model(module: str, arguments: list[str]) -> list[str]:
         return module_command(f"{STUB}.model", arguments)

@@ -62,7 +62,7 @@ class LengthyClient(EngineClient):
 
     async def metrics_text(self) -> str:
         """Return all of the engine's metrics in their text form."""
-        return (await self._send_request("GET", ENGINE_METRICS, 30.0, None))[1]
+        return (await self._send_request("GET", ENGINE_METRICS, 30.0))[1].decode()
 
     def _fill(self, folder: Path) -> None:
         if (folder / "COMPLETE").exists():

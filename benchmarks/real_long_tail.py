@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +13,7 @@ from typing import Any
 
 from benchmarks.long_tail import Pace, least_seconds
 from benchmarks.real_engine import Load, RealEngine, long_tailed, measure_pace, real_engine, watched
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
-
-import orch_simulation  # noqa: E402
-from orch_simulation import make_config, simulate  # noqa: E402
+from tests.support.orchestrator.simulation.orch_simulation import make_config, simulate
 
 BATCH = 32
 GROUP = 4
@@ -32,7 +26,6 @@ TRAINING = 0.5
 """Training time of a step, relative to a full engine's time for a batch, so that the ratio does not depend on the
 machine."""
 PACE_BATCHES = 3
-DEADLINE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,6 @@ def row(what: str, run: RealRun, share: float, pace: Pace) -> str:
 def real_long_tail_table(steps: int, rounds: int) -> str:
     """Return synchronous and asynchronous runs in turn, as Markdown. The engine's pace is measured before and after
     each run."""
-    orch_simulation.DEADLINE_SECONDS = DEADLINE_SECONDS
     rows = [f"| {' | '.join(['setting', *COLUMNS])} |", "|---" + "|---:" * len(COLUMNS) + "|"]
     ratios = []
     wanted, prompts = long_tailed(MEAN_TOKENS), some_prompts(PACE_BATCHES * BATCH // GROUP)

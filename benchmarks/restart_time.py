@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -84,6 +85,11 @@ def first_steps(metrics: Path) -> dict[int, dict[str, float]]:
     return found
 
 
+def is_training(run: Path, attempt: int) -> bool:
+    """Return whether an attempt of the run has trained a step."""
+    return attempt in first_steps(run / "metrics.jsonl")
+
+
 def kill_a_rank(folder: Path) -> None:
     """Kill the last rank, not torchrun."""
     lines = {pid: command_line(pid) for pid in processes_of(folder)}
@@ -105,7 +111,7 @@ def restarts(folder: Path, kills: int) -> list[dict[str, float]]:
             more = ["--resume"] if attempt > 1 else []
             launcher = subprocess.Popen([*command, *more], stdout=output, stderr=subprocess.STDOUT)
         try:
-            until(lambda number=attempt: number in first_steps(run / "metrics.jsonl"), launcher, log)
+            until(partial(is_training, run, attempt), launcher, log)
             now = time.monotonic()
             if attempt > 1:
                 inside = first_steps(run / "metrics.jsonl")[attempt]

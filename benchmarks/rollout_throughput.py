@@ -27,15 +27,10 @@ from typing import Any
 from loguru import logger
 
 from benchmarks.costs import Cost, cpu, profiler, write_profile
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
-
-from orch_simulation import FakeEngine, in_process, make_config, simulate  # noqa: E402
-
-from rlrun.inference.client.engine_client import Completion  # noqa: E402
-from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
-from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
+from rlrun.inference.client.engine_client import Completion
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from tests.support.orchestrator.simulation.orch_simulation import FakeEngine, in_process, make_config, simulate
 
 CONCURRENT = 2000
 GROUP = 8
@@ -78,7 +73,7 @@ class InstantEngine(FakeEngine):
     _waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
     _answering: asyncio.Task[None] | None = None
 
-    async def generate(self, token_ids: Sequence[int], *, n: int, **_: Any) -> list[Completion]:  # type: ignore[override]
+    async def generate(self, token_ids: Sequence[int], *, n: int, **_: Any) -> list[Completion]:
         if not self.most:
             self.began, self.lag.worst = cpu(), 0.0
         answer = asyncio.get_running_loop().create_future()

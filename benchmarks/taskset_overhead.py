@@ -40,20 +40,23 @@ from loguru import logger
 from benchmarks.beside_verifiers import GROUP, LOOK_SECONDS, TASKSET, Play, open_verifiers
 from benchmarks.costs import Cost, profiler, write_profile
 from benchmarks.instant_engine import instant_engine
+from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.environments.registry import load_environment
+from rlrun.environments.stage import InProcessStage
+from rlrun.orchestrator.main import Outside, orchestrate_attempt
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from tests.support.orchestrator.simulation.orch_simulation import (
+    API_KEY,
+    FakeTrainer,
+    begin,
+    eventually,
+    in_process,
+    make_config,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "support" / "orchestrator" / "simulation")]
-
-from orch_simulation import API_KEY, FakeTrainer, begin, eventually, in_process, make_config  # noqa: E402
-
-from rlrun.environments.protocol import Message, Reply, Tool  # noqa: E402
-from rlrun.environments.registry import load_environment  # noqa: E402
-from rlrun.environments.stage import InProcessStage  # noqa: E402
-from rlrun.orchestrator.main import Outside, orchestrate_attempt  # noqa: E402
-from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
-from rlrun.protocol.files.paths import RunPaths  # noqa: E402
-from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
-
 TASKSETS = str(ROOT / "benchmarks" / "tasksets")
 """Search path of the environment's process."""
 RESULTS = Path(__file__).parent / "results" / "taskset_overhead.md"
@@ -213,7 +216,10 @@ async def measure(
             await stack.enter_async_context(trainer)
             resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": [url]})
             outside = Outside(open_environments=open_arenas if own_process else in_process)
-            loaded = gc.collect  # excluded from collection with each of our turns
+
+            def loaded() -> None:
+                gc.collect()  # excluded from collection with each of our turns
+
             assert await orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, outside=outside, loaded=loaded) == 0
         return {name: costs[1:] for name, costs in trainer.costs.items()}
 

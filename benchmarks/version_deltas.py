@@ -110,7 +110,7 @@ def speed(share: float) -> Speed:
 
     encode_seconds = best(lambda: encode_difference(base, new, most=BUCKET_BYTES // 2))
     size = BUCKET_BYTES / GB
-    return Speed(size / encode_seconds, size / best(rebuild), size / best(lambda: zlib.crc32(new)))
+    return Speed(size / encode_seconds, size / best(rebuild), size / best(lambda: zlib.crc32(new.data)))
 
 
 def best(act: Callable[[], object]) -> float:

@@ -19,6 +19,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,10 @@ def check_flash_attention(tokens: int, heads: int, kv_heads: int, size: int = 12
 
 
 KERNELS: Mapping[str, Callable[[], float]] = {
-    **{f"RMSNorm {r} x {h}": lambda r=r, h=h: check_rms_norm(r, h) for r, h in ((7, 128), (64, 1024), (4096, 3072))},
-    **{f"RoPE {t} x {h}": lambda t=t, h=h: check_rotary(t, h) for t, h in ((1, 8), (64, 16), (1024, 16))},
+    **{f"RMSNorm {r} x {h}": partial(check_rms_norm, r, h) for r, h in ((7, 128), (64, 1024), (4096, 3072))},
+    **{f"RoPE {t} x {h}": partial(check_rotary, t, h) for t, h in ((1, 8), (64, 16), (1024, 16))},
     **{
-        f"FA3 {t} x {h}/{k}": lambda t=t, h=h, k=k: check_flash_attention(t, h, k)
+        f"FA3 {t} x {h}/{k}": partial(check_flash_attention, t, h, k)
         for t, h, k in ((17, 16, 8), (256, 16, 8), (2048, 32, 8))
     },
 }

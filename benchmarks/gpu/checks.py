@@ -81,9 +81,9 @@ def _inputs(shape: Shape, lengths: Sequence[int], device: torch.device, dtype: t
 
 
 def _run(kernel: Kernel, inputs: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-    leaves = [tensor.detach().requires_grad_() for tensor in inputs[:3]]
-    output = kernel(*leaves, row_layout(lengths, inputs[0].device))
-    return [output.detach(), *torch.autograd.grad(output, leaves, inputs[3])]
+    q, k, v = (tensor.detach().requires_grad_() for tensor in inputs[:3])
+    output = kernel(q, k, v, row_layout(lengths, inputs[0].device))
+    return [output.detach(), *torch.autograd.grad(output, (q, k, v), inputs[3])]
 
 
 def _each_alone(function: Any, inputs: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
@@ -99,6 +99,6 @@ def _each_alone(function: Any, inputs: Sequence[Tensor], lengths: Sequence[int])
 def _plain(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int]) -> Tensor:
     """Attention of one sequence in single steps, each rounded."""
     k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+    scores = q.transpose(0, 1) @ k.permute(1, 2, 0) / q.shape[2] ** 0.5
     hidden = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).triu(1)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)

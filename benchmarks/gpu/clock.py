@@ -24,7 +24,7 @@ def milliseconds(work: Callable[[], object], device: torch.device, *, repeats: i
             work()
             end.record()
             torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end))
+            found.append(float(begin.elapsed_time(end)))
         else:
             began = time.perf_counter()
             work()
@@ -41,7 +41,7 @@ def peak_gib(work: Callable[[], object], device: torch.device) -> float | None:
     torch.cuda.reset_peak_memory_stats()
     work()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
+    return float(torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def distance(found: Tensor, exact: Tensor) -> float:

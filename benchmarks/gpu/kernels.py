@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,14 @@ def rows(dry: bool) -> Iterator[Row]:
     checked = TINY_CHECKED if dry else CHECKED
     yield from attention_rows(shape, layouts, checked, device, [*KERNELS][:FIRST])
     for name in heads.VARIANTS:
-        yield Row("LM head", name, lambda name=name: heads.head_cost(name, shape, tokens, device))
+        yield Row("LM head", name, partial(heads.head_cost, name, shape, tokens, device))
     yield Row("LM head: errors", "trainer", lambda: checks.head_errors(shape, 64 if dry else 2_048, device))
     for name, (inputs, outputs) in shape.products().items():
         count = TINY_TOKENS if dry else (4_096 if name == "head" else PRODUCT_TOKENS)
         yield Row(
             "matrix products",
             name,
-            lambda inputs=inputs, outputs=outputs, count=count: product_rates(count, inputs, outputs, device),
+            partial(product_rates, count, inputs, outputs, device),
         )
     # Padded blocks are for CPUs.
     yield from attention_rows(shape, layouts, checked, device, [*KERNELS][FIRST : None if dry else -1])
@@ -72,14 +73,14 @@ def attention_rows(
         yield Row(
             "attention: errors",
             name,
-            lambda name=name: checks.attention_errors(KERNELS[name], shape, checked, device),
+            partial(checks.attention_errors, KERNELS[name], shape, checked, device),
         )
     for layout in layouts:
         for name in names:
             yield Row(
                 "attention",
                 f"{name}, {layout}",
-                lambda name=name, layout=layout: attention_rates(KERNELS[name], shape, layouts[layout], device),
+                partial(attention_rates, KERNELS[name], shape, layouts[layout], device),
             )
 
 

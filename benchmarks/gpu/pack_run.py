@@ -86,7 +86,9 @@ def check_sums(folder: Path) -> int:
     """
     fix = "run benchmarks/gpu/pack_run.sh again"
     try:
-        listed = dict(reversed(line.split("  ", 1)) for line in (folder / SUMS).read_text().splitlines())
+        listed = {
+            name: value for value, name in (line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines())
+        }
     except (OSError, ValueError) as error:
         raise PackError(f"{folder / SUMS} cannot be read ({error}); {fix}") from None
     present = {file.name: file for file in folder.iterdir() if file.name != SUMS}

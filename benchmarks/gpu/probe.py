@@ -78,10 +78,11 @@ def works(device: torch.device) -> dict[str, Callable[[], object]]:
 
     def attention() -> None:
         inputs = [torch.randn(1, heads, 96, 64, device=device, dtype=torch.bfloat16) for heads in (4, 2, 2)]
-        leaves = [tensor.requires_grad_() for tensor in inputs]
-        packed_attention(torch.nn.Identity(), *leaves, None, packed=row_layout((63, 33), device))[0].sum().backward()
-        assert leaves[1].grad is not None
-        assert leaves[1].grad.shape == leaves[1].shape
+        query, key, value = (tensor.requires_grad_() for tensor in inputs)
+        packed = row_layout((63, 33), device)
+        packed_attention(torch.nn.Identity(), query, key, value, None, packed=packed)[0].sum().backward()
+        assert key.grad is not None
+        assert key.grad.shape == key.shape
 
     def compiled() -> None:
         ones = torch.ones(64, device=device)

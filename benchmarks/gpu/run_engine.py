@@ -26,6 +26,7 @@ from rlrun.inference.client.engine_client import Completion, EngineClient
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.paths import COMPLETE
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, plan_buckets
+from rlrun.protocol.messages.trainer_channel import Backend
 
 START_SECONDS = 240.0
 REQUEST_SECONDS = 240.0
@@ -251,7 +252,7 @@ async def receive_over_gloo(engine: Engine, folder: Path, version: int, device: 
         outbox.close()
 
 
-def check_links(backend: str, device: torch.device, size: int) -> dict[str, float]:
+def check_links(backend: Backend, device: torch.device, size: int) -> dict[str, float]:
     """Join a group of one member twice, broadcast and meet in it. Returns the seconds of each call.
 
     Args:
@@ -266,7 +267,7 @@ def check_links(backend: str, device: torch.device, size: int) -> dict[str, floa
     expected = buffer.clone()
     for attempt in ("first", "second"):
         marks = [time.monotonic()]
-        link = links.join_group(backend, store, attempt, rank=0, members=[], device=device)  # type: ignore[arg-type]
+        link = links.join_group(backend, store, attempt, rank=0, members=[], device=device)
         marks.append(time.monotonic())
         link.broadcast(buffer)
         marks.append(time.monotonic())

@@ -42,6 +42,7 @@ from benchmarks.gpu.run_events import (
 from benchmarks.gpu.run_local import DRY, FULL, SEED, STOP_SECONDS, LocalRun, LocalRuns, Sizes, specification
 from benchmarks.gpu.run_phases import phase_rows, sampled_versions, worst_of_steps
 from benchmarks.gpu.run_task import WarmUp
+from rlrun.protocol.messages.trainer_channel import Backend
 
 PARTS = ("nccl", "colocated", "concurrent", "engine", "ipc")
 GIB = 2**30
@@ -71,7 +72,7 @@ class CompleteRun:
         """Run the part `nccl`."""
         from benchmarks.gpu.run_engine import check_links
 
-        backend = "nccl" if self.sizes.gpus else "gloo"
+        backend: Backend = "nccl" if self.sizes.gpus else "gloo"
         seconds = check_links(backend, self.device, self.sizes.broadcast)
         self.events.put_row(
             "process group with one member", backend, {f"{name} s": one for name, one in seconds.items()}

@@ -102,7 +102,7 @@ def configuration(
     for name, kind in (("attention", AttentionKernel), ("activation_checkpointing", ActivationCheckpointing)):
         if name in fields and fields[name] not in get_args(kind):
             raise ValueError(f"{name} {fields[name]} is no value of this version")
-    offered = [mode for mode in get_args(ActivationCheckpointing) if _accepted(fields | {"mode": mode})]
+    offered = [mode for mode in get_args(ActivationCheckpointing) if _accepted({**fields, "mode": mode})]
     compiled = bool(fields.get("compile"))
     asked = fields.get("activation_checkpointing")
     mode = asked or fitting(shape, step.tokens, compiled=compiled, offered=offered, usable=usable)
@@ -286,7 +286,7 @@ def main() -> None:
         profile = os.environ.get("RLRUN_GPU_PROFILE")
         measure_in_child(arguments.results, arguments.child, Path(profile) if profile else None, dry=arguments.dry)
         return
-    ladder = TINY_LADDER if arguments.dry else LADDER
+    ladder: tuple[Step, ...] = TINY_LADDER if arguments.dry else LADDER
     if arguments.only is not None:
         ladder = tuple(step for step in ladder if step.name == arguments.only)
         if not ladder:

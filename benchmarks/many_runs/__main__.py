@@ -159,7 +159,7 @@ def status_write(cluster: Cluster, world: World, name: str) -> float:
 async def plain_apply_seconds(kubeconfig: Path) -> float:
     """CPU seconds of one server-side apply of 3 kB by bare aiohttp: the measure of what this machine's cores do."""
     configuration = Configuration()
-    load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+    load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
     connection = Connection(configuration)
     url = f"{connection.server}/api/v1/namespaces/default/configmaps/measure"
     headers, query = {"Content-Type": "application/apply-patch+yaml"}, {"fieldManager": "bench", "force": "true"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.cluster import Cluster
 from tests.cluster.native import cgroups
+from tests.cluster.native.cluster import NativeCluster
 from tests.cluster.native.plan import CONTROL_PLANE
 
 SERVER, CONTROLLERS = "kube-apiserver", "kube-controller-manager"
@@ -26,8 +27,9 @@ Cpu = Mapping[str, float]
 
 def processes(cluster: Cluster) -> dict[str, int]:
     """The control plane's daemons and their process ids on this machine."""
+    assert isinstance(cluster, NativeCluster), "the control plane of other clusters does not run on this machine"
     found: dict[str, int] = {}
-    for pid in cgroups.processes(f"{cluster.plan.cgroup}/{CONTROL_PLANE}"):  # type: ignore[attr-defined]
+    for pid in cgroups.processes(f"{cluster.plan.cgroup}/{CONTROL_PLANE}"):
         name = Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()).name
         if name in DAEMONS:
             found[name] = pid

@@ -1,6 +1,7 @@
 """`reverse-text` as a taskset of verifiers 0.4."""
 
 import random
+from collections.abc import Iterator
 
 import verifiers.v1 as vf
 
@@ -17,7 +18,7 @@ class ReverseTask(vf.Task[ReverseData, vf.State]):
 
 
 class Reverse(vf.Taskset[ReverseTask, vf.TasksetConfig]):
-    def load(self):
+    def load(self) -> Iterator[ReverseTask]:
         rng = random.Random(0)
         for _ in range(4000):
             text = "".join(rng.choice("abcdef") for _ in range(4))

@@ -165,7 +165,12 @@ class Forks:
             folder: working directory. Default: the forking process's directory at its start.
         """
         assert self._process.stdin is not None
-        request = {"module": module, "arguments": arguments, "environment": dict(environment or {}), "log": str(log)}
+        request: dict[str, Any] = {
+            "module": module,
+            "arguments": arguments,
+            "environment": dict(environment or {}),
+            "log": str(log),
+        }
         request |= {"exact": exact, "errors": str(errors or log), "folder": None if folder is None else str(folder)}
         with self._ended:
             self._process.stdin.write(json.dumps(request) + "\n")

@@ -26,7 +26,7 @@ class Server(ThreadingHTTPServer):
 
     def __exit__(self, *what: object) -> None:
         self.shutdown()
-        super().__exit__(*what)
+        self.server_close()
 
     @property
     def url(self) -> str:

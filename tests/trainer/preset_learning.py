@@ -53,7 +53,7 @@ def make_policy(folder: Path, accuracy: float) -> nn.Module:
     )
     make_tiny_model(folder, tiny)
     packed_attention.register_attention()
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=packed_attention.NAME)  # type: ignore[no-any-return]
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=packed_attention.NAME)
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ class Play:
     """Groups of rollouts of one policy."""
 
     def __init__(self, seed: int) -> None:
-        self.environment = ReverseText(ReverseTextArgs(**TASK))  # type: ignore[arg-type]
+        self.environment = ReverseText(ReverseTextArgs(**TASK))
         self.tasks = self.environment.tasks("train")
         self.tokenizer = make_tokenizer()
         self.generator = torch.Generator().manual_seed(seed)
@@ -93,8 +93,8 @@ class Play:
         counts = [int((reply == EOS).int().argmax()) + 1 if EOS in reply else len(reply) for reply in replies]
         rewards = asyncio.run(self.scores(chosen, [r[:n].tolist() for r, n in zip(replies, counts, strict=True)]))
         rollouts = [
-            Rollout((recorded(*tokens, step - 1),), reward)
-            for *tokens, reward in zip(prompts, replies, logprobs, counts, rewards, strict=True)
+            Rollout((recorded(prompt, reply, probs, count, step - 1),), reward)
+            for prompt, reply, probs, count, reward in zip(prompts, replies, logprobs, counts, rewards, strict=True)
         ]
         return [
             FinishedGroup(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,7 +17,7 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.batch import Batch, read_batch
 from rlrun.runtime import exit_codes
-from tests.processes.stub.harness.stub_run import StubRun, stub_run
+from tests.processes.stub.harness.stub_run import Program, StubRun, stub_run
 from tests.support.stub.policy import Policy
 from tests.support.stub.script import PolicyScript
 
@@ -64,9 +63,7 @@ class TwoEngines:
 
     def start_second(self) -> None:
         """Start the second engine, possibly again, without the run's weights."""
-        self.second: subprocess.Popen[bytes] = self.run.start(
-            "inference", name="second", file=self._second, STUB_SCRIPT=self._broken
-        )
+        self.second: Program = self.run.start("inference", name="second", file=self._second, STUB_SCRIPT=self._broken)
 
     @property
     def steps(self) -> int:

@@ -62,10 +62,10 @@ class Writer(Protocol):
 
 def without_pauses() -> None:
     """Let the roles of this process retry at once."""
-    volume_faults.backoff = lambda tries, **_: 0.0  # type: ignore[assignment]
-    volume_access.RETRY_SECONDS = 0.0  # type: ignore[misc]
-    completion._LOOK_SECONDS = 0.001  # type: ignore[misc]
-    unsaved.FIRST_RETRY_SECONDS = unsaved.LONGEST_RETRY_SECONDS = 0.0  # type: ignore[misc]
+    volume_faults.FIRST_PAUSE_SECONDS = volume_faults.LONGEST_PAUSE_SECONDS = 0.0
+    volume_access.RETRY_SECONDS = 0.0
+    completion._LOOK_SECONDS = 0.001
+    unsaved.FIRST_RETRY_SECONDS = unsaved.LONGEST_RETRY_SECONDS = 0.0
 
 
 def until_taken(root: Path, doing: str, act: Callable[[], object]) -> None:

@@ -144,7 +144,7 @@ class StubRun:
     def wait(self, process: Program) -> int:
         """Wait for the end of a process as long as the run makes progress; return its exit code."""
         wait_for(
-            lambda: process.poll() is not None, f"the end of {process.args}", progress=self.steps, state=self.state
+            lambda: process.poll() is not None, f"the end of {process.args!r}", progress=self.steps, state=self.state
         )
         return process.wait()
 

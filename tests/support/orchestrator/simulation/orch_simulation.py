@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig
@@ -23,6 +23,7 @@ from rlrun.inference.client.engine_client import Completion, EngineError, Engine
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.aio.event_loop import Background
 from rlrun.orchestrator.attempt import Stop
+from rlrun.orchestrator.engines.replica import Engine
 from rlrun.orchestrator.main import OpenEnvironments, Outside, orchestrate_attempt
 from rlrun.orchestrator.rollouts.environment_pool import Arena, arenas_of
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
@@ -340,7 +341,7 @@ async def simulate(
                 api_key=API_KEY,
                 stop=stop,
                 loaded=loaded,
-                outside=Outside(connect=by_url.__getitem__, open_environments=open_environments),
+                outside=Outside(connect=lambda url: cast(Engine, by_url[url]), open_environments=open_environments),
             )
         )
         world = asyncio.create_task(during(trainer)) if during is not None else None
