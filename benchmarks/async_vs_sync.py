@@ -39,6 +39,7 @@ from typing import Any
 import yaml
 from loguru import logger
 
+from benchmarks.local_command import local_command
 from benchmarks.long_tail import least_seconds, lengths
 from benchmarks.real_long_tail import real_long_tail_table
 from rlrun.config.models.roles import OrchestratorConfig
@@ -200,16 +201,7 @@ def real(level: int, steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         manifest = Path(folder) / "run.yaml"
         manifest.write_text(yaml.safe_dump(document))
-        command = [
-            sys.executable,
-            "-m",
-            "rlrun.cli.main",
-            "local",
-            str(manifest),
-            "--output-dir",
-            f"{folder}/run",
-            "--plain",
-        ]
+        command = local_command(manifest, Path(folder, "run"))
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=dict(os.environ), cwd=ROOT)
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
     times = {line["step"]: line["time"] for line in lines if line["step"] > 0}

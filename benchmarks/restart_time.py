@@ -17,7 +17,6 @@ import platform
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from benchmarks.local_command import local_command
 from benchmarks.results_page import run_page
 from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.protocol.files.checkpoint_manifest import FileEntry, check_sums, file_checksum
@@ -102,8 +102,7 @@ def restarts(folder: Path, kills: int) -> list[dict[str, float]]:
     make_tiny_model(folder / "model", TinyModelConfig(hidden_size=32, layers=2))
     (folder / "run.yaml").write_text(yaml.safe_dump(manifest(folder / "model")))
     run, log = folder / "run", folder / "launcher.log"
-    command = [sys.executable, "-m", "rlrun.cli.main", "local", str(folder / "run.yaml"), "--output-dir", str(run)]
-    command += ["--plain", "--replay", str(record(folder / "recorded", STEPS))]
+    command = local_command(folder / "run.yaml", run, "--replay", str(record(folder / "recorded", STEPS)))
     found: list[dict[str, float]] = []
     killed = ended = 0.0
     for attempt in range(1, kills + 2):

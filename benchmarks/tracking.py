@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from benchmarks.local_command import local_command
 from benchmarks.paired import (
     Estimate,
     Verdict,
@@ -95,16 +96,7 @@ class Run:
         manifest = folder / "run.json"
         head = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "bench"}}
         manifest.write_text(json.dumps({**head, "spec": spec}))
-        command = [
-            sys.executable,
-            "-m",
-            "rlrun.cli.main",
-            "local",
-            str(manifest),
-            "--plain",
-            "--output-dir",
-            str(self.root),
-        ]
+        command = local_command(manifest, self.root)
         self._url, self._config = url, folder / "tracked.json"
         self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env=self._probed(self.notes))
         self._sink: subprocess.Popen[bytes] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 from rlrun import __version__
 from rlrun.api.crd.admission_policy import as_yaml, validating_policy
@@ -36,12 +35,6 @@ def crd_files() -> dict[str, str]:
         f"{CHART}/templates/rlruns.yaml": NOTE + as_yaml(kept),
         f"{CHART}/templates/policy.yaml": NOTE + as_yaml(*kept_policy),
     }
-
-
-def compact_size() -> int:
-    """Return the size of the CRD as compact JSON, which the API server stores and which must fit into an annotation of
-    `kubectl apply`."""
-    return len(json.dumps(build_crd(), separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def _chart() -> dict[str, object]:

@@ -18,6 +18,7 @@ from benchmarks.gpu.engine_choice import EngineChoice
 from benchmarks.gpu.results import Deadline
 from benchmarks.gpu.run_events import Events, GpuSample, GpuSampler
 from benchmarks.gpu.run_task import ENVIRONMENT, WarmUp
+from benchmarks.local_command import local_command
 from rlrun.protocol.files.metrics_line import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -189,17 +190,7 @@ class LocalRuns:
         manifest, folder = where / "run.yaml", where / "run"
         document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": name}, "spec": dict(spec)}
         manifest.write_text(yaml.safe_dump(document))
-        command = [
-            sys.executable,
-            "-m",
-            "rlrun.cli.main",
-            "local",
-            str(manifest),
-            "--output-dir",
-            str(folder),
-            "--plain",
-        ]
-        command += options
+        command = local_command(manifest, folder, *options)
         self._events.add("run started", name=name, command=command[1:])
         began, steps = time.monotonic(), dict[int, tuple[float, Mapping[str, Any]]]()
         with (where / "local.log").open("wb") as log:

@@ -17,7 +17,7 @@ from rlrun.api.crd.frozen_fields import default_of
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.run_status import UNSERVED, RLRunStatus
 from rlrun.config.loading.schema import field_meaning, walk_model
-from tools.crd import compact_size, crd_files
+from tools.crd import crd_files
 
 DEFAULTS = Path(__file__).parent / "golden" / "defaults.json"
 _ANY = "x-kubernetes-preserve-unknown-fields"
@@ -76,7 +76,8 @@ def test_everything_that_a_rule_may_walk_over_is_bounded() -> None:
 
 
 def test_crd_size_stays_below_limit() -> None:
-    assert compact_size() < 88_000
+    # The API server stores the CRD as compact JSON, which must fit into an annotation of `kubectl apply`.
+    assert len(json.dumps(build_crd(), separators=(",", ":"), ensure_ascii=False).encode()) < 88_000
 
 
 def test_status_schema_has_no_validation_rules() -> None:
