@@ -73,6 +73,11 @@ def test_layer_activations_match_design() -> None:
         ("NVIDIA-A10", 23_028),
         ("NVIDIA-GeForce-RTX-4090", 24_564),
         ("H200", 143_771),
+        ("NVIDIA-H20", 97_871),
+        ("NVIDIA-H800", 81_559),
+        ("NVIDIA-GB200", 189_471),
+        ("NVIDIA-B300-SXM6-AC", 275_040),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 97_887),
     ],
 )
 def test_memory_of_a_product(product: str, mib: int) -> None:

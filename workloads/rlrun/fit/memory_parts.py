@@ -61,11 +61,15 @@ class Needs:
 
 MIB, GIB = 2**20, 2**30
 MEMORY_MIB: Mapping[str, int] = {
+    "B300": 275_040,
+    "GB200": 189_471,
     "B200": 183_359,
     "H200": 143_771,
     "GH200": 97_871,
     "H100-NVL": 95_830,
     "H100": 81_559,
+    "H800": 81_559,
+    "H20": 97_871,
     "A100-40GB": 40_960,
     "A100-80GB": 81_920,
     "L40S": 46_068,
@@ -73,6 +77,7 @@ MEMORY_MIB: Mapping[str, int] = {
     "A10G": 23_028,
     "A10": 23_028,
     "RTX-6000-Ada": 49_140,
+    "RTX-PRO-6000": 97_887,
     "RTX-5090": 32_607,
     "RTX-4090": 24_564,
     "RTX-3090": 24_576,
@@ -82,16 +87,21 @@ MEMORY_MIB: Mapping[str, int] = {
 }
 """Memory as the driver reports it, in MiB. A label matches a name if it contains all parts of the name (`NVIDIA-A100-SXM4-80GB`)."""
 CAPABILITIES: Mapping[str, tuple[int, int]] = {
+    "B300": (10, 3),
+    "GB200": (10, 0),
     "B200": (10, 0),
     "H200": (9, 0),
     "GH200": (9, 0),
     "H100": (9, 0),
+    "H800": (9, 0),
+    "H20": (9, 0),
     "A100": (8, 0),
     "L40S": (8, 9),
     "L4": (8, 9),
     "A10G": (8, 6),
     "A10": (8, 6),
     "RTX-6000-Ada": (8, 9),
+    "RTX-PRO-6000": (12, 0),
     "RTX-5090": (12, 0),
     "RTX-4090": (8, 9),
     "RTX-3090": (8, 6),
