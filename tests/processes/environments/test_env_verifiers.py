@@ -181,6 +181,7 @@ async def test_failing_model_client_is_a_model_error(scripted: Any) -> None:
     ("id", "args", "says"),
     [
         ("verifiers:no-such-taskset", {}, "cannot load the taskset 'no-such-taskset'"),
+        ("verifiers:no-such-taskset", {}, "; `rlrun env install SOURCE` installs one and prints the fields to set$"),
         ("verifiers:vf-guess", {}, "set the argument 'limit'"),
         ("verifiers:vf-boxed", {}, "need a container"),
         ("verifiers:vf-capitals", {"taskset": {"polit": True}}, "polit"),

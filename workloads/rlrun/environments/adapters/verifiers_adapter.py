@@ -279,9 +279,11 @@ def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env:
         config_type = env_config_type(taskset_id, args.env.get("id", ""))
         harness_id = default_harness_id(taskset_id)
     except Exception as error:
+        install = "; `rlrun env install SOURCE` installs one and prints the fields to set"
         raise VerifiersLoadError(
             f"verifiers cannot load the taskset {taskset_id!r} ({type(error).__name__}: {error}). A taskset is an installed "
             "top-level package or module, named without dots, whose __all__ exports its Taskset"
+            f"{install if isinstance(error, ImportError) else ''}"
         ) from error
     if harness_id != "bash":
         raise VerifiersLoadError(
