@@ -64,6 +64,8 @@ def show_source(source: str) -> str:
 
 VARIABLE = "RLRUN_REVISIONS"
 """Environment variable of roles and their environments' processes with the folders of records. The first one is written, all are read."""
+QUICK_VARIABLE = "RLRUN_HUB_QUICK"
+"""Environment variable of processes that only check a run: they send one request to an unreachable hub and do not retry."""
 
 
 def keep_revisions(run: RunPaths, host: RunPaths | None = None) -> None:

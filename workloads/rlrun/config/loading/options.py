@@ -238,6 +238,7 @@ PROCESS_VARIABLES: Mapping[str, str] = {
     "RLRUN_POD_STATE": "folder that survives restarts of a pod's containers",
     "RLRUN_PROGRESS_LEASE": "Lease of the run's progress",
     "RLRUN_RESUME_REQUIRED": "set by a launcher that resumes a run; damaged checkpoints are an error",
+    "RLRUN_HUB_QUICK": "no retries of requests to the hub, in checks of a run",
     "RLRUN_REVISIONS": "folder with the fixed commits of a run's models and data",
     "RLRUN_SHARED_ENVIRONMENTS_SOCKET": "socket of the shared container for environments without an image",
     "RLRUN_STACKS_FILE": "file for the stacks of a role that hangs",

@@ -20,6 +20,7 @@ from rlrun.config.formats import RESERVED_VARIABLES
 from rlrun.diagnostics.stacks import FILE_VARIABLE
 from rlrun.environments.rewards.scorers import SERVED
 from rlrun.environments.rewards.scoring_servers import ServedArgs
+from rlrun.hub.repository import QUICK_VARIABLE
 from rlrun.hub.repository import VARIABLE as REVISIONS_VARIABLE
 from rlrun.runtime.printable import escape_controls
 from rlrun.runtime.process_logs import BoundedLog
@@ -83,7 +84,7 @@ class Log:
 
 EVERYTHING = "*"
 """All variables except RLRun's own: for code that has them in the run, too, and for an environment with its own container."""
-_OWN = (LAUNCH_VARIABLE, FILE_VARIABLE, REVISIONS_VARIABLE)
+_OWN = (LAUNCH_VARIABLE, FILE_VARIABLE, REVISIONS_VARIABLE, QUICK_VARIABLE)
 
 _OF_THIS_CONTAINER = ("HOME", "TMPDIR", "TMP", "TEMP", "HOSTNAME", "SHELL", "XDG_*")
 """Variables whose values are folders of this process's container."""
