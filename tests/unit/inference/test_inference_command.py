@@ -10,7 +10,8 @@ import pytest
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.engine_arguments import is_owned
+from rlrun.config.loading.schema import walk_model
+from rlrun.config.models.engine_arguments import OWNED_FLAGS, OWNED_SHORT, owned_flag
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.roles import InferenceConfig
 from rlrun.inference.__main__ import main
@@ -179,11 +180,19 @@ def test_flashinfer_sampler_is_off_without_cuda_compiler(tmp_path: Path) -> None
         ({"port": 0}, "port: 0"),
         ({"gpu_memory_utilization": 1.5}, "gpuMemoryUtilization: 1.5"),
         ({"tensor_parallel": 0}, "tensor_parallel: 0 is less than 1"),
-        ({"extra_args": ["--api-key", "x"]}, r"extraArgs\[0\] \(--api-key\) is set by RLRun itself"),
+        (
+            {"extra_args": ["--api-key", "x"]},
+            r"extraArgs\[0\] \(--api-key\) is set by RLRun itself; remove it, because no field",
+        ),
+        ({"extra_args": ["--max-model-len=64"]}, r"set by RLRun itself; remove it, and set inference.maxModelLen$"),
+        ({"extra_args": ["--max_lora=4"]}, r"remove it, and set trainer.lora.rank$"),
         ({"extra_args": ["--enable_lora=true"]}, r"extraArgs\[0\] \(--enable_lora=true\)"),
         ({"extra_args": ["--x", "1", "--no-enforce-eager"]}, r"extraArgs\[2\] \(--no-enforce-eager\)"),
         ({"extra_args": ["--por=1"]}, r"extraArgs\[0\] \(--por=1\)"),
-        ({"extra_args": ["-tp", "2"]}, r"extraArgs\[0\] \(-tp\)"),
+        (
+            {"extra_args": ["-tp", "2"]},
+            r"extraArgs\[0\] \(-tp\) is set by RLRun itself; remove it, and set inference.tensorParallel$",
+        ),
         ({"extra_args": ["--x=1", "2"]}, r"extraArgs\[1\] \(2\) is neither a flag nor a flag's value"),
         ({"modle": "x"}, "unknown field 'modle'"),
     ],
@@ -222,15 +231,21 @@ def test_controlled_flags_are_refused_as_user_arguments() -> None:
     flags = {
         argument.partition("=")[0] for one in (everything, settings(receives=True)) for argument in vllm_arguments(one)
     }
-    harmless = {flag for flag in flags if not is_owned(flag)}
+    harmless = {flag for flag in flags if not owned_flag(flag)}
     assert harmless == {
         "--enable-prefix-caching",
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--uvicorn-log-level",
     }
-    assert not is_owned("--max-num-batched-tokens")
-    assert is_owned("--revision")
+    assert owned_flag("--max-num-batched-tokens") is None
+    assert owned_flag("--revision") == "--revision"
+
+
+def test_fields_of_owned_flags_exist() -> None:
+    known = {".".join(path) for path, _, _ in walk_model(RLRunSpec, "camel")}
+    assert {*OWNED_FLAGS.values(), *OWNED_SHORT.values()} - {None} <= known
+    assert [*OWNED_FLAGS] == sorted(OWNED_FLAGS)
 
 
 def test_engine_waits_for_the_plain_copy_of_a_quantized_model(
