@@ -30,8 +30,13 @@ _SHORT_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32", "float": "float32",
     "rwx": "ReadWriteMany", "rwo": "ReadWriteOnce", "rox": "ReadOnlyMany", "rwop": "ReadWriteOncePod",
     "adam": "adamw", "train": "RL", "grpo": "RL", "finetune": "SFT", "evaluate": "Eval", "evaluation": "Eval",
+    "flash_attention_2": "flash2", "flash_attn_2": "flash2", "flash_attn": "flash2", "fa2": "flash2",
+    "flash_attention_3": "fa3", "flash_attn_3": "fa3", "flash_attention_4": "fa4", "flash_attn_4": "fa4",
+    "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn3": "fa3", "kernels-community/vllm-flash-attn3": "fa3",
+    "eager": "sdpa", "flex_attention": "flex", "olmo3_sink": "auto",
+    "mse": "k2", "low_var_kl": "k3", "seq-mean-token-sum-norm": "constant_length",
 }  # fmt: skip
-"""Common abbreviations and synonyms of choices."""
+"""Abbreviations and synonyms of choices, and names of transformers (attn_implementation), verl and PRIME-RL."""
 _SECONDS = {
     "ms": 0.001,
     "s": 1,
@@ -138,8 +143,10 @@ def _choice_values(value: object, shape: Shape) -> Iterator[object]:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return
     names = [str(choice) for choice in shape.choices]
-    word = _SHORT_NAMES.get(str(value).strip().strip(_QUOTES).lower(), str(value).strip())
-    if word not in names:
+    word = str(value).strip()
+    if (synonym := _SHORT_NAMES.get(word.strip(_QUOTES).lower())) in names:
+        word = synonym
+    elif word not in names:
         word = close_name(word, names) or ""
     yield from (choice for choice in shape.choices if str(choice) == word)
 
