@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from rlrun.cli.main import main as command_line
+from rlrun.cli.rl import main as rl
 from rlrun.cli.rl import take_bench
+from rlrun.cli.role_commands import trainer
 from rlrun.cli.run_layers import SftConfig, fake_data, read_layer
+from rlrun.cli.sft import main as sft
 from rlrun.config.loading.problems import ConfigError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.launch import BenchOptions
 
 
@@ -21,6 +28,26 @@ def test_bench_options_are_removed_and_passed_to_ranks_unchanged() -> None:
     assert flag == "--bench"
     assert BenchOptions.parse_argument(text) == options
     assert take_bench(["--seed", "5"]) == (["--seed", "5"], None)
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: command_line(["local", "--help"]),
+        lambda: command_line(["local", "run.yaml", "--bench", "-h"]),
+        lambda: rl(["--help"]),
+        lambda: sft(["--help"]),
+        lambda: sft(["run.yaml", "--help"]),
+        lambda: trainer(["--help"]),
+    ],
+    ids=["local", "local-bench", "rl", "sft", "sft-manifest", "trainer"],
+)
+def test_help_lists_bench_options(show: Callable[[], int], capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        assert show() == exit_codes.OK
+    text = capsys.readouterr().out
+    assert "\nmeasurement of the training step:\n  --bench  " in text
+    assert {"--bench.seq-lens", "--bench.rows", "--bench.steps", "--bench.warmup", "--bench.output"} <= {*text.split()}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from rlrun.cli.run_layers import Given, RlConfig, fake_data, read_layer
 from rlrun.config.dialects.translate import DIALECT
 from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.layers import Hint, Origin
-from rlrun.config.loading.parser import Options, help_text, own_options
+from rlrun.config.loading.parser import Options, format_with_fixed_width, help_text, own_options
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.roles import TrainerConfig
@@ -48,7 +48,14 @@ from rlrun.trainer.ranks.launch import BenchOptions
 
 def bench_parser() -> argparse.ArgumentParser:
     """Return the parser of the `--bench` options."""
-    p = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        usage=argparse.SUPPRESS,
+        formatter_class=format_with_fixed_width,
+    )
+    p = parser.add_argument_group("measurement of the training step")
     p.add_argument("--bench", action="store_true", help="measure the trainer's step on fake data, then exit")
     p.add_argument("--bench.seq-lens", dest="seq_lens", metavar="N,N", help="lengths to measure (default: seqLen)")
     p.add_argument("--bench.rows", dest="rows", metavar="N", help="micro-batches per rank and step (default 1)")
@@ -58,7 +65,7 @@ def bench_parser() -> argparse.ArgumentParser:
     )
     output = ("--bench.output", "--bench.output-json")
     p.add_argument(*output, dest="output", metavar="FILE", help="write the measurements as JSON")
-    return p
+    return parser
 
 
 def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
@@ -160,6 +167,7 @@ def _judge_and_start(words: Sequence[str], model: type[RlConfig], *, prog: str, 
     if "--help" in words or "-h" in words:
         print(help_text(model, prog=usage))
         print("\n" + parser.format_help().replace("options:", "options of the local run:").strip())
+        print("\n" + bench_parser().format_help().strip())
         return exit_codes.OK
     try:
         options, rest = parser.parse_known_args(full_names(words))
@@ -251,8 +259,19 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
+def print_local_help() -> int:
+    """Print the options of `rlrun local` and of its measurement; return the exit code."""
+    from rlrun.local.local_command import local_parser
+
+    print(local_parser().format_help())
+    print(bench_parser().format_help().strip())
+    return exit_codes.OK
+
+
 def run_local(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
+    if "--help" in argv or "-h" in argv:
+        return print_local_help()
     if "--bench" in argv:
         from rlrun.cli.sft import measure_step
 

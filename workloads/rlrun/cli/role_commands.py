@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from rlrun.cli.command_options import command_arguments, print_notices, report_problems
-from rlrun.cli.rl import run_bench, take_bench
+from rlrun.cli.rl import bench_parser, run_bench, take_bench
 from rlrun.cli.run_layers import ALIASES, RlConfig, fake_data, file_layers, prime_rl_translator
 from rlrun.config.dialects.completion import complete_environments, complete_layer, complete_model
 from rlrun.config.dialects.translate import Translation, Translator
@@ -103,6 +103,8 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
     )
     if arguments.help:
         print(help_text(model, prog=role, states=default_texts(model)))
+        if role == "trainer":
+            print("\n" + bench_parser().format_help().strip())
         sys.exit(0)
     layers: list[Layer] = []
     problems: list[Problem] = []

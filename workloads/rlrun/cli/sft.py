@@ -10,7 +10,7 @@ from pathlib import Path
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.run_manifest import Variation, take_variation
 from rlrun.cli.command_options import call_with_own_options, command_arguments, report_problems, run_command_line
-from rlrun.cli.rl import not_benched, run_bench, start_run, take_bench
+from rlrun.cli.rl import not_benched, print_local_help, run_bench, start_run, take_bench
 from rlrun.cli.run_layers import SftConfig
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
+        if "--help" in words or "-h" in words:
+            return print_local_help()
         if "--bench" in words:
             return measure_step(words)
         from rlrun.local.local_command import main as local

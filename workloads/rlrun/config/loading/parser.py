@@ -110,7 +110,9 @@ class Options(argparse.ArgumentParser):
     """argparse with the project's exit code, without abbreviations, and with messages that have option, value and what is expected."""
 
     def __init__(self, prog: str, description: str | None = None, **more: Any) -> None:
-        super().__init__(prog, description=description, allow_abbrev=False, formatter_class=_fixed_width, **more)
+        super().__init__(
+            prog, description=description, allow_abbrev=False, formatter_class=format_with_fixed_width, **more
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse arguments like argparse, but refuse an empty value, such as that of an unset shell variable."""
@@ -207,5 +209,6 @@ def own_options(parser: argparse.ArgumentParser) -> list[str]:
     return [name for action in parser._actions for name in action.option_strings]
 
 
-def _fixed_width(prog: str) -> argparse.HelpFormatter:
+def format_with_fixed_width(prog: str) -> argparse.HelpFormatter:
+    """Return a help formatter whose width does not depend on the terminal."""
     return argparse.HelpFormatter(prog, max_help_position=28, width=100)
