@@ -440,6 +440,8 @@ def test_kernel_and_product_without_pods_are_notes(capsys: pytest.CaptureFixture
 
     assert noted_fields(CLUSTER) == ["spec.trainer.attention", "spec.placement.gpuProduct"]
     assert noted_fields(CLUSTER.replace("H100", "NVIDIA-H100-80GB-HBM3").replace("flash2", "fa3")) == []
+    unknown = CLUSTER.replace("H100", "NVIDIA-A999").replace("flash2", "fa3")
+    assert noted_fields(unknown) == ["spec.placement.gpuProduct"]
     own = CLUSTER.replace("flash2}", "flash2, image: registry/own:1}").replace("{gpuProduct: H100}", "{}")
     assert noted_fields(own) == []
 

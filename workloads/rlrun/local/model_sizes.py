@@ -64,18 +64,27 @@ def kernel_notice(spec: RLRunSpec) -> Iterator[Finding]:
 
 
 def product_notices(spec: RLRunSpec) -> Iterator[Finding]:
-    """Yield notices about GPU products that are short names: no node has such a label, so the pods would wait."""
+    """Yield notices about GPU products that are no label of a node, so the pods would wait, or whose memory is unknown."""
     placement = spec.placement
     asked: dict[Key, str | None] = {("placement", "gpu_product"): placement.gpu_product}
     asked |= {
         ("placement", role, "gpu_product"): getattr(placement, role).gpu_product for role in ("trainer", "inference")
     }
     for key, product in asked.items():
-        if product is not None and product in MEMORY_MIB:
+        if product is None:
+            continue
+        if product in MEMORY_MIB:
             yield Finding(
                 key,
                 f"({product}) must be the complete label value of the nodes, such as NVIDIA-H100-80GB-HBM3; "
                 "`kubectl get nodes -L nvidia.com/gpu.product` prints the values",
+                notice=True,
+            )
+        elif memory_of(product) is None:
+            yield Finding(
+                key,
+                f"({product}) is a GPU of unknown memory, so the need of memory was not checked; "
+                "`rlrun fit --gpu-memory SIZE FILE` checks it",
                 notice=True,
             )
 
