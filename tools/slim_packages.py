@@ -1,7 +1,9 @@
-"""`python3 -m tools.slim_packages SITE`: make the installed packages of a GPU image smaller, without a change of what a run loads.
+"""Smaller installed packages in a GPU image: a run loads the same code and data as before.
 
-SITE is the folder site-packages. Three steps: files that no process in the image can load are deleted, libraries lose their
-debug sections, and copies of equal files become links to one file. Needs only Python, because the images' builds run it.
+    python3 -m tools.slim_packages SITE
+
+SITE is the folder site-packages. The program deletes the files of `UNUSED`, removes the debug sections of libraries, and
+replaces copies of a file by hard links. It needs only Python, because the images' builds run it.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def test_model_that_is_not_a_causal_language_model_is_refused(config: Mapping[st
 )
 def test_base_class_of_a_language_model_is_refused_with_its_causal_class(kind: str, base: str, causal: str) -> None:
     config = {"model_type": kind, "architectures": [base]}
-    told = str(training_refusal(config, "m"))
-    assert f"train it as {causal}, if its files have a head: set architectures" in told
-    assert told.endswith(f'to ["{causal}"]')
+    refusal = str(training_refusal(config, "m"))
+    assert f"train it as {causal}, if its files have a head: set architectures" in refusal
+    assert refusal.endswith(f'to ["{causal}"]')
     assert f"train it as {causal}: set" in str(training_refusal({**config, "tie_word_embeddings": True}, "m"))
 
 
